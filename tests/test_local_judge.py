@@ -91,7 +91,7 @@ def test_a_chat_template_is_around_the_question(tmp_path):
 
 
 def test_what_is_wrong_is_said(tiny_model):
-    with pytest.raises(ValueError, match="most_words=0 at least 1 or null"):
+    with pytest.raises(ValueError, match="most_words=0 must be at least 1"):
         judge(tiny_model, most_words=0)
     with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
         judge(tiny_model, batch_size=0)

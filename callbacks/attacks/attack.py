@@ -112,11 +112,8 @@ class Attack(Checked, L.Callback, ABC):
         self.check_at_least_one(every_n_rounds=every_n_rounds)
         if not targets:
             raise ValueError(f"{type(self).__name__}.targets=[] must name `global`, `uploads` or both")
-        self.every_n_rounds, self.before_training, self.targets = (
-            every_n_rounds,
-            before_training,
-            tuple(targets),
-        )
+        self.every_n_rounds, self.before_training = every_n_rounds, before_training
+        self.targets = tuple(targets)
         self.seed, self.output = seed, output
         self._rounds_done = self._restored = 0
         self._before: str | None = None

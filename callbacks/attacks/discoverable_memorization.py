@@ -16,6 +16,7 @@ from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, re
 from fedlight.evaluation.extraction import contains_secret, exposure, recalls, round_robin
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.evaluation.tasks.task import continuation
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -79,8 +80,7 @@ class DiscoverableMemorization(Attack):
     ) -> None:
         super().__init__(**kwargs)
         self.check_at_least_one(examples=examples, max_new_tokens=max_new_tokens, batch_size=batch_size)
-        if random_secrets < 0:
-            raise ValueError(f"DiscoverableMemorization.random_secrets={random_secrets} must be 0 or more")
+        refuse_below(0, "DiscoverableMemorization.", random_secrets=random_secrets)
         try:
             re.compile(matching or "")
         except re.error as error:

@@ -14,6 +14,7 @@ from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, re
 from fedlight.callbacks.attacks.records import GLOBAL
 from fedlight.evaluation.extraction import contains_secret, matches, memory_metrics, opening_of
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.support.checks import check_range
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -61,11 +62,8 @@ class MemoryExtraction(Attack):
     ) -> None:
         super().__init__(**kwargs)
         self.check_at_least_one(samples=samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
-        if temperature <= 0 or not 0 < top_p <= 1:
-            raise ValueError(
-                f"MemoryExtraction.temperature={temperature} must be above 0, or all samples are one and the same, and "
-                f"top_p={top_p} must lie in (0, 1]"
-            )
+        check_range("MemoryExtraction.temperature", temperature, 0, float("inf"), above_low=True)
+        check_range("MemoryExtraction.top_p", top_p, 0, 1, above_low=True)
         self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms
         self.max_new_tokens, self.batch_size, self.clients = max_new_tokens, batch_size, clients
 

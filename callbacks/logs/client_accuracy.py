@@ -31,6 +31,7 @@ from fedlight.callbacks.loop.run import parameters_of, ready
 from fedlight.evaluation.by_client import per_client, spread
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 from fedlight.processes.work import for_each
+from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 
 Indices = Mapping[str, np.ndarray]
@@ -84,7 +85,7 @@ class Outcomes:
             weights: its weights over the selectors, ``(U,)``, by which they are mixed; None for a single one.
         """
         if weights is not None:
-            return None if self.log_odds is None else mixture_is_right(self.log_odds, weights)
+            return None if self.log_odds is None else mix_log_odds(self.log_odds, weights) > 0
         return self.vote if selector is None else self.correct[:, selector]
 
     def own_both_orders(
@@ -148,8 +149,7 @@ class ClientAccuracy(RoundLog):
         worst: float = 0.1,
         own_models: bool = False,
     ) -> None:
-        if not 0 < worst <= 1:
-            raise ValueError(f"ClientAccuracy.worst={worst} must lie in (0, 1]")
+        check_range("ClientAccuracy.worst", worst, 0, 1, above_low=True)
         super().__init__(path)
         self.groups, self.worst, self.own_models = groups, worst, own_models
         self.summary: dict[str, float] = {}
@@ -288,7 +288,7 @@ class ClientAccuracy(RoundLog):
             own_accuracy = None if own is None else float(shares[own])
             if client in weights and outcomes.log_odds is not None:
                 seen = indices[client][indices[client] < len(outcomes.log_odds)]
-                own_accuracy = float(mixture_is_right(outcomes.log_odds[seen], weights[client]).mean())
+                own_accuracy = float((mix_log_odds(outcomes.log_odds[seen], weights[client]) > 0).mean())
             rows.append(client_row(client, examples, accuracy, selector, own_accuracy, known))
         metrics = spread([float(row["accuracy"]) for row in rows], self.worst) if votes else {}
         if own_accuracies := [float(row["own_accuracy"]) for row in rows if row["selector"] != ""]:
@@ -382,27 +382,15 @@ def _stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
     return Outcomes(correct, stack("vote"), stack("log_odds"), orders, labels)
 
 
-def mixture_is_right(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Return whether selectors mixed by weights give the right answer more than half of the probability, ``(examples,)``.
+def mix_log_odds(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """Return the log-odds of the right answer under selectors whose probabilities are mixed by weights, ``(examples,)``.
 
     Args:
         log_odds: of the right answer under each selector, ``(examples, U)``.
         weights: of the selectors, ``(U,)``, summing to 1.
 
     Examples:
-        >>> mixture_is_right(np.array([[4.0, -1.0], [4.0, -9.0]]), [0.4, 0.6]).tolist()  # 0.55 and 0.39
-        [True, False]
-    """
-    probabilities = 0.5 * (1 + np.tanh(0.5 * log_odds))
-    right: np.ndarray = probabilities @ np.asarray(weights) > 0.5
-    return right
-
-
-def mix_log_odds(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Return the log-odds of the right answer under the mixture of `mixture_is_right`, ``(examples,)``.
-
-    Examples:
-        >>> mix_log_odds(np.array([[4.0, -1.0], [4.0, -9.0]]), [0.4, 0.6]).round(3).tolist()
+        >>> mix_log_odds(np.array([[4.0, -1.0], [4.0, -9.0]]), [0.4, 0.6]).round(3).tolist()  # of 0.55 and 0.39
         [0.218, -0.435]
     """
     with np.errstate(divide="ignore"):  # a weight may be 0

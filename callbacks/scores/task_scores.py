@@ -22,7 +22,7 @@ from fedlight.evaluation.tasks.result import Result
 from fedlight.evaluation.tasks.task import Task
 from fedlight.processes.work import for_each, is_first, once
 from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
@@ -74,10 +74,7 @@ class TaskScores(Checked, L.Callback):
         output: str | None = None,
         own_models: bool = False,
     ) -> None:
-        if every_n_epochs is not None and every_n_epochs < 1:
-            raise ValueError(
-                f"TaskScores.every_n_epochs={every_n_epochs} must be at least 1, or null for the last epoch alone"
-            )
+        refuse_below(1, "TaskScores.", every_n_epochs=every_n_epochs)
         if tasks is not None:
             _check_names(tasks)
         self.tasks, self.every_n_epochs, self.before_training = tasks, every_n_epochs, before_training

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.types import Fields
 
 
@@ -70,8 +70,7 @@ class Augmentation(Checked, ABC):
     without_effect: tuple[str, ...] = ()
 
     def __init__(self, number: int) -> None:
-        if number < 1:
-            raise ValueError(f"number={number} must be at least 1")
+        refuse_below(1, number=number)
         self.number = number
 
     @abstractmethod

@@ -23,6 +23,7 @@ from fedlight.datamodules.rows.instruction_rows import PublicRows, check_slots, 
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.examples import ResponseExamples, join_examples
 from fedlight.processes.work import is_first, once
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 
@@ -77,8 +78,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         ]
         for each, setting in zip(columns, settings, strict=True):
             check_slots(each, self.template, setting if public_columns else "columns")
-        if private_rows is not None and private_rows < 1:
-            raise ValueError(f"private_rows={private_rows} must be at least 1, or null for all rows")
+        refuse_below(1, private_rows=private_rows)
         if augmentation is not None and augmentation.needs_public and not names and private_rows is None:
             raise ValueError(describe_missing_public(augmentation))
         if private_rows is not None and self.few_shot is not None:

@@ -19,6 +19,7 @@ from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.vectors.encoders import Encoder
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 
@@ -67,14 +68,8 @@ class EmbeddingDataModule(FederatedDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, bucket=False, num_workers=num_workers)
-        if min(batch_size, eval_batch_size) < 2:
-            raise ValueError(
-                f"batch_size={batch_size} and eval_batch_size={eval_batch_size} must be at least 2: the loss (eq. 4) "
-                "contrasts a text with the others of its batch"
-            )
+        refuse_below(2, batch_size=batch_size, eval_batch_size=eval_batch_size, max_texts=max_texts)
         check_validation(val_share, val_max, least=2)
-        if max_texts is not None and max_texts < 2:
-            raise ValueError(f"max_texts={max_texts} must be at least 2, or null for all")
         self.small, self.large = small, large
         self.ready = False
         self.sources = [source] if isinstance(source, str) else source

@@ -14,6 +14,7 @@ from fedlight.datamodules.rows.given import RowsError, Source, name_source
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import fit_texts, leading_ids
+from fedlight.support.checks import refuse_below
 from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Need, RowSource
 from fedlight.support.types import Fields
@@ -58,8 +59,7 @@ class PromptDataModule(FederatedDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit} must be at least 1, or null for all prompts")
+        refuse_below(1, limit=limit)
         self.source, self.split = name_source(source), split
         self.template = Template.named(template)
         self.columns = {**{slot: slot for slot in self.template.slots}, **(columns or {})}

@@ -30,12 +30,7 @@ from torch import nn
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.given import Source
 from fedlight.datamodules.synthesis.pool import CandidatePool
-from fedlight.datamodules.synthesis.record import (
-    Part,
-    SynthesisRecord,
-    make_or_read,
-    make_or_read_by_own_models,
-)
+from fedlight.datamodules.synthesis.record import Making, Part, SynthesisRecord
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
@@ -46,6 +41,7 @@ from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.federation.state import State
 from fedlight.processes.work import for_each
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import count_noun
 
@@ -83,8 +79,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(source, **kwargs)
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep} must be at least 1, or null for all candidates")
+        refuse_below(1, keep=keep)
         if self.num_workers:
             raise ValueError(
                 f"num_workers={self.num_workers}: other processes draw batches before a client's candidates are selected: "
@@ -108,12 +103,9 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             TypeError: the module generates no text.
             OSError: the folder cannot be written.
         """
-        others = self._begin_synthesis(round_idx, client_ids)
-        rows = {client: self.client_rows[client] for client in client_ids}
-        part = make_or_read(
-            self.synthesis, rows, self.template, module, self.seed, round_idx, self._record(), others
-        )
-        self._put([*others, part], [part])
+        making = self._begin_synthesis(round_idx, client_ids, module)
+        part = making.by_module({client: self.client_rows[client] for client in client_ids})
+        self._put([*making.others, part], [part])
 
     def synthesize_by_own_models(
         self,
@@ -128,19 +120,18 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             TypeError: the module generates no text.
             OSError: the folder cannot be written.
         """
-        others = self._begin_synthesis(round_idx, list(states))
-        rows = {client: self.client_rows[client] for client in states}
-        given = (self.synthesis, rows, self.template, module, self.seed, round_idx, self._record(), others)
-        parts = make_or_read_by_own_models(*given, states, holding)
-        self._put([*others, *parts], parts)
+        making = self._begin_synthesis(round_idx, list(states), module)
+        parts = making.by_own_models({client: self.client_rows[client] for client in states}, states, holding)
+        self._put([*making.others, *parts], parts)
 
-    def _begin_synthesis(self, round_idx: int, client_ids: Sequence[str]) -> list[Part]:
-        """Forget the candidates of another round; return the parts of other clients in this one."""
+    def _begin_synthesis(self, round_idx: int, client_ids: Sequence[str], module: nn.Module) -> Making:
+        """Forget the candidates of another round, and return how to make those of some clients in this one."""
         if round_idx != self._round_idx or self._pool is None:
             self.reset_synthesis()
             self._round_idx, self._own = round_idx, self.train_set
             self._pool = CandidatePool(self._own, self.tokenizer, self.template, self.max_tokens)
-        return [one for one in self._parts if not set(one.clients) <= set(client_ids)]
+        others = [one for one in self._parts if not set(one.clients) <= set(client_ids)]
+        return Making(self.synthesis, self.template, module, self.seed, round_idx, self._record(), others)
 
     def _put(self, parts: Sequence[Part], new: Sequence[Part]) -> None:
         """Take all parts of a round, some of which are new."""

@@ -31,7 +31,7 @@ from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS, SelfGenera
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -106,19 +106,18 @@ class SelfGeneration(Synthesis):
     ) -> None:
         super().__init__()
         refuse_below(1, number=number, tries=tries, min_words=min_words, batch_size=batch_size)
-        refuse_below(1, max_instruction_tokens=max_instruction_tokens)
-        refuse_below(1, max_response_tokens=max_response_tokens)
+        refuse_below(
+            1, max_instruction_tokens=max_instruction_tokens, max_response_tokens=max_response_tokens
+        )
         refuse_below(0, instruction_demonstrations=instruction_demonstrations)
         refuse_below(0, response_demonstrations=response_demonstrations)
         if instruction_tries is not None and instruction_tries < number:
             raise ValueError(
                 f"instruction_tries={instruction_tries} must be at least number={number}: each candidate takes one"
             )
-        if temperature < 0 or not 0 < top_p <= 1 or not 0 <= max_rouge_l <= 1:
-            raise ValueError(
-                f"temperature={temperature} must be at least 0, top_p={top_p} lie in (0, 1], and "
-                f"max_rouge_l={max_rouge_l} in [0, 1]"
-            )
+        check_range("temperature", temperature, 0, float("inf"))
+        check_range("top_p", top_p, 0, 1, above_low=True)
+        check_range("max_rouge_l", max_rouge_l, 0, 1)
         if instruction_demonstrations == 0 and temperature == 0:
             raise ValueError(
                 "instruction_demonstrations=0 with temperature=0 writes the same instruction each time: set either above 0"

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import check_fields, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -72,10 +72,7 @@ class PseudoLabels:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.number < 2:
-            raise ValueError(
-                f"pseudo_labels.number={self.number}: one label does not divide the rows. Set 2 or more."
-            )
+        refuse_below(2, "pseudo_labels.", number=self.number)
 
     def label(self, rows: Sequence[Fields], seed: int) -> list[str]:
         """Return a label such as ``"k07"`` for each row, a function of the instructions and the seed."""

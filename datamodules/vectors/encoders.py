@@ -23,7 +23,7 @@ import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.processes.work import for_each, is_first, once
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.console import progress_bar
 from fedlight.support.hub import (
     NAME,
@@ -81,8 +81,7 @@ class HashedEncoder(Encoder):
     """
 
     def __init__(self, dimension: int = 384, seed: int = 0, word_pairs: bool = True) -> None:
-        if dimension < 1:
-            raise ValueError(f"dimension={dimension} must be at least 1, for example 384")
+        refuse_below(1, dimension=dimension)
         self._dimension = dimension
         self.seed = seed
         self.word_pairs = word_pairs
@@ -150,10 +149,8 @@ class SentenceEncoder(Encoder):
         device: str = "auto",
         trust_remote_code: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be at least 1, for example 64")
-        if max_tokens is not None and max_tokens < 3:
-            raise ValueError(f"max_tokens={max_tokens} must be at least 3 (start, word, end), or null")
+        refuse_below(1, batch_size=batch_size)
+        refuse_below(3, max_tokens=max_tokens)
         self.model, self.setting = model, "model"
         self.batch_size = batch_size
         self.max_tokens = max_tokens

@@ -69,19 +69,10 @@ class SearchRecall:
 
     def record(self) -> dict[str, Any]:
         """Return plain values for a record."""
-        tried = [
-            {"ef": ef, "recall": mean, "worst_query": worst}
-            for ef, mean, worst in zip(self.efforts, self.means, self.worsts, strict=True)
-        ]
-        return {
-            "rows": self.rows,
-            "dimension": self.dimension,
-            "number": self.number,
-            "queries": self.queries,
-            "target": self.target,
-            "searched": "exact" if self.exact else "hnsw",
-            "tried": tried,
-        }
+        plain = {name: getattr(self, name) for name in ("rows", "dimension", "number", "queries", "target")}
+        each = zip(self.efforts, self.means, self.worsts, strict=True)
+        tried = [dict(zip(("ef", "recall", "worst_query"), values, strict=True)) for values in each]
+        return {**plain, "searched": "exact" if self.exact else "hnsw", "tried": tried}
 
 
 def query_recall(found: Sequence[Hits], exact: Sequence[Hits]) -> np.ndarray:

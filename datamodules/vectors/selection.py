@@ -25,6 +25,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedlight.datamodules.vectors.clusters import Clusters
+from fedlight.support.checks import check_choice
 from fedlight.support.seeding import derive_seed
 
 Selection = Literal["drop_i", "keep_n_minus_i"]
@@ -55,7 +56,7 @@ def select_centers(
         >>> sorted(select_centers({"u": same, "v": same}, seed=0).values())
         [0, 1]
     """
-    check_selection(selection)
+    check_choice("selection", selection, get_args(Selection))
     if not clusters:
         return {}
     _check(clusters)
@@ -89,14 +90,6 @@ def choose(similarities: np.ndarray, sizes: np.ndarray, dropped: int) -> int:
     by_similarity = np.lexsort((sizes, -similarities))  # of equally similar ones the smaller first
     kept = by_similarity[min(dropped, len(sizes) - 1) :]
     return int(kept[np.lexsort((kept, similarities[kept], -sizes[kept]))[0]])
-
-
-def check_selection(selection: str) -> None:
-    """Raise ValueError for an unknown ``selection``."""
-    if selection not in get_args(Selection):
-        raise ValueError(
-            f"selection={selection!r} must be one of {', '.join(get_args(Selection))}, see {__name__}"
-        )
 
 
 def _check(clusters: Mapping[str, Clusters]) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedlight.augmentation import retrieval
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve_direct
 from fedlight.support.types import Fields
 
 
-class DirectRetrieval(Augmentation):
+class DirectRetrieval(retrieval.Retrieval):
     """Retrieval of the nearest public rows of all of a client's centres, scored by the cosine to their centre.
 
     Args:
@@ -31,8 +31,6 @@ class DirectRetrieval(Augmentation):
         ValueError: a setting is out of range.
     """
 
-    without_effect = ("index_folder",)
-
     def __init__(
         self,
         encoder: Encoder,
@@ -43,11 +41,7 @@ class DirectRetrieval(Augmentation):
         index_folder: str | None = None,
         index_recall: float = 0.99,
     ) -> None:
-        super().__init__(number)
-        retrieval.check_settings(clusters, alpha, index_recall)
-        self.encoder, self.clusters, self.alpha = encoder, clusters, alpha
-        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
-        self._notes: dict[str, object] = {}
+        super().__init__(encoder, number, clusters, alpha, index, index_folder, index_recall)
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
@@ -65,10 +59,3 @@ class DirectRetrieval(Augmentation):
             )
             for client, clusters in sent.items()
         }
-
-    def why_fewer(self) -> str:
-        return retrieval.explain_shortage(self.alpha)
-
-    def record(self) -> dict[str, object]:
-        """Return the bytes that each client sent, and a graph's recall."""
-        return self._notes

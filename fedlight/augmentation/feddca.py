@@ -11,16 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedlight.augmentation import retrieval
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve
 from fedlight.datamodules.vectors.selection import Selection, select_centers
-from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.support.types import Fields
 
 
-class FedDCA(Augmentation):
+class FedDCA(retrieval.Retrieval):
     """Greedy selection of client centres and retrieval around them, scored by the cosine to the client's selected centre.
 
     Args:
@@ -41,8 +40,6 @@ class FedDCA(Augmentation):
         ValueError: a setting is out of range.
     """
 
-    without_effect = ("index_folder",)
-
     def __init__(
         self,
         encoder: Encoder,
@@ -54,65 +51,33 @@ class FedDCA(Augmentation):
         selection: Selection = "drop_i",
         index_recall: float = 0.99,
     ) -> None:
-        super().__init__(number)
-        retrieval.check_settings(clusters, alpha, index_recall)
-        self.encoder, self.clusters, self.alpha, self.selection = encoder, clusters, alpha, selection
-        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
-        self._notes: dict[str, object] = {}
+        super().__init__(encoder, number, clusters, alpha, index, index_folder, index_recall)
+        self.selection, self.server_encoder = selection, encoder
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
         retrieval.check_index_folder(self.index_folder)
         sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
-        index = retrieval.build_index(self.encoder, public, self.index, self.index_folder)
-        chosen = select_centers(sent, seed, self.selection)
-        centers = selected_centers(sent, chosen)
+        projected = self._projected(sent)
+        index = retrieval.build_index(self.server_encoder, public, self.index, self.index_folder)
+        chosen = select_centers(projected, seed, self.selection)
+        centers = {client: own.centers[chosen[client]] for client, own in projected.items()}
         index, notes = retrieval.tune_index(
             index, np.stack([*centers.values()]), self.number, self.alpha, self.index_recall, seed
         )
-        self._notes = {"clients": describe_messages(sent, chosen), **notes}
-        return retrieve_rows(index, public, centers, self.number, self.alpha)
-
-    def why_fewer(self) -> str:
-        return retrieval.explain_shortage(self.alpha)
-
-    def record(self) -> dict[str, object]:
-        """Return per client the bytes that it sent, its clusters' sizes and the selected centre; a graph's recall."""
-        return self._notes
-
-
-def retrieve_rows(
-    index: VectorIndex,
-    public: Sequence[Fields],
-    centers: Mapping[str, np.ndarray],
-    number: int,
-    alpha: float | None,
-) -> dict[str, list[Added]]:
-    """Return for every client the nearest public rows below ``alpha`` of its selected centre."""
-    hits = retrieve(index, centers, number, alpha)
-    return {client: retrieval.to_added(hits[client], public) for client in centers}
-
-
-def selected_centers(sent: Mapping[str, Clusters], chosen: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Return each client's selected centre, ``(dimension,)``."""
-    return {client: clusters.centers[chosen[client]] for client, clusters in sent.items()}
-
-
-def describe_messages(
-    sent: Mapping[str, Clusters], chosen: Mapping[str, int]
-) -> dict[str, dict[str, object]]:
-    """Return the record of the clients' messages, before any projection.
-
-    Examples:
-        >>> describe_messages({"u": Clusters(np.eye(2, dtype=np.float32), np.array([3, 1]))}, {"u": 1})
-        {'u': {'sent_bytes': 32, 'sizes': [3, 1], 'chosen': 1}}
-    """
-    return {
-        client: {
-            "sent_bytes": retrieval.count_bytes(clusters),
-            "sizes": clusters.sizes.tolist(),
-            "chosen": chosen[client],
+        messages = {
+            client: {
+                "sent_bytes": retrieval.count_bytes(own),
+                "sizes": own.sizes.tolist(),
+                "chosen": chosen[client],
+            }
+            for client, own in sent.items()
         }
-        for client, clusters in sent.items()
-    }
+        self._notes = {"clients": messages, **notes}
+        hits = retrieve(index, centers, self.number, self.alpha)
+        return {client: retrieval.to_added(hits[client], public) for client in centers}
+
+    def _projected(self, sent: dict[str, Clusters]) -> dict[str, Clusters]:
+        """Return the clusters with centres in the space of the server's encoder."""
+        return sent

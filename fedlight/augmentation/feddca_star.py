@@ -10,21 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fedlight.augmentation import retrieval
-from fedlight.augmentation.feddca import describe_messages, retrieve_rows, selected_centers
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.augmentation.feddca import FedDCA
+from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.vectors.clusters import Clusters
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.datamodules.vectors.selection import Selection, select_centers
+from fedlight.datamodules.vectors.selection import Selection
 from fedlight.support.types import Fields
 
 if TYPE_CHECKING:
     from fedlight.modules.projector import ProjectorModule
 
 
-class FedDCAStar(Augmentation):
+class FedDCAStar(FedDCA):
     """FedDCA with a small encoder at the clients, scored by the cosine to the client's selected and projected centre.
 
     Args:
@@ -33,8 +31,6 @@ class FedDCAStar(Augmentation):
         projector: checkpoint of a `ProjectorModule` from the clients' space to the server's.
         number, clusters, alpha, index, index_folder, selection, index_recall: as in `FedDCA`.
     """
-
-    without_effect = ("index_folder",)
 
     def __init__(
         self,
@@ -49,44 +45,27 @@ class FedDCAStar(Augmentation):
         selection: Selection = "drop_i",
         index_recall: float = 0.99,
     ) -> None:
-        super().__init__(number)
-        retrieval.check_settings(clusters, alpha, index_recall)
+        super().__init__(
+            client_encoder, number, clusters, alpha, index, index_folder, selection, index_recall
+        )
         self.client_encoder, self.server_encoder, self.projector = client_encoder, server_encoder, projector
-        self.clusters, self.alpha, self.selection = clusters, alpha, selection
-        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
-        self._notes: dict[str, object] = {}
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        retrieval.check_index_folder(self.index_folder)
-        projector = self._load_projector()
-        sent = retrieval.compute_centers(self.client_encoder, clients, self.clusters, seed)
+        self._loaded = self._load_projector()
+        return super().augment(clients, public, seed)
+
+    def _projected(self, sent: dict[str, Clusters]) -> dict[str, Clusters]:
         self.client_encoder.release()
-        projected = {
-            client: Clusters(projector.project(clusters.centers), clusters.sizes)
-            for client, clusters in sent.items()
+        return {
+            client: Clusters(self._loaded.project(own.centers), own.sizes) for client, own in sent.items()
         }
-        index = retrieval.build_index(self.server_encoder, public, self.index, self.index_folder)
-        chosen = select_centers(projected, seed, self.selection)
-        centers = selected_centers(projected, chosen)
-        index, notes = retrieval.tune_index(
-            index, np.stack([*centers.values()]), self.number, self.alpha, self.index_recall, seed
-        )
-        self._notes = {"clients": describe_messages(sent, chosen), **notes}
-        return retrieve_rows(index, public, centers, self.number, self.alpha)
 
     def settings(self) -> dict[str, object]:
         """Return the settings with a digest of the projector in place of its path."""
         digest = hashlib.blake2b(self._find_checkpoint().read_bytes(), digest_size=16).hexdigest()
         return {**super().settings(), "projector": digest}
-
-    def why_fewer(self) -> str:
-        return retrieval.explain_shortage(self.alpha)
-
-    def record(self) -> dict[str, object]:
-        """Return the same as `FedDCA.record`, with the bytes of the small encoder's centres."""
-        return self._notes
 
     def _find_checkpoint(self) -> Path:
         file = Path(self.projector).expanduser()

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
@@ -21,7 +21,7 @@ from fedlight.datamodules.vectors.index_files import has_index
 from fedlight.datamodules.vectors.recall import SearchRecall, reach_recall
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
 from fedlight.processes.work import is_first, once
-from fedlight.support.checks import check_range
+from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.files import refuse_unwritable
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -29,15 +29,36 @@ from fedlight.support.types import Fields
 IndexKind = Literal["auto", "exact", "hnsw"]
 
 
-def check_settings(clusters: int, alpha: float | None, index_recall: float) -> None:
-    """Raise ValueError for ``clusters`` < 1, ``alpha`` outside (-1, 1] or ``index_recall`` outside [0, 1]."""
-    if clusters < 1:
-        raise ValueError(f"clusters={clusters}: a client sends at least 1 centre, for example 10.")
-    if alpha is not None and not -1 < alpha <= 1:
-        raise ValueError(
-            f"alpha={alpha} is compared with cosines: set it in (-1, 1], for example 0.7, or null for no bound."
-        )
-    check_range("index_recall", index_recall, 0, 1)
+class Retrieval(Augmentation):
+    """Base class of augmentations that retrieve public rows around the centres of clients' clusters; see `FedDCA`."""
+
+    without_effect = ("index_folder",)
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        number: int,
+        clusters: int,
+        alpha: float | None,
+        index: IndexKind,
+        index_folder: str | None,
+        index_recall: float,
+    ) -> None:
+        super().__init__(number)
+        refuse_below(1, clusters=clusters)
+        if alpha is not None:
+            check_range("alpha", alpha, -1, 1, above_low=True)
+        check_range("index_recall", index_recall, 0, 1)
+        self.encoder, self.clusters, self.alpha = encoder, clusters, alpha
+        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
+        self._notes: dict[str, object] = {}
+
+    def why_fewer(self) -> str:
+        return "no more rows" if self.alpha is None else f"no more rows lie below alpha={self.alpha}"
+
+    def record(self) -> dict[str, object]:
+        """Return the bytes that each client sent, the choice among its clusters, and a graph's recall."""
+        return self._notes
 
 
 def check_index_folder(folder: str | None) -> None:
@@ -122,8 +143,3 @@ def to_added(hits: Hits, public: Sequence[Fields]) -> list[Added]:
         Added(public[row], row, score)
         for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
     ]
-
-
-def explain_shortage(alpha: float | None) -> str:
-    """Return why a client got fewer rows than ``number``."""
-    return "no more rows" if alpha is None else f"no more rows lie below alpha={alpha}"

@@ -13,7 +13,7 @@ from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer, ChatServer
 from fedlight.generators.request_costs import Costs, Limits, Prices, costs_of
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, check_range, refuse_below
 from fedlight.support.needs import Need, Package, Server
 from fedlight.support.seeding import derive_seed
 
@@ -142,11 +142,11 @@ class ChatEndpoint(TextGenerator):
         max_cost: float | None = None,
         cache: str | None = "~/.cache/fedlight/answers",
     ) -> None:
-        if not model or temperature < 0 or not 0 < top_p <= 1 or max_tokens < 1 or concurrent < 1:
-            raise ValueError(
-                f"model={model!r} must be a name, temperature={temperature} at least 0, top_p={top_p} in (0, 1], "
-                f"max_tokens={max_tokens} and concurrent={concurrent} at least 1"
-            )
+        if not model:
+            raise ValueError("model='' must be a name")
+        check_range("temperature", temperature, 0, float("inf"))
+        check_range("top_p", top_p, 0, 1, above_low=True)
+        refuse_below(1, max_tokens=max_tokens, concurrent=concurrent)
         self.base_url, self.model, self.api_key_variable, self.system = (
             base_url,
             model,

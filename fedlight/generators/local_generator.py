@@ -15,6 +15,7 @@ from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
 from fedlight.processes.work import for_each
+from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 
@@ -69,11 +70,9 @@ class LocalGenerator(TextGenerator):
         seed: int = 0,
         trust_remote_code: bool = False,
     ) -> None:
-        if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 1 or batch_size < 1:
-            raise ValueError(
-                f"temperature={temperature} must be at least 0, top_p={top_p} lie in (0, 1], "
-                f"max_new_tokens={max_new_tokens} and batch_size={batch_size} be at least 1"
-            )
+        check_range("temperature", temperature, 0, float("inf"))
+        check_range("top_p", top_p, 0, 1, above_low=True)
+        refuse_below(1, max_new_tokens=max_new_tokens, batch_size=batch_size)
         self.model, self.adapter, self.base, self.dtype = model, adapter, base, dtype
         self.template, self.temperature, self.top_p = template, temperature, top_p
         self.max_new_tokens, self.keep_cut = max_new_tokens, keep_cut

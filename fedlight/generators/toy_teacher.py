@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from fedlight.generators.endpoint import TextGenerator
+from fedlight.support.checks import check_range
 from fedlight.support.seeding import derive_seed
 from fedlight.toy.instructions import DOMAINS, JUDGEMENTS, NUMBERS, answer, draw_rows, question, topics
 from fedlight.toy.rules import Topic
@@ -37,8 +38,8 @@ class ToyTeacher(TextGenerator):
     """
 
     def __init__(self, seed: int = 0, novelty: float = 0.2, error_rate: float = 0.1) -> None:
-        if not (0 <= novelty <= 1 and 0 <= error_rate <= 1):
-            raise ValueError(f"novelty={novelty} and error_rate={error_rate} must lie in [0, 1]")
+        check_range("novelty", novelty, 0, 1)
+        check_range("error_rate", error_rate, 0, 1)
         self.seed, self.novelty, self.error_rate = seed, novelty, error_rate
         self._answers = 0
 

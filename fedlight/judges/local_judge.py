@@ -16,6 +16,7 @@ from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.generators.local_generator import make_ready
 from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
 from fedlight.modules.sft import SFTModule
+from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.types import Fields
 
@@ -64,10 +65,7 @@ class LocalJudge(Judge):
         device: str = "auto",
         trust_remote_code: bool = False,
     ) -> None:
-        if batch_size < 1 or (most_words is not None and most_words < 1):
-            raise ValueError(
-                f"LocalJudge: batch_size={batch_size} must be at least 1, and most_words={most_words} at least 1 or null"
-            )
+        refuse_below(1, "LocalJudge.", batch_size=batch_size, most_words=most_words)
         self.model, self.chat, self.forced, self.device = model, chat, forced, device
         self.question, self.most_words, self.batch_size = Template.named(question), most_words, batch_size
         self.too_long = self.unread = 0

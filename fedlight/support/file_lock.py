@@ -37,9 +37,11 @@ def hold(path: Path, is_folder: bool = False) -> int | None:
         path.mkdir(exist_ok=True)
     if path.is_symlink():
         return None
-    handle = os.open(
-        path, os.O_NOFOLLOW | (os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR | os.O_CREAT), 0o666
-    )
+    flags = os.O_NOFOLLOW | (os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR | os.O_CREAT)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except (FileNotFoundError, PermissionError):  # just removed, or another user's
+        return None
     try:
         # Not a record lock: it would end as soon as the process closes the file, which it writes by other handles.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,7 +26,6 @@ from fedlight.support.file_lock import hold, is_at
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 MOST_WRITERS = 100
-_TEMPORARY = re.compile(r"-[a-z0-9_]{8}")
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES}
 """Errors of file systems that cannot sync a folder; they order their writes in another way, or not at all."""
 
@@ -60,9 +59,8 @@ def unfinished(target: Path, is_folder: bool = False) -> Iterator[Path]:
     try:
         yield new
     finally:
-        if handle is None or is_at(
-            handle, new
-        ):  # else it has replaced the target, and another writer may have the name
+        # Where the file has replaced the target, another writer may have the name.
+        if handle is None or is_at(handle, new):
             _remove(new)
         if handle is not None:
             os.close(handle)
@@ -70,21 +68,19 @@ def unfinished(target: Path, is_folder: bool = False) -> Iterator[Path]:
 
 def _free_name(target: Path, is_folder: bool) -> tuple[Path, int | None]:
     """Return an empty file or folder and the handle that holds it; None where the file system has no locks."""
-    for number in range(MOST_WRITERS):
-        new = target.with_name(f"{target.name}.{number:08x}.tmp")
+    names = [*(f"{number:08x}" for number in range(MOST_WRITERS)), secrets.token_hex(4)]
+    for new in (target.with_name(f"{target.name}.{name}.tmp") for name in names):
         try:
             handle = hold(new, is_folder)
         except OSError:
             break
-        if handle is None:
-            continue
-        if is_folder:
-            for left in new.iterdir():
+        if handle is not None:
+            for left in new.iterdir() if is_folder else ():
                 _remove(left)
-        else:
-            os.truncate(handle, 0)
-        return new, handle
-    new = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
+            if not is_folder:
+                os.truncate(handle, 0)
+            return new, handle
+    new = target.with_name(f"{target.name}.{names[-1]}.tmp")
     if is_folder:
         new.mkdir()
     return new, None
@@ -93,30 +89,15 @@ def _free_name(target: Path, is_folder: bool) -> tuple[Path, int | None]:
 @contextmanager
 def temporary_folder(name: str) -> Iterator[Path]:
     """Yield a new folder for this user alone, removed in the end, and remove those that killed processes have left."""
-    for left in Path(tempfile.gettempdir()).glob(f"{name}-*"):
+    target = Path(tempfile.gettempdir(), name)
+    for left in target.parent.glob(f"{name}.{'[0-9a-f]' * 8}.tmp"):
         with suppress(OSError):  # no folder, or no locks
-            if (
-                _TEMPORARY.fullmatch(left.name, len(name))
-                and (other := hold(left, is_folder=True)) is not None
-            ):
+            if (handle := hold(left, is_folder=True)) is not None:
                 _remove(left)
-                os.close(other)
-    handle = None
-    while handle is None:
-        new = Path(tempfile.mkdtemp(prefix=f"{name}-"))
-        try:
-            handle = hold(
-                new, is_folder=True
-            )  # None: another process has taken it for a left one, and removes it
-        except OSError:
-            break
-    try:
+                os.close(handle)
+    with unfinished(target, is_folder=True) as new:
         new.chmod(0o700)
         yield new
-    finally:
-        _remove(new)
-        if handle is not None:
-            os.close(handle)
 
 
 def _remove(path: Path) -> None:

@@ -301,9 +301,9 @@ def test_a_folder_that_takes_no_index_is_refused_before_anything_is_encoded(kind
     ("make_one", "complaint"),
     [
         (lambda: FedDCA(ENCODER, 0), "number=0"),
-        (lambda: FedDCA(ENCODER, 5, clusters=0), "clusters=0: a client sends at least 1 centre"),
-        (lambda: FedDCA(ENCODER, 5, alpha=1.5), "alpha=1.5 is compared with cosines"),
-        (lambda: DirectRetrieval(ENCODER, 5, alpha=-1), "alpha=-1 is compared"),
+        (lambda: FedDCA(ENCODER, 5, clusters=0), "clusters=0 must be at least 1"),
+        (lambda: FedDCA(ENCODER, 5, alpha=1.5), r"alpha=1.5 must be in \(-1, 1\]"),
+        (lambda: DirectRetrieval(ENCODER, 5, alpha=-1), "alpha=-1 must be in"),
         (lambda: FedDCAStar(ENCODER, ENCODER, "p.ckpt", 5, clusters=-1), "clusters=-1"),
         (lambda: FedDCA(ENCODER, 5, selection="keep"), "selection='keep' is not one of drop_i, keep_n_min"),
         (lambda: FedDCAStar(ENCODER, ENCODER, "p.ckpt", 5, selection=""), "selection='' is not one of"),

@@ -226,12 +226,9 @@ def test_what_cannot_be_is_refused_before_any_work(kind, tiny_model, tmp_path):
     for settings, said in (
         ({"every_n_rounds": 0}, "every_n_rounds=0 must be at least 1"),
         ({"targets": ()}, "must name `global`, `uploads` or both"),
-        (
-            {"targets": ["clients"]},
-            r" targets=\['clients'\] must be a Sequence\[Literal\['global', 'uploads'\]\]",
-        ),
+        ({"targets": ["clients"]}, r"targets=\['clients'\] must be a Sequence"),
     ):
-        with pytest.raises(ValueError, match=f"{kind.__name__}.{said}" if "must name" not in said else said):
+        with pytest.raises(ValueError, match=f"{kind.__name__}.{said}" if "every_n" in said else said):
             kind(**settings)
     with pytest.raises(
         ValueError, match=r"targets=\['uploads'\] needs uploads, and so a federated loop: add one"
@@ -268,8 +265,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tiny_model, 
 
 def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
     for settings, said in (
-        ({"temperature": 0}, r"temperature=0 must be above 0, or all samples are one"),
-        ({"top_p": 0}, r"top_p=0 must lie in \(0, 1\]"),
+        ({"temperature": 0}, r"temperature=0 must be in \(0, inf\]"),
+        ({"top_p": 0}, r"top_p=0 must be in \(0, 1\]"),
         ({"forms": "input"}, r"MemoryExtraction: forms='input' is not one of all, without_input"),
         ({"samples": 0}, r"MemoryExtraction\.samples=0 must be at least 1"),
         ({"clients": ["c9"]}, r"MemoryExtraction\.clients: 'c9' has no rows; there are c0, c1, c2"),
@@ -283,7 +280,7 @@ def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
             MemoryExtraction(),
             data=make_data(template="{instruction} {input}\nCHOICE :"),
         )
-    with pytest.raises(ValueError, match=r"random_secrets=-1 must be 0 or more"):
+    with pytest.raises(ValueError, match=r"random_secrets=-1 must be at least 0"):
         DiscoverableMemorization(random_secrets=-1)
     with pytest.raises(
         ValueError, match=r"random_secrets=5 is for the exposure of canaries, but Instruction.* none"

@@ -166,7 +166,7 @@ def test_what_cannot_be_said_is_said_once(tmp_path, caplog, module, data, why):
 
 
 def test_what_does_not_fit_is_refused(tmp_path, groups):
-    with pytest.raises(ValueError, match=r"ClientAccuracy.worst=0 must lie in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"ClientAccuracy.worst=0 must be in \(0, 1\]"):
         ClientAccuracy(worst=0)
     (tmp_path / "other.csv").write_text("client,selector\na,0\n")
     (tmp_path / "empty.csv").write_text("round,client,selector\n")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_world import make_encoder, write_rows
 
-from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Outcomes, mix_log_odds, mixture_is_right
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Outcomes, mix_log_odds
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.run import parameters_of
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -38,7 +38,7 @@ def test_a_mixture_by_probabilities():
     mixed = (1 / (1 + np.exp(-LOG_ODDS))) @ weights
     odds = np.log(mixed / (1 - mixed))
     np.testing.assert_allclose(mix_log_odds(LOG_ODDS, weights), odds)
-    np.testing.assert_array_equal(odds > 0, mixture_is_right(LOG_ODDS, weights))
+    np.testing.assert_array_equal(odds > 0, 0.5 * (1 + np.tanh(0.5 * LOG_ODDS)) @ weights > 0.5)
     right, _ = outcomes().own_both_orders(0, weights)
     assert right.tolist() == [float(odds[at] + odds[other] > 0) for at, other in enumerate([2, 3, 0, 1])]
     np.testing.assert_allclose(mix_log_odds(LOG_ODDS, [0, 1, 0]), LOG_ODDS[:, 1])

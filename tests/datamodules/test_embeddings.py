@@ -103,7 +103,7 @@ def test_a_projector_of_other_dimensions_is_refused_before_encoding(rows):
 
 
 def test_what_does_not_fit_is_refused(rows):
-    with pytest.raises(ValueError, match="batch_size=1 and eval_batch_size=8 must be at least 2"):
+    with pytest.raises(ValueError, match="batch_size=1 must be at least 2"):
         make(rows, batch_size=1)
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\) and val_max=1 must be at least 2"):
         make(rows, val_max=1)

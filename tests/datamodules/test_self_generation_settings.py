@@ -12,9 +12,9 @@ from fedlight.datamodules.synthesis.self_generation import SelfGeneration
         ({"tries": 0}, "tries=0 must be at least 1"),
         ({"response_demonstrations": -1}, "response_demonstrations=-1 must be at least 0"),
         ({"max_response_tokens": 0}, "max_response_tokens=0 must be at least 1"),
-        ({"temperature": -1}, "temperature=-1 must be at least 0"),
-        ({"top_p": 0}, "top_p=0 lie in"),
-        ({"max_rouge_l": 1.5}, "max_rouge_l=1.5 in"),
+        ({"temperature": -1}, "temperature=-1 must be in"),
+        ({"top_p": 0}, r"top_p=0 must be in \(0, 1\]"),
+        ({"max_rouge_l": 1.5}, r"max_rouge_l=1.5 must be in \[0, 1\]"),
     ],
 )
 def test_settings_out_of_range_are_refused(changes, named):

@@ -256,7 +256,7 @@ def test_own_visits_are_the_same_with_and_without_candidates(build):
     ("options", "named"),
     [
         ({"num_workers": 1}, "num_workers=1: other processes draw batches before .* set num_workers to 0"),
-        ({"keep": 0}, "keep=0 must be at least 1, or null"),
+        ({"keep": 0}, "keep=0 must be at least 1"),
         ({"score": "best"}, "score='best' is not one of ifs, ppl, ifd, random"),
     ],
 )

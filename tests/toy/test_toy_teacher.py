@@ -46,7 +46,7 @@ def test_its_questions_are_no_test_rows() -> None:
 
 @pytest.mark.parametrize("options", [{"novelty": 1.5}, {"error_rate": -0.1}])
 def test_shares_lie_between_0_and_1(options: dict) -> None:
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
         ToyTeacher(**options)
 
 

@@ -35,7 +35,7 @@ from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
 from fedlight.datamodules.text.templates import Template
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.processes.work import is_first, once
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.console import progress_bar
 from fedlight.support.types import Fields
 
@@ -80,8 +80,7 @@ class SelfInstruct(Augmentation):
         folder: str | None = None,
     ) -> None:
         super().__init__(number)
-        if not 0 <= max_rouge_l <= 1:
-            raise ValueError(f"max_rouge_l={max_rouge_l} must lie in [0, 1]")
+        check_range("max_rouge_l", max_rouge_l, 0, 1)
         refuse_below(1, max_words=max_words, tries_per_row=tries_per_row)
         refuse_below(1, give_up_after=give_up_after, batch_size=batch_size)
         check_prompt("instruction_prompt", instruction_prompt, ("first", "second"))

@@ -14,10 +14,9 @@ RUN = "from fedlight.evaluation.sandbox import run_python; run_python('while Tru
 
 
 def start(folder):
-    before = set(os.listdir(folder))
     child = subprocess.Popen([sys.executable, "-c", RUN], env={**os.environ, "TMPDIR": str(folder)})
     for _ in range(600):
-        if found := set(os.listdir(folder)) - before:
+        if found := [one for one in folder.glob("fedlight-sandbox.*") if not (one / "left").exists()]:
             return child, found
         time.sleep(0.05)
     raise AssertionError("the sandbox did not begin")
@@ -25,16 +24,17 @@ def start(folder):
 
 def test_its_folder_is_removed_by_the_next_run(tmp_path, monkeypatch):
     (tmp_path / "fedlight-sandbox-of mine").mkdir()
-    killed, left = start(tmp_path)
+    killed, [left] = start(tmp_path)
     killed.kill()
     killed.wait()
-    living, kept = start(tmp_path)
-    assert not left & set(os.listdir(tmp_path))  # the second one has removed it
+    (left / "left").touch()
+    living, [kept] = start(tmp_path)
+    assert not (left / "left").exists()  # the second one has removed it
     try:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         run = run_python("print(1)", unprotected=missing_protection() is not None)
         assert run.outcome == "finished"
-        assert set(os.listdir(tmp_path)) == {*kept, "fedlight-sandbox-of mine"}
+        assert set(os.listdir(tmp_path)) == {kept.name, "fedlight-sandbox-of mine"}
     finally:
         living.send_signal(signal.SIGKILL)
         living.wait()
