@@ -16,6 +16,8 @@ from fedlight import (
 )
 from fedlight.datamodules.rows.given import RowsError
 
+pytestmark = pytest.mark.usefixtures("any_text")
+
 ROWS = [{"client": f"u{i % 2}", "instruction": f"w{i}", "response": "x"} for i in range(6)]
 VOTES = [
     {"prompt": f"w{i}", "response_a": "x", "response_b": "y", "choice": "ab"[i % 2], "client": f"u{i % 3}"}
