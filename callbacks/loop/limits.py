@@ -35,7 +35,7 @@ from fedlight.federation.client import Update
 from fedlight.federation.privacy import Private
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 
 logger = logging.getLogger("fedlight")
 DAY_SECONDS = 86_400
@@ -48,7 +48,7 @@ DONE = {
 """Reason -> what has happened."""
 
 
-class Limits:
+class Limits(Checked):
     """Settings ``federated.limits``: bounds of one client's part in a round, and of rounds without any client.
 
     Args:
@@ -77,8 +77,6 @@ class Limits:
             raise ValueError(f"federated.limits.share={share} must be in (0, 1], or null for any")
         if norm is not None and not 1 <= norm < math.inf:
             raise ValueError(f"federated.limits.norm={norm} must be at least 1, or null for any")
-        if action not in ("clip", "leave_out"):
-            raise ValueError(f"federated.limits.action={action!r} is not one of clip, leave_out")
         refuse_below(1, "federated.limits.", empty_rounds=empty_rounds)
         self.share, self.norm, self.action = share, norm, action
         self.enforce, self.empty_rounds = enforce, empty_rounds
