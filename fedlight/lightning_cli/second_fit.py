@@ -85,7 +85,10 @@ class FitFolder:
                 if raised
                 else f"A larger {EPOCHS} goes on."
             )
-            self.said = f"{self.folder} has the finished run with these settings: nothing is done. {way} --resume false starts over"
+            self.said = (
+                f"{self.folder} has the finished run with these settings: nothing is done. {way} --resume false "
+                "starts over"
+            )
             return False
         self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
         if self.checkpoint is None and done:
