@@ -97,7 +97,7 @@ def test_a_finished_run_is_left_as_it_is(run, settings):
 def test_a_folder_is_the_same_however_it_is_written(folder):
     writes = {"class_path": "fedlight.AdapterExport", "init_args": {"folder": f"{folder}/adapter"}}
     config = {"trainer": {"default_root_dir": folder, "callbacks": [writes]}}
-    found = compared(config, folder)["trainer"]["callbacks"]
+    found = compared(config, str(Path(folder)))["trainer"]["callbacks"]
     assert found == {"AdapterExport": {"class": "fedlight.AdapterExport", "folder": "./adapter"}}
 
 
