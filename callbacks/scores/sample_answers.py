@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from fedlight.callbacks.scores.win_rate import WritesText
 from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.processes.work import is_first
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 MOST_TOKENS = 128
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     tokens: int  # of the reference
 
 
-class SampleAnswers(L.Callback):
+class SampleAnswers(Checked, L.Callback):
     """Lightning callback that writes ``samples.jsonl`` after ``fit``, for the report.
 
     Each line has ``prompt``, ``reference``, ``raw`` (the answer without the adapter) and ``tuned``. Prompts are validation

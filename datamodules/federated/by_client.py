@@ -112,7 +112,7 @@ class FederatedWrapper(Checked, L.LightningDataModule):
             LoaderByClient(trainer, self.clients, self.seed, self.batch_sampler)
 
 
-class GivenLoaders(Checked, L.LightningDataModule):
+class GivenLoaders(L.LightningDataModule):
     """Datamodule of loaders made by hand, for `FederatedWrapper`: ``FederatedWrapper(GivenLoaders(train, val), clients)``.
 
     Args:
