@@ -25,6 +25,7 @@ from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, con
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import Checked, check_choice, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
+from fedlight.support.settings_record import with_plain_values
 
 Batch = dict[str, Tensor]
 FILE = "heads.safetensors"
@@ -99,6 +100,7 @@ class FeatureSelectorModule(Checked, LightningModule):
         check_choice("lr_schedule", lr_schedule, SCHEDULES)
         check_optimizer(optimizer, optimizer_args or {})
         self.save_hyperparameters()
+        self.save_hyperparameters(with_plain_values(self.hparams))
         self.heads = nn.ModuleDict()
         for index, name in enumerate(name_adapters(num_adapters)):
             with own_stream(derive_seed(seed, "head", index), torch.device("cpu")):

@@ -26,6 +26,7 @@ from fedlight.modules.language.streams import own_stream
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_range
 from fedlight.support.seeding import derive_seed
+from fedlight.support.settings_record import with_plain_values
 
 Batch = dict[str, Tensor]
 BLOCK = 65_536
@@ -79,6 +80,7 @@ class ProjectorModule(Checked, LightningModule):
         check_choice("lr_schedule", lr_schedule, SCHEDULES)
         check_optimizer(optimizer, optimizer_args or {})
         self.save_hyperparameters()
+        self.save_hyperparameters(with_plain_values(self.hparams))
         with own_stream(derive_seed(seed, "projector"), torch.device("cpu")):
             self.layers = nn.Sequential(
                 nn.Linear(small_dimension, hidden), nn.ReLU(), nn.Linear(hidden, large_dimension)

@@ -13,6 +13,7 @@ from tiny_world import VOTES, fedlight, refused, table, tiny_selector
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.devices.outcomes import took_part
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -127,7 +128,7 @@ class Sent(L.Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         for row in self.loop.visit_records:
-            if not row["reason"]:
+            if took_part(row["reason"]):
                 self.sent[row["round"], row["client"]] = row["bytes_down"], row["bytes_up"]
         for outcome in self.loop._devices._outcomes:
             if not outcome.reason:

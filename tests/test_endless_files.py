@@ -176,7 +176,7 @@ def test_a_report_leaves_such_a_file_out_and_says_so(tmp_path, name):
     with in_time():
         (found,) = read_runs([run])
         read = {"csv": found.csv, "json": found.json}.get(name.rpartition(".")[2])
-        assert not (read(name) if read else found.config())
+        assert not (read(name) if read else found.jsonl(name))
     assert found.faults == {
         name: f"is left out: {name} is a pipe, which may never end: give a plain file, or remove it"
     }

@@ -1,6 +1,7 @@
 """The bridge to lm-evaluation-harness: against the harness's own model, and tasks of three kinds that are really run."""
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -101,15 +102,13 @@ def test_settings_of_the_harness():
         options_of({"num_beams": 4})
 
 
-def test_without_the_harness_one_line_says_so(module, monkeypatch):
+def test_without_the_harness_one_line_says_so(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlight\[harness\]'"):
         run_harness(module, ["posts_choice"])
-    with (
-        pytest.raises(SystemExit, match=r"^fedlight: .*pip install 'fedlight\[harness\]'"),
-        one_line_errors(),
-    ):
+    with pytest.raises(SystemExit, match="2"), one_line_errors():
         run_harness(module, ["posts_choice"])
+    assert re.match(r"fedlight: .*pip install 'fedlight\[harness\]'", capsys.readouterr().err)
     with pytest.raises(ModuleNotFoundError), one_line_errors():  # a fault of the program keeps its stack
         import fedlight.no_such_file  # noqa: F401
 
@@ -192,6 +191,7 @@ class TestWithTheHarness:
 
     @pytest.mark.slow  # looks through the 14,000 tasks of the harness
     @pytest.mark.filterwarnings("default")
-    def test_an_unknown_task_is_one_line(self, module, folder):
-        with pytest.raises(SystemExit, match="the harness has no task 'post_choice'"), one_line_errors():
+    def test_an_unknown_task_is_one_line(self, module, folder, capsys):
+        with pytest.raises(SystemExit, match="2"), one_line_errors():
             run_harness(module, ["post_choice"], include=folder)
+        assert "the harness has no task 'post_choice'" in capsys.readouterr().err

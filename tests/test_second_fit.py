@@ -93,6 +93,14 @@ def test_a_finished_run_is_left_as_it_is(run, settings):
     ).has_work()
 
 
+@pytest.mark.parametrize("folder", ["runs/a", "runs/a/", "./runs/../runs/a"])
+def test_a_folder_is_the_same_however_it_is_written(folder):
+    writes = {"class_path": "fedlight.AdapterExport", "init_args": {"folder": f"{folder}/adapter"}}
+    config = {"trainer": {"default_root_dir": folder, "callbacks": [writes]}}
+    found = compared(config, folder)["trainer"]["callbacks"]
+    assert found == {"AdapterExport": {"class": "fedlight.AdapterExport", "folder": "./adapter"}}
+
+
 def test_a_stopped_run_goes_on_from_its_newest_good_checkpoint(run, settings, capsys):
     older, newest = run("stopped", checkpoints=2)
     found = again(settings())

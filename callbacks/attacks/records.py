@@ -36,7 +36,6 @@ class AttackTable:
 
     def _start_anew(self) -> None:
         self.digest: str | None = None
-        self._cells = blake2b(digest_size=16)
         self._last: tuple[int, list[str], int] | None = None  # round, columns, bytes before the round's rows
 
     def restart(self, last_round: int, before: str | None = None) -> None:
@@ -117,10 +116,10 @@ class AttackTable:
             ) from error
 
     def _note(self, own: Cells) -> None:
-        """Add cells of this attack to the digest."""
+        """Add cells of this attack to the digest, which is that of the cells before and of the new ones."""
         for key in sorted(filter(own.get, own), key=_place):
-            self._cells.update(json.dumps([key, own[key]], sort_keys=True).encode())
-            self.digest = self._cells.hexdigest()
+            cells = json.dumps([self.digest, key, own[key]], sort_keys=True)
+            self.digest = blake2b(cells.encode(), digest_size=16).hexdigest()
 
     def _write(self, rows: Cells) -> list[str]:
         """Write all rows or nothing, and return the columns; without any row the file is removed."""

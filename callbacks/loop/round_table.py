@@ -37,7 +37,6 @@ class RoundTable:
     def _start_anew(self) -> None:
         self.last_round = -1
         self._digest = ""
-        self._text = blake2b(digest_size=16)
         self.state_before = self.state_dict()
 
     def restart(self) -> None:
@@ -54,7 +53,7 @@ class RoundTable:
         is_there = self.file.exists()
         self._start_anew()
         if kept:
-            self._add(kept, _text(kept))
+            self._add(kept)
             self.state_before = self.state_dict()
         if is_there and digest not in ("", self._digest):
             raise ValueError(
@@ -74,7 +73,7 @@ class RoundTable:
                 with self.file.open("a", newline="", encoding="utf-8") as file:
                     file.write(text)
         self.state_before = self.state_dict()
-        self._add(rows, text)
+        self._add(rows)
 
     def replace(self, column: str, value: str, rows: Sequence[Record]) -> None:
         """Replace the rows with ``value`` in ``column`` by ``rows``, which are of no round, at the end."""
@@ -94,9 +93,12 @@ class RoundTable:
         """Take the state of the rows that `restart` will keep."""
         self.last_round, self._digest = state["last_round"], state["digest"]
 
-    def _add(self, rows: Sequence[Mapping[str, object]], text: str) -> None:
-        self._text.update(text.encode())
-        self.last_round, self._digest = int(str(rows[-1]["round"])), self._text.hexdigest()
+    def _add(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Note rows that are in the file; each digest is of the one before and of the row, so a copy can go on."""
+        for row in rows:
+            text = self._digest + _text([row], with_header=not self._digest)
+            self._digest = blake2b(text.encode(), digest_size=16).hexdigest()
+        self.last_round = int(str(rows[-1]["round"]))
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Write all rows or none; remove a file without any row."""

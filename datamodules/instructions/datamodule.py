@@ -133,7 +133,7 @@ class InstructionDataModule(FederatedDataModule):
     def _setup_training(self) -> None:
         rows = self._read_shared_rows()
         some = [text for row in draw_rows(len(rows)) for text in self._strip(rows[row]).values()]
-        if warning := check_known(self.tokenizer, self.tokenizer_name, some, self.train_rows[0]):
+        if warning := check_known(self.tokenizer, self.tokenizer_name, some, str(self.train_rows[0])):
             rank_zero_warn(warning)
         examples, rows, (too_long, trimmed) = self._encode(rows, self.train_rows[0])
         prompts = number_prompts(rows)

@@ -202,7 +202,7 @@ class PreferenceDataModule(FederatedDataModule):
         if self.encoder is None:
             some = [votes.comparisons[index] for index in draw_rows(len(votes.comparisons))]
             texts = [text for one in some for text in (*one.fields.values(), one.first, one.second)]
-            if warning := check_known(self.tokenizer, self.tokenizer_name, texts, self.train_rows[0]):
+            if warning := check_known(self.tokenizer, self.tokenizer_name, texts, str(self.train_rows[0])):
                 rank_zero_warn(warning)
         examples, fits, trimmed = self._make_examples(votes)
         categories = [votes.categories[vote] for vote in fits] if votes.categories else []

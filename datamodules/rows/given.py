@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType, Protocol, runtime_checkable
 
 from fedlight.support.types import Rows
@@ -44,14 +45,14 @@ class GivenRows:
 
 
 if TYPE_CHECKING:
-    Source = str | GivenRows | Rows | Frame
+    Source = str | Path | GivenRows | Rows | Frame
 else:
     # A config can hold a name alone; `name_source` checks the rows of a program.
     Source = NewType("Source", str)
 
 
 def name_source(source: Source) -> str | GivenRows:
-    """Return a source by its name, and rows in memory with a name for messages.
+    """Return a source by its name, which may be a path, and rows in memory with a name for messages.
 
     A cell of a DataFrame without a value is None.
 
@@ -65,8 +66,8 @@ def name_source(source: Source) -> str | GivenRows:
         Traceback (most recent call last):
         fedlight.datamodules.rows.given.RowsError: row 0 of the given rows is 'Hi': give a list of mappings from column to...
     """
-    if isinstance(source, str | GivenRows):
-        return source
+    if isinstance(source, str | Path | GivenRows):
+        return source if isinstance(source, GivenRows) else str(source)
     if isinstance(source, Frame):
         if not source.columns.is_unique:
             raise RowsError("two columns of the DataFrame have the same name: rename one of them")

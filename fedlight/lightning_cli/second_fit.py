@@ -160,7 +160,8 @@ def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
         >>> compared(config, "runs/a")
         {'trainer': {'max_epochs': 3}}
     """
-    whole = _plain(described({key: value for key, value in config.items() if key not in OF_COMMAND}), root)
+    settings = described({key: value for key, value in config.items() if key not in OF_COMMAND})
+    whole = _plain(settings, os.path.normpath(root))
     trainer, federated = whole["trainer"], whole.get("federated")
     left_out = set(OF_OUTPUT)
     if federated and trainer.get("strategy") in ("auto", "client_parallel", None):
@@ -175,8 +176,9 @@ def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
 def _plain(value: Any, root: str) -> Any:
     """Return settings with one map for a class and its arguments, and with callbacks by the names of their classes."""
     if isinstance(value, str):
-        inside = value == root or value.startswith(f"{root}/")
-        return f".{value.removeprefix(root)}" if inside else value
+        path = os.path.normpath(value)  # of runs/a/ and ./runs/a
+        inside = path == root or path.startswith(f"{root}/")
+        return f".{path.removeprefix(root)}" if inside else value
     if isinstance(value, list):
         return [_plain(one, root) for one in value]
     if not isinstance(value, dict):

@@ -29,10 +29,13 @@ KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
     bool: ("true or false", (bool,)),
     int: ("a whole number", (Integral,)),
     float: ("a number", (Real,)),
-    str: ("a text", (str,)),
+    str: ("a text", (str, Path)),
     None: ("None", (types.NoneType,)),
 }
-"""Type of an annotation -> its name for users, and the types of its values; true and false are no numbers."""
+"""Type of an annotation -> its name for users, and the types of its values; true and false are no numbers.
+
+A path is a text.
+"""
 OWN = "fedlight."
 
 

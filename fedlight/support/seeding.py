@@ -6,6 +6,7 @@ drawn before it. Here every random choice has a seed of its own, derived from th
 """
 
 import hashlib
+from numbers import Integral
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -14,5 +15,9 @@ def derive_seed(*parts: int | str) -> int:
     Args:
         parts: purpose of the seed, from general to special: ``(seed, "visit", round_idx, client_id)``.
     """
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    # A whole number of numpy counts as Python's.
+    whole = (
+        int(part) if isinstance(part, Integral) and not isinstance(part, bool) else part for part in parts
+    )
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in whole)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")

@@ -57,6 +57,23 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
     return {CLASS: _path(type(value)), **settings}
 
 
+def with_plain_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings for a checkpoint, with paths as texts and numbers of numpy as Python's.
+
+    Examples:
+        >>> with_plain_values({"model": Path("my_model"), "lr": np.float64(0.5)})
+        {'model': 'my_model', 'lr': 0.5}
+    """
+    return {
+        name: str(value)
+        if isinstance(value, Path)
+        else value.item()
+        if isinstance(value, np.generic)
+        else value
+        for name, value in settings.items()
+    }
+
+
 def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], remedy: str) -> None:
     """Raise ValueError for settings that differ from a checkpoint's; ``remedy`` is the alternative to giving the same.
 

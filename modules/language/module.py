@@ -32,6 +32,7 @@ from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_precision, check_range
 from fedlight.support.needs import Model, Need, Package
 from fedlight.support.seeding import derive_seed
+from fedlight.support.settings_record import with_plain_values
 
 Batch = dict[str, Any]
 Texts = Sequence[str]
@@ -109,6 +110,7 @@ class LanguageModule(Checked, LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.save_hyperparameters(with_plain_values(self.hparams))
         check_choice("base", base, base_model.BASES)
         check_choice("dtype", dtype, ("auto", *base_model.DTYPES))
         check_choice("lr_schedule", lr_schedule, SCHEDULES)

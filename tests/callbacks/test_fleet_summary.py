@@ -6,7 +6,7 @@ from rich.console import Console
 
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.callbacks.progress.run_summary import device_table
-from fedlight.devices.outcomes import NO_PART, REASONS
+from fedlight.devices.outcomes import LEFT_OUT, NO_PART, REASONS
 from fedlight.federation.state import DIVERGED
 
 COLUMNS = (
@@ -67,4 +67,4 @@ def test_a_terminal_of_80_columns_shows_whole_words():
 
 
 def test_diverged_clients_are_among_those_without_a_part():
-    assert (*REASONS, DIVERGED) == NO_PART
+    assert (*REASONS, DIVERGED, LEFT_OUT) == NO_PART

@@ -94,4 +94,5 @@ def test_a_terminal_gets_no_control_characters_of_theirs(tmp_path):
 def test_an_error_of_a_command_has_no_control_characters(capsys):
     with pytest.raises(SystemExit) as ended, one_line_errors():
         raise ValueError(f"client {IDS['b']}: no rows")
-    assert str(ended.value).startswith(r"fedlight: client \u001b[31mred: no rows")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(r"fedlight: client \u001b[31mred: no rows")

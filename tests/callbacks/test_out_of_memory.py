@@ -43,7 +43,8 @@ def test_the_client_is_named_and_the_round_is_not_counted(ask, capsys):
     assert all(torch.equal(module.before[name], value) for name, value in weights(module).items())
     with pytest.raises(SystemExit) as end, one_line_errors():
         raise caught.value
-    line = str(end.value).splitlines()[0]
+    assert end.value.code == 2
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("fedlight: "))
     assert line.startswith(f"fedlight: there is not enough memory {note}")
     assert "lower data.batch_size" in line
     assert ("DefaultCPUAllocator: can't allocate memory" in line) == (ask is of_torch)

@@ -1,5 +1,6 @@
 """A round's rows are in the file once, whatever was there before and however a run was cut off."""
 
+import copy
 import errno
 
 import pytest
@@ -42,6 +43,14 @@ def test_going_on_drops_later_rounds_and_a_half_row(table, cut):
     again.load_state_dict({"last_round": -1, "digest": ""})
     again.restart()
     assert not table.file.exists()
+
+
+def test_a_copy_goes_on_with_the_same_digest(table):
+    table.append(rows(0, 0.5, 0.25))
+    again = copy.deepcopy(table)
+    table.append(rows(1, 0.5))
+    again.append(rows(1, 0.5))
+    assert again.state_dict() == table.state_dict()
 
 
 def test_rows_of_no_round_are_replaced_and_end_with_more_training(table):

@@ -16,22 +16,11 @@ from fedlight import (
 )
 from fedlight.datamodules.rows.given import RowsError
 
-WORDS = ["anna", "bakes", "ben", "cakes", "is", "kind", "plain", "poems", "reads", "rude"]
+pytestmark = pytest.mark.usefixtures("any_text")
 
-
-def text(number):
-    return f"{WORDS[number // 10]} {WORDS[number % 10]}"
-
-
-ROWS = [{"client": f"u{i % 2}", "instruction": text(i), "response": "kind"} for i in range(6)]
+ROWS = [{"client": f"u{i % 2}", "instruction": f"w{i}", "response": "x"} for i in range(6)]
 VOTES = [
-    {
-        "prompt": text(i),
-        "response_a": "kind",
-        "response_b": "rude",
-        "choice": "ab"[i % 2],
-        "client": f"u{i % 3}",
-    }
+    {"prompt": f"w{i}", "response_a": "x", "response_b": "y", "choice": "ab"[i % 2], "client": f"u{i % 3}"}
     for i in range(6)
 ]
 
@@ -52,7 +41,7 @@ def ready(data, stage="fit"):
 def test_instructions_by_client_need_no_setting(form):
     data = ready(InstructionDataModule(FORMS[form](ROWS), val_share=0.0))
     assert data.client_sizes() == {"u0": 3, "u1": 3}
-    assert data.client_rows["u1"][0] == {"instruction": "anna bakes", "input": "", "response": "kind"}
+    assert data.client_rows["u1"][0] == {"instruction": "w1", "input": "", "response": "x"}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -60,13 +49,13 @@ def test_votes_prompts_and_made_data_take_them_too(form):
     votes = ready(PreferenceDataModule(FORMS[form](VOTES), val_share=0.0))
     assert votes.client_sizes() == {"u0": 4, "u1": 4, "u2": 4}  # two votes each, in both orders
     prompts = ready(PromptDataModule(FORMS[form](VOTES)), "predict")
-    assert [prompts.predict_set[i]["fields"]["prompt"] for i in range(6)] == [text(i) for i in range(6)]
+    assert [prompts.predict_set[i]["fields"]["prompt"] for i in range(6)] == [f"w{i}" for i in range(6)]
     made = SyntheticInstructionDataModule(FORMS[form](ROWS), SelfGeneration(), val_share=0.0)
     assert ready(made).client_sizes() == {"u0": 3, "u1": 3}
 
 
 def test_chosen_and_rejected_need_no_setting():
-    rows = [{"prompt": "anna bakes", "chosen": "kind", "rejected": "rude", "client": c} for c in "ab"]
+    rows = [{"prompt": "w1", "chosen": "x", "rejected": "y", "client": c} for c in "ab"]
     data = ready(PreferenceDataModule(rows, view="dpo", val_share=0.0))
     assert data.client_sizes() == {"a": 1, "b": 1}
 
@@ -82,10 +71,7 @@ def test_given_and_read_rows_train_alike(tmp_path):
 
 
 def test_a_partial_column_map_is_completed():
-    rows = [
-        {"ask": "anna bakes", "response": "kind", "client": "a"},
-        {"ask": "ben bakes", "response": "rude", "client": "b"},
-    ]
+    rows = [{"ask": "w1", "response": "x", "client": "a"}, {"ask": "w2", "response": "y", "client": "b"}]
     data = ready(InstructionDataModule(rows, columns={"instruction": "ask"}, val_share=0.0))
     assert data.client_sizes() == {"a": 1, "b": 1}
     votes = [{"who": row["client"], **row} for row in VOTES]
@@ -96,7 +82,7 @@ def test_a_partial_column_map_is_completed():
         "u1",
         "u2",
     }
-    pairs = [{"prompt": "anna bakes", "good": "kind", "rejected": "rude"}]
+    pairs = [{"prompt": "w1", "good": "x", "rejected": "y"}]
     assert len(ready(PreferenceDataModule(pairs, columns={"chosen": "good"}, val_share=0.0)).train_set) == 2
 
 
@@ -117,13 +103,13 @@ def test_test_rows_and_validation_rows_are_given_too():
 
 def test_a_cell_without_a_value_is_missing():
     table = frame(ROWS).reindex(range(7))  # pandas fills the seventh row with NaN
-    table.loc[6, ["client", "instruction"]] = "u0", "rude rude"
+    table.loc[6, ["client", "instruction"]] = "u0", "w9"
     for source in (table, table.to_dict("records")):
         assert ready(InstructionDataModule(source, val_share=0.0)).client_sizes() == {"u0": 3, "u1": 3}
 
 
 def test_numbers_stay_what_they_are():
-    table = frame([{"client": n, "instruction": "anna bakes", "response": "kind"} for n in (7, 8)])
+    table = frame([{"client": n, "instruction": "w1", "response": "x"} for n in (7, 8)])
     assert table["client"].dtype == np.int64
     assert ready(InstructionDataModule(table, val_share=0.0)).client_sizes() == {"7": 1, "8": 1}
 
@@ -132,7 +118,7 @@ def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
     def added(rows):
         public = tmp_path / "public.jsonl"
         datasets.Dataset.from_list(
-            ROWS + [{"instruction": text(i), "response": "rude"} for i in range(10, 20)]
+            ROWS + [{"instruction": f"w{i}", "response": "y"} for i in range(10, 20)]
         ).to_json(public)
         folder = str(tmp_path / "record")
         data = AugmentedInstructionDataModule(
@@ -143,7 +129,7 @@ def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
     (_, first), (_, same), (_, other) = (
         added(ROWS),
         added(list(ROWS)),
-        added([*ROWS[:-1], ROWS[0] | {"response": "plain"}]),
+        added([*ROWS[:-1], ROWS[0] | {"response": "z"}]),
     )
     assert first == same != other
 
@@ -151,11 +137,11 @@ def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (["anna bakes", "ben bakes"], r"row 0 of the given rows is 'anna bakes': give a list of mappings"),
+        (["w1", "w2"], r"row 0 of the given rows is 'w1': give a list of mappings"),
         ([ROWS[0], 3], r"row 1 of the given rows is 3"),
         ([], r"the given rows are empty"),
         (frame(ROWS)[:0], r"the given rows are empty"),
-        ({"instruction": ["anna bakes"]}, r"source is a dict: give the name of a file, a list of mappings"),
+        ({"instruction": ["w1"]}, r"source is a dict: give the name of a file, a list of mappings"),
         (iter(ROWS), r"source is a list_iterator"),
         (None, r"source is a NoneType"),
         (frame(ROWS).set_axis(["x", "x", "y"], axis=1), r"two columns of the DataFrame have the same name"),

@@ -19,7 +19,13 @@ COLUMNS = {"client": "worker"}
 def test_counts():
     votes = read_votes(
         load_rows(str(FOLDER / "votes.jsonl.gz")),
-        COLUMNS,
+        {
+            "prompt": "prompt",
+            "response_a": "response_a",
+            "response_b": "response_b",
+            "choice": "choice",
+            **COLUMNS,
+        },
         {"a": "a", "b": "b", "tie": "tie"},
         ("prompt",),
         "votes",
@@ -31,7 +37,7 @@ def test_counts():
     assert len(set(votes.clients)) == 320
 
 
-def test_little_is_padded_and_debates_are_held_out(encoder):
+def test_little_is_padded_and_debates_are_held_out(encoder, any_text):
     held = Holdout("topic", ["tv-is-better-than-books_*"])
     module = PreferenceDataModule(
         str(FOLDER / "votes.jsonl.gz"),

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,8 +32,10 @@ from fedlight import (
     VisitLog,
 )
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
+from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.support.checks import Checked, _constructors
+from fedlight.support.seeding import derive_seed
 
 ROWS = [{"instruction": "w1", "response": "x"}]
 
@@ -142,6 +145,20 @@ def test_a_class_of_somebody_else_is_checked_where_it_passes_arguments_on():
 def test_copies_are_made_as_ever():
     for made in (Partition("iid", num_clients=3), FedProx(0.5)):
         assert vars(copy.deepcopy(made)) == vars(pickle.loads(pickle.dumps(made))) == vars(made)
+    for log in (fedlight.VisitLog(), fedlight.GroupLog(), fedlight.ClientAccuracy()):
+        assert copy.deepcopy(log).state_dict() == pickle.loads(pickle.dumps(log)).state_dict()
+
+
+def test_a_path_is_a_text_and_a_checkpoint_holds_plain_values():
+    assert fedlight.VisitLog(Path("a.csv")).path == Path("a.csv")
+    assert name_source(Path("a.csv")) == "a.csv"
+    saved = SFTModule(Path("my_model"), lr=np.float64(0.5), seed=np.int64(3)).hparams
+    assert [(type(saved[name]), saved[name]) for name in ("model", "lr", "seed")] == [
+        (str, "my_model"),
+        (float, 0.5),
+        (int, 3),
+    ]
+    assert derive_seed(np.int64(3), "visit") == derive_seed(3, "visit") != derive_seed("3", "visit")
 
 
 def test_the_annotations_of_every_public_class_can_be_read():
@@ -151,16 +168,8 @@ def test_the_annotations_of_every_public_class_can_be_read():
     checked = [each for each in classes if issubclass(each, Checked)]
     assert len(checked) > 100
     assert all(hints for each in checked for parameters, hints in _constructors(each) if parameters)
-    records = {
-        "Client",
-        "Visit",
-        "Visiting",
-        "Work",
-        "Update",
-        "Device",
-        "GivenLoaders",  # its loaders are described where they are read
-        "Aggregation",  # a protocol
-    }
+    # Records, a protocol, and a class that says more about wrong loaders than their type
+    records = {"Client", "Visit", "Visiting", "Work", "Update", "Device", "Aggregation", "GivenLoaders"}
     others = {each for each in classes if each not in checked and each.__name__ not in records}
     assert others == {Canaries, FewShot, Partition, SelfGenerationPrompts}
     assert all(dataclasses.is_dataclass(each) for each in others)

@@ -48,7 +48,7 @@ def until_hung_up(*arguments):
 
 
 def test_it_stops_and_cleans_up(tmp_path):
-    assert until_hung_up(str(tmp_path / "end")) == 130
+    assert until_hung_up(str(tmp_path / "end")) == 143
     assert (tmp_path / "end").read_text() == "cleaned up"
 
 
