@@ -471,3 +471,14 @@ def test_a_resumed_run_does_not_take_other_examples_or_another_order(tmp_path, o
     run(2, ckpt_path=tmp_path / "one.ckpt")
     with pytest.raises(ValueError, match=r"data\.client_examples"):
         run(2, ckpt_path=tmp_path / "one.ckpt", **other)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["callback", "wrapper"])
+def test_a_mapping_names_clients_as_a_function_does(wrapped):
+    loop, model = FederatedLoop(clients_per_round=2), Line()
+    loaders = GivenLoaders(train_loader(shuffle=False))
+    if wrapped:
+        trainer(2, [loop]).fit(model, FederatedWrapper(loaders, HALVES))
+    else:
+        trainer(2, [ByClient(HALVES), loop]).fit(model, train_loader(shuffle=False))
+    assert model.weight.item() == pytest.approx(by_hand(2))
