@@ -330,3 +330,13 @@ def test_a_run_by_lightning_itself_starts_as_it_is_told(tiny_model, tmp_path):
         cli = lightning_cli(arguments)
     assert cli.trainer.ckpt_path is None
     assert not (tmp_path / "run/fit.json").exists()
+
+
+def test_the_last_checkpoint_of_a_run_without_one_is_refused(tiny_model, tmp_path):
+    """Lightning would warn and train over the run."""
+    arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run", "--trainer.max_epochs=1")]
+    assert fedlight(*arguments).code == 0
+    before = (tmp_path / "run/checkpoints/epoch=0.ckpt").stat().st_mtime_ns
+    line = refused(fedlight(*arguments, "--ckpt_path=last"))
+    assert f"ckpt_path=last: no checkpoint of the run in {tmp_path}/run is called last: leave it out" in line
+    assert (tmp_path / "run/checkpoints/epoch=0.ckpt").stat().st_mtime_ns == before

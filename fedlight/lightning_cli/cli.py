@@ -279,6 +279,13 @@ class FedlightCLI(LightningCLI):
         """Return whether there is something to do; set the checkpoint where the run goes on, and say so."""
         _allow_checkpoints()
         settings = self.config_init[self.command]
+        written = list(checkpoints_of(self.trainer)) if settings.ckpt_path == "last" else []
+        if written and not any(file.stem.startswith("last") for file in written):
+            # Lightning would warn, and train anew over the run.
+            raise ValueError(
+                f"ckpt_path=last: no checkpoint of the run in {run.folder} is called last: leave it out to go on from the "
+                "newest one, or give --ckpt_path FILE"
+            )
         if self._starts_over or settings.ckpt_path:
             return True
         has_work = run.has_work()
