@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import os
 import re
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, therefore before everything else
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -55,6 +56,9 @@ def any_text(monkeypatch) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs before torch looks for them: a command with ``accelerator: auto`` would train there, in bf16."""
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # ignored under nohup, and so in the processes that tests start
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -157,7 +157,7 @@ def test_reward_hacking_goes_on_from_there(folder, tiny_model, tmp_path):
             assert all(0 <= rate <= 1 for rate in rates)
 
 
-def test_tldr(tiny_model, tmp_path):
+def test_tldr(tiny_model, tmp_path, any_text):
     asked = [{**row, "post": f"another {row['post']}"} for row in TLDR_PROMPTS]
     files = {"v.jsonl": TLDR, "p.jsonl": [*asked[:2], *TLDR_PROMPTS], "e.jsonl": asked}
     votes, prompts, evaluation = (write_rows(tmp_path / name, rows) for name, rows in files.items())
@@ -198,7 +198,7 @@ def test_tldr(tiny_model, tmp_path):
     }
 
 
-def test_shp_where_it_is_not_tldr(tiny_model, tmp_path):
+def test_shp_where_it_is_not_tldr(tiny_model, tmp_path, any_text):
     votes, prompts = (
         write_rows(tmp_path / name, rows) for name, rows in (("v.jsonl", SHP), ("p.jsonl", SAFERLHF))
     )

@@ -269,7 +269,7 @@ def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
     assert row["own_high"] == pytest.approx(row["own"] + half, abs=0.001)
 
 
-def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path):
+def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, any_text):
     _, train, test = draw(num_clients=6)
     outcome = fedlight(
         *("fit", "--config=polis_lora.yaml", f"--model.model={make_encoder(tmp_path / 'encoder')}"),

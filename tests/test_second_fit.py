@@ -117,6 +117,7 @@ def test_a_stopped_run_without_a_checkpoint_starts_over(run, settings):
     found = again(settings())
     assert (found.has_work(), found.checkpoint) == (True, None)
     assert found.said.endswith("run: the run there was stopped and left no checkpoint, so it starts over")
+    assert again(settings(lr=0.2)).has_work()  # as after a refusal whose remedy is another setting
 
 
 @pytest.mark.parametrize("state", ["done", "stopped"])

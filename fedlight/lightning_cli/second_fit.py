@@ -71,6 +71,13 @@ class FitFolder:
             self._refuse_unknown(last)
             return True
         done = last is not None and last.get("state") == "done"
+        if not done:
+            self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
+            if self.checkpoint is None:
+                self.said = (
+                    f"{self.folder}: the run there was stopped and left no checkpoint, so it starts over"
+                )
+                return True
         found = self.made.differences()
         raised = _raised_epochs(found)
         if found and raised is None:
@@ -88,15 +95,11 @@ class FitFolder:
             what = f"{self.folder} has the finished run with these settings"
             self.said = f"{what}: nothing is done. {way} --resume false starts over"
             return False
-        self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
-        if self.checkpoint is None and done:
+        self.checkpoint = self.checkpoint or newest_checkpoint(self._own_checkpoints(), self._federated)
+        if self.checkpoint is None:
             raise ValueError(f"{self.folder} has a finished run without a checkpoint to go on from: {REMEDY}")
         longer = f", to {raised[1]} epochs instead of {raised[0]}; schedules follow" if raised else ""
-        self.said = f"{self.folder}: " + (
-            f"the run goes on from {self.checkpoint.name}{longer}"
-            if self.checkpoint
-            else "the run there was stopped and left no checkpoint, so it starts over"
-        )
+        self.said = f"{self.folder}: the run goes on from {self.checkpoint.name}{longer}"
         return True
 
     def begin(self, starts_over: bool, given: str | None) -> None:

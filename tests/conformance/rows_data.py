@@ -465,8 +465,8 @@ ROWS: list[Row] = [
         "",
         Refused(
             Project(loop={"clients_per_round": 5}),
-            "federated.clients_per_round=5",
-            "set --federated.clients_per_round 4 or less",
+            "clients_per_round=5",
+            "set clients_per_round=4 or less",
         ),
         subject="more clients in a round than there are",
     ),

@@ -144,7 +144,7 @@ MEDQUAD = Path(os.environ.get("FEDLIGHT_SHARED", "/nowhere")) / "data/medquad/me
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MEDQUAD.is_file(), reason="FEDLIGHT_SHARED names no folder with data/medquad")
-def test_real_questions_in_the_setting_of_the_paper(causal):
+def test_real_questions_in_the_setting_of_the_paper(causal, any_text):
     """MedAlpaca's: 1,000 rows of 100 clusters, 50 clients, 400 rows to test on."""
     module = InstructionDataModule(
         str(MEDQUAD),
