@@ -227,7 +227,7 @@ class BufferPolicy:
         if self.name not in algorithm.buffers:
             fine = " or ".join(algorithm.buffers)
             raise ValueError(
-                f"federated.buffers={self.name} has no meaning under {type(algorithm).__name__}: set it to {fine}"
+                f"buffers={self.name} has no meaning under {type(algorithm).__name__}: set it to {fine}"
             )
 
     def attach(self, module: nn.Module) -> None:
@@ -313,7 +313,7 @@ class BufferPolicy:
         if names:
             raise ValueError(
                 f"training changes {_listed(names)}: buffers, which no optimizer holds, so they would pass from one client "
-                "to the next. Set federated.buffers=average (the mean over a round's clients) or federated.buffers=local "
+                "to the next. Set buffers=average (the mean over a round's clients) or buffers=local "
                 "(they stay with each client, FedBN), or have these layers in eval() where they are not to learn"
             )
 
@@ -333,13 +333,13 @@ class AveragedBuffers(BufferPolicy):
         super().check(algorithm, aggregation, is_private)
         if is_private:
             raise ValueError(
-                "federated.buffers=average would send running statistics as they are, past the clipping and the noise of "
-                "differential privacy: set federated.buffers=local"
+                "buffers=average would send running statistics as they are, past the clipping and the noise of "
+                "differential privacy: set buffers=local"
             )
         if aggregation is not None and not isinstance(aggregation, WeightedSum):
             raise ValueError(
-                f"federated.buffers=average takes the mean of running statistics, which {type(aggregation).__name__} would "
-                "not protect: set federated.buffers=local"
+                f"buffers=average takes the mean of running statistics, which {type(aggregation).__name__} would "
+                "not protect: set buffers=local"
             )
 
     def attach(self, module: nn.Module) -> None:
@@ -402,13 +402,13 @@ class AveragedBuffers(BufferPolicy):
             if before is None or after is None or before.shape != after.shape:
                 sizes = [None if value is None else tuple(value.shape) for value in (before, after)]
                 raise ValueError(
-                    f"federated.buffers=average: training changes the size of {name} from {sizes[0]} to {sizes[1]}, so it "
-                    "has no mean: set federated.buffers=local"
+                    f"buffers=average: training changes the size of {name} from {sizes[0]} to {sizes[1]}, so it "
+                    "has no mean: set buffers=local"
                 )
         if unsaved := [name for name in names if name not in self._travel]:
             raise ValueError(
-                f"federated.buffers=average: training changes {_listed(unsaved)}, which the module's state_dict leaves out, "
-                "so it is not sent: register it with persistent=True, or set federated.buffers=local"
+                f"buffers=average: training changes {_listed(unsaved)}, which the module's state_dict leaves out, "
+                "so it is not sent: register it with persistent=True, or set buffers=local"
             )
 
 

@@ -136,7 +136,7 @@ class DeviceEmulation(NoDevices):
     ) -> None:
         if not isinstance(run.data, KnowsBatchShapes):
             raise ValueError(
-                f"federated.fleet: {type(run.data).__name__} does not say how large its batches are: derive it from "
+                f"fleet: {type(run.data).__name__} does not say how large its batches are: derive it from "
                 "FederatedDataModule or wrap it, FederatedWrapper(datamodule, clients=...)"
             )
         self._data: KnowsBatchShapes = run.data
@@ -307,9 +307,9 @@ class DeviceEmulation(NoDevices):
         others = sorted(parameters.keys() ^ self._planned_for)
         if others:
             raise ValueError(
-                f"federated.fleet: {others[0]} and {len(others) - 1} others joined or left the optimizer after the "
+                f"fleet: {others[0]} and {len(others) - 1} others joined or left the optimizer after the "
                 "memory and the bytes of the round were planned: let the optimizer hold from the start whatever will be "
-                "trained, or take federated.fleet out"
+                "trained, or take fleet out"
             )
 
     def _at_rest(self, weight_bits: int, trained: frozenset[str], lora_rank: int | None) -> Footprint:
@@ -426,14 +426,10 @@ def _spent(outcome: Outcome) -> dict[str, float]:
 def check_device_settings(fleet: Fleet | None, deadline_seconds: float | None, over_selection: float) -> None:
     """Raise ValueError for settings that are out of range or need a fleet."""
     if deadline_seconds is not None and not deadline_seconds > 0:
-        raise ValueError(
-            f"federated.deadline_seconds={deadline_seconds} must be above 0, or null to wait for all"
-        )
+        raise ValueError(f"deadline_seconds={deadline_seconds} must be above 0, or null to wait for all")
     if not 1 <= over_selection < float("inf"):
         raise ValueError(
-            f"federated.over_selection={over_selection} must be at least 1: so many times clients_per_round"
+            f"over_selection={over_selection} must be at least 1: so many times clients_per_round"
         )
     if fleet is None and (deadline_seconds is not None or over_selection != 1):
-        raise ValueError(
-            "federated.deadline_seconds and over_selection need devices that take their time: set federated.fleet"
-        )
+        raise ValueError("deadline_seconds and over_selection need devices that take their time: set fleet")

@@ -35,11 +35,11 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
         )
     refuse_senseless(trainer)
     for setting, fine, remedy in (  # the first two change the settings below them
-        ("fast_dev_run", False, "set max_epochs=1 and federated.local_steps=1"),
-        ("overfit_batches", 0.0, "leave it at 0, and set federated.local_steps"),
+        ("fast_dev_run", False, "set max_epochs=1 and local_steps=1"),
+        ("overfit_batches", 0.0, "leave it at 0, and set local_steps"),
         ("max_steps", -1, "give max_epochs, which counts rounds"),
         ("min_steps", None, "give min_epochs, which counts rounds"),
-        ("limit_train_batches", 1.0, "set federated.local_steps"),
+        ("limit_train_batches", 1.0, "set local_steps"),
         ("val_check_interval", 1.0, "use check_val_every_n_epoch"),
     ):
         value = getattr(trainer, setting)
@@ -111,7 +111,7 @@ def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> No
     if not trainer.should_stop:
         raise ValueError(
             f"round {round_idx + 1} was cut short: its epoch ended before the last of its {num_batches} batches, as it does "
-            "where an on_train_batch_start gives -1. Have it give nothing, and set federated.local_steps"
+            "where an on_train_batch_start gives -1. Have it give nothing, and set local_steps"
         )
 
 

@@ -159,12 +159,12 @@ class LimitedRounds:
         """Name the limits that a deployment cannot hold."""
         if self.enforced and secure:
             rank_zero_info(
-                "secure-aggregation: the server sees no single update, so federated.limits.norm is not held; the numbers of "
+                "secure-aggregation: the server sees no single update, so limits.norm is not held; the numbers of "
                 "examples that clients claim are limited"
             )
         if self.enforced and type(algorithm).pieces is not Algorithm.pieces:
             rank_zero_info(
-                f"federated.limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
+                f"limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
             )
 
     def watch(self, aggregation: Aggregation) -> Aggregation:
@@ -224,7 +224,7 @@ class LimitedRounds:
             f"{reasons or 'none was asked'}. The model is that of round {done - number}, and the run goes on from "
             "its newest checkpoint once the reason is gone: give late clients more time (the deadline), devices that are "
             "out of memory a smaller batch, and start nodes that are away. To go on all the same, set "
-            "federated.limits.empty_rounds to more rounds, or to null"
+            "limits.empty_rounds to more rounds, or to null"
         )
 
     def _say(self, round_idx: int, client_id: str, reason: str) -> None:
@@ -237,13 +237,11 @@ class LimitedRounds:
         if reason in (CAPPED, LARGE_SHARE):
             claim = f", which claims {self.claims[client_id]:,} examples," if client_id in self.claims else ""
             what = f"client {client_id}{claim} has more than a share {self._round.share:.2g} of the weights"
-            remedy = f"raise federated.limits.share={self.limits.share}, or weight clients alike"
+            remedy = f"raise limits.share={self.limits.share}, or weight clients alike"
         else:
             times = self._round.times[client_id]
             what = f"the update of client {client_id} has {times:.3g} times the median norm of the round"
-            remedy = (
-                f"lower the learning rate if it diverges, or raise federated.limits.norm={self.limits.norm}"
-            )
+            remedy = f"lower the learning rate if it diverges, or raise limits.norm={self.limits.norm}"
         logger.warning(
             f"round {round_idx + 1}: {what}; {DONE[reason]}. Further ones: visits.csv. If it is honest, {remedy}"
         )

@@ -313,7 +313,7 @@ class StepSchedules:
         if any(begin % every for begin in begins):
             raise ValueError(
                 f"{name} steps every {every} batches of the round, and a visit does not begin at one of them: set its "
-                f"frequency to 1, or federated.local_steps to a multiple of {every}"
+                f"frequency to 1, or local_steps to a multiple of {every}"
             )
 
     def _of(self, optimizer: Optimizer, numbers: Sequence[int]) -> list[int]:

@@ -279,12 +279,12 @@ class Run:
         if on == "own" and not isinstance(data, ScoresOwnExamples):
             raise ValueError(
                 f"{type(data).__name__} cannot give the clients' training examples in a fixed order, on which they are "
-                "scored: derive it from FederatedDataModule, or set federated.algorithm.group_by=val"
+                "scored: derive it from FederatedDataModule, or set group_by=val"
             )
         if on == "val" and (not isinstance(data, ValidatesByClient) or data.val_client_indices is None):
             raise ValueError(
                 "the datamodule has no validation examples by client, on which they are scored: set data.val_share "
-                "above 0 and no data.val_source, or federated.algorithm.group_by=own"
+                "above 0 and no data.val_source, or group_by=own"
             )
 
     def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:

@@ -193,7 +193,7 @@ def _has_own_models(loop: KeepsOwnModels) -> bool:
         return True
     if any(row["steps"] for row in loop.visit_records):
         raise ValueError(
-            "TaskScores.own_models=true, but no client keeps a model of its own: set federated.algorithm to one whose "
+            "TaskScores.own_models=true, but no client keeps a model of its own: set algorithm to one whose "
             "clients do, such as LocalOnly, or leave it at false"
         )
     return False

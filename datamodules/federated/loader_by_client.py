@@ -120,8 +120,8 @@ class LoaderByClient(_DataLoaderSource):
         """Set the groups of visits of the next round; ValueError for several visits at once of a loader without batches."""
         if not self._reading.batched and any(len(group) > 1 for group in groups):
             raise ValueError(
-                "federated.clients_at_once above 1 collates examples of several clients into one batch, and the training "
-                "loader has batch_size=None: have the loader make the batches, or set federated.clients_at_once=1"
+                "clients_at_once above 1 collates examples of several clients into one batch, and the training "
+                "loader has batch_size=None: have the loader make the batches, or set clients_at_once=1"
             )
         self._visits.groups, self._round_idx = groups, round_idx
 
@@ -133,7 +133,7 @@ class LoaderByClient(_DataLoaderSource):
         """Return the number of examples in each batch of a visit; ValueError where the loader makes no batches."""
         if not self._reading.batched:
             raise ValueError(
-                "federated.fleet needs to know how many examples a batch has, and the training loader has batch_size=None: "
+                "fleet needs to know how many examples a batch has, and the training loader has batch_size=None: "
                 "have the loader make the batches"
             )
         return [BatchShape(len(batch)) for batch in self._batches(visit, round_idx)]

@@ -179,9 +179,7 @@ class TrimmedMean(TrimsCoordinates):
 
     def __init__(self, share: float = 0.1) -> None:
         if not 0 <= share < 0.5:
-            raise ValueError(
-                f"federated.aggregation.share={share} is trimmed from each end and must be in [0, 0.5)"
-            )
+            raise ValueError(f"share={share} is trimmed from each end and must be in [0, 0.5)")
         super().__init__()
         self.share = share
 

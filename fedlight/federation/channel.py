@@ -88,7 +88,7 @@ class Channel(Checked, ABC):
 
 def _no_messages(channel: Channel) -> ValueError:
     return ValueError(
-        f"federated.channel={type(channel).__name__} cannot send between processes: give it message_down, read_down, "
+        f"channel={type(channel).__name__} cannot send between processes: give it message_down, read_down, "
         "message_up and read_up, or take Wire"
     )
 

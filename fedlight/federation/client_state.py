@@ -67,13 +67,9 @@ class ClientMemories:
 
     def __init__(self, folder: str | None = None, limit_mib: float = 256, keep: int = 2) -> None:
         if not limit_mib >= 0:
-            raise ValueError(
-                f"federated.memory.limit_mib={limit_mib} must be at least 0; 0 keeps all on disk"
-            )
+            raise ValueError(f"limit_mib={limit_mib} must be at least 0; 0 keeps all on disk")
         if keep < 1:
-            raise ValueError(
-                f"federated.memory.keep={keep} must be at least 1: as many as the run keeps checkpoints"
-            )
+            raise ValueError(f"keep={keep} must be at least 1: as many as the run keeps checkpoints")
         self.limit_mib, self.keep = limit_mib, keep
         self._folder = None if folder is None else Path(folder).absolute()
         self._process = uuid.uuid4().hex[:8]
@@ -235,7 +231,7 @@ class ClientMemories:
             raise ValueError(
                 f"{len(gone)} of the {len(self._versions)} clients' memories of this checkpoint are not in "
                 f"{self._origin}: the folder was moved or emptied, or later rounds took their place. Resume from a later "
-                f"checkpoint, or run again with federated.memory.keep above {self.keep}, as many as there are checkpoints"
+                f"checkpoint, or run again with memory.keep above {self.keep}, as many as there are checkpoints"
             )
         for name in self._versions.values():
             if not self._path(name).exists():
@@ -302,8 +298,8 @@ class ClientMemories:
     def _path(self, name: str) -> Path:
         if self._folder is None:
             raise ValueError(
-                f"the clients' memories are more than federated.memory.limit_mib={self.limit_mib} and there is no "
-                "folder for them: set federated.memory.folder"
+                f"the clients' memories are more than memory.limit_mib={self.limit_mib} and there is no "
+                "folder for them: set memory.folder"
             )
         return self._folder / name
 
@@ -373,9 +369,7 @@ def _check_writable(folder: Path) -> None:
     """Raise ValueError for a folder that cannot be written, as its first file may come after hundreds of rounds."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"federated.memory.folder={folder}: nothing can be written in {there}. Set another folder"
-        )
+        raise ValueError(f"folder={folder}: nothing can be written in {there}. Set another folder")
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -62,7 +62,7 @@ class ServerOptimizer(Checked, ABC):
         if state and state.keys() != self._moments.keys():
             raise ValueError(
                 f"the checkpoint's server remembers {sorted(state)}, but {type(self).__name__} needs "
-                f"{sorted(self._moments)}: resume with the federated.server of the checkpoint"
+                f"{sorted(self._moments)}: resume with the server of the checkpoint"
             )
         self._moments.update({moment: dict(tensors) for moment, tensors in state.items()})
 

@@ -9,6 +9,10 @@ from fedlight.lightning_cli.given_once import given_at
 
 OF_PART = re.compile(r"(model|data|federated)\.init_args\.\w+")
 """Keys of arguments that a message may name without their value."""
+OF_LOOP = re.compile(
+    r"(?<![\w.\]'\"/=-])((?:[Ss]et|[Ll]eave|[Ll]ower|[Rr]aise|[Tt]ake out|[Tt]ake|as) )?([a-z]\w*(?:\.\w+)*)(?![\w'])(=?)"
+)
+"""A word that may be a setting of the federated loop, with a remedy's verb before it and a value's sign after it."""
 
 
 @contextmanager
@@ -43,6 +47,9 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         >>> config = {"federated": {"init_args": {"limits": {"init_args": {"rounds": 9}}}}}
         >>> with_full_key("rounds=9 is more than 3: set rounds=3", config)
         'federated.limits.rounds=9 is more than 3: set --federated.limits.rounds 3'
+        >>> with_full_key("limits.rounds=4 asks for a server: leave server out", {"federated": {"init_args": {
+        ...     "limits": {"init_args": {"rounds": 4}}, "server": None}}})
+        'federated.limits.rounds=4 asks for a server: leave federated.server out'
     """
     values = list(_values(config))
 
@@ -68,9 +75,7 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
 
     whole = re.sub(r"(?<![\w.\]-])([a-z]\w*)=(?=\S)", of_value, message)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)=(?=\S)", of_remedy, whole)
-    whole = whole.replace(
-        "federated.init_args.", "federated."
-    )  # the loop needs no class in front of its settings
+    whole = OF_LOOP.sub(lambda found: _of_loop(found, config), whole)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)
     first = [
         key
@@ -81,8 +86,26 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
     return re.sub(r"\bfederated(\.\w+)+", lambda key: key[0].replace(".init_args", ""), whole)
 
 
-def _texts(value: Any) -> tuple[str, str]:
+def _of_loop(found: re.Match[str], config: dict[str, Any]) -> str:
+    """Return a setting of the federated loop that a message names, with the loop's key in front.
+
+    A word such as "server" is taken for a setting only where a value follows, or where it is what a remedy is about.
+    """
+    verb, path, after = found.groups()
+    node = (config.get("federated") or {}).get("init_args") or {}
+    for name in path.split("."):
+        node = node.get("init_args", node) if isinstance(node, dict) else {}
+        if name not in node:
+            return found[0]
+        node = node[name]
+    says = verb or after or "_" in path or "." in path or not found.start()
+    return f"{verb or ''}federated.{path}{after}" if says else found[0]
+
+
+def _texts(value: Any) -> tuple[str, ...]:
     """Return how messages write a value."""
+    if isinstance(value, dict) and "class_path" in value:
+        return (value["class_path"].rpartition(".")[2],)
     value = list(value) if isinstance(value, tuple) else value
     return repr(value), str(value)
 

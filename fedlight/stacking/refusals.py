@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-REMEDY = "set federated.clients_at_once to 1"
+REMEDY = "set clients_at_once to 1"
 _LORA_LAYERS = {
     "peft.tuners.lora.layer.Linear",
     "peft.tuners.lora.bnb.Linear4bit",

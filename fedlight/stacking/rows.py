@@ -39,7 +39,7 @@ class Rows:
             raise ValueError(
                 f"{layer} got an input of shape {tuple(x.shape)}, whose rows are not the {self.total} examples of "
                 f"{self.clients} clients: its adapters cannot be stacked. Leave this layer out of the adapter, or set "
-                "federated.clients_at_once to 1"
+                "clients_at_once to 1"
             )
         return tiles
 

@@ -246,10 +246,10 @@ def refuse_below(least: int, owner: str = "", **settings: int | None) -> None:
     """Raise ValueError for a setting below ``least``; None is not checked, and ``owner`` is a prefix of the names.
 
     Examples:
-        >>> refuse_below(1, "federated.", local_steps=3, clients_per_round=None)
-        >>> refuse_below(1, "federated.", local_steps=0)
+        >>> refuse_below(1, local_steps=3, clients_per_round=None)
+        >>> refuse_below(1, "WinRate.", every_n_epochs=0)
         Traceback (most recent call last):
-        ValueError: federated.local_steps=0 must be at least 1
+        ValueError: WinRate.every_n_epochs=0 must be at least 1
     """
     for name, value in settings.items():
         if value is not None and value < least:

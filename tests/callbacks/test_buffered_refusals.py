@@ -30,15 +30,15 @@ from fedlight.federation.client import Visit
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 
-MODE = r"federated.mode=buffered: "
+MODE = r"mode=buffered: "
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
         ({"mode": "async"}, "mode='async' is not one of sync, buffered"),
-        ({"mode": "buffered"}, "federated.mode=buffered needs devices .* set federated.fleet"),
-        ({"fedbuff": FedBuff()}, "federated.fedbuff is for buffered rounds: set federated.mode=buffered"),
+        ({"mode": "buffered"}, "mode=buffered needs devices .* set fleet"),
+        ({"fedbuff": FedBuff()}, "fedbuff is for buffered rounds: set mode=buffered"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, complaint):
@@ -51,7 +51,7 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
     [
         (
             {"deadline_seconds": 5.0},
-            "federated.deadline_seconds=5.0 and over_selection=1.0 are for rounds that wait",
+            "deadline_seconds=5.0 and over_selection=1.0 are for rounds that wait",
         ),
         ({"over_selection": 1.5}, "over_selection=1.5 are for rounds that wait .* leave them out"),
         (
@@ -66,7 +66,7 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
             {"fedbuff": FedBuff(11)},
             "buffer_size=11 is more than the 10 clients of the data",
         ),
-        ({"buffers": "average"}, MODE + "federated.buffers=average .* set federated.buffers=local"),
+        ({"buffers": "average"}, MODE + "buffers=average .* set buffers=local"),
         ({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}, MODE + "epsilon is computed for cohorts"),
         ({"channel": Wire(up=ClipAndNoise(1.0, 0.5, delta=0.01))}, MODE + "epsilon is computed for cohorts"),
         ({"algorithm": Scaffold()}, MODE + "Scaffold has start_round, .* take FedAvg, FedProx"),
@@ -84,7 +84,7 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
         ({"algorithm": FlexLoRA()}, MODE + "FlexLoRA has an aggregation of its own"),
         ({"algorithm": RoLoRA()}, MODE + "RoLoRA plans B in one round and A in the next"),
         ({"algorithm": FedKSeed()}, MODE + "FedKSeed has start_round"),
-        ({"product_error": True}, MODE + "federated.product_error=true compares .* leave it out"),
+        ({"product_error": True}, MODE + "product_error=true compares .* leave it out"),
     ],
 )
 def test_what_does_not_go_with_buffered_rounds_is_refused(settings, complaint, tmp_path):

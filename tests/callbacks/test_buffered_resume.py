@@ -92,5 +92,5 @@ def test_another_mode_or_buffer_is_refused(tmp_path):
     save = ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)
     run(tmp_path / "whole", tmp_path / "devices", rounds=1, save=save)
     (checkpoint,) = (tmp_path / "saved").glob("*.ckpt")
-    with pytest.raises(ValueError, match=r"federated.fedbuff.buffer_size=2 .* not with .*buffer_size=3"):
+    with pytest.raises(ValueError, match=r"fedbuff.buffer_size=2 .* not with .*buffer_size=3"):
         run(tmp_path / "other", tmp_path / "devices", ckpt_path=checkpoint, fedbuff=FedBuff(3))

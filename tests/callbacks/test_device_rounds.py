@@ -140,8 +140,8 @@ def test_resumed_after_any_round_equals_uninterrupted(tmp_path, algorithm):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"deadline_seconds": 5.0}, "need devices that take their time: set federated.fleet"),
-        ({"over_selection": 1.5}, "need devices that take their time: set federated.fleet"),
+        ({"deadline_seconds": 5.0}, "need devices that take their time: set fleet"),
+        ({"over_selection": 1.5}, "need devices that take their time: set fleet"),
         ({"over_selection": 0.5}, "over_selection=0.5 must be at least 1"),
         ({"deadline_seconds": 0.0}, "deadline_seconds=0.0 must be above 0"),
     ],

@@ -262,9 +262,7 @@ def test_parameters_that_join_or_leave_inside_a_round_are_refused(leaves):
 
 
 def test_with_devices_whose_memory_is_planned_it_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"federated.fleet: backbone.bias and 1 others joined .* from the start"
-    ):
+    with pytest.raises(ValueError, match=r"fleet: backbone.bias and 1 others joined .* from the start"):
         federate(model=transfer(), callbacks=[unfreezing(1)], fleet=make_fleet(tmp_path, phone={}))
 
 

@@ -450,9 +450,7 @@ class Watching(L.Callback):
 def test_what_needs_gradients_is_refused_before_anything_is_trained(model, settings, callbacks, message):
     made = model()
     before = weights(made)
-    with pytest.raises(
-        ValueError, match=f"(?s)federated.train: .*{message}.*or set federated.train=backprop"
-    ):
+    with pytest.raises(ValueError, match=f"(?s)train: .*{message}.*or set train=backprop"):
         federate(1, model=made, callbacks=callbacks, settings=settings, train="forward")
     assert_equal(weights(made), before)
 
@@ -468,11 +466,11 @@ def test_a_class_that_says_so_is_taken():
         ({"train": "sideways"}, "train='sideways' is not one of backprop, forward, auto"),
         (
             {"train": "auto"},
-            "federated.train=auto asks the memory of each client's device, and there are no dev",
+            "train=auto asks the memory of each client's device, and there are no dev",
         ),
         (
             {"zeroth_order": ZerothOrder()},
-            "federated.zeroth_order is set, and federated.train=backprop never",
+            "zeroth_order is set, and train=backprop never",
         ),
         (
             {
@@ -501,7 +499,7 @@ def test_settings_that_do_not_fit_together_are_refused(settings, message):
     ],
 )
 def test_settings_out_of_their_range_are_refused(setting, value, message):
-    with pytest.raises(ValueError, match=f"federated.zeroth_order.{setting}={value} {message}"):
+    with pytest.raises(ValueError, match=f"zeroth_order.{setting}={value} {message}"):
         ZerothOrder(**{setting: value})
 
 

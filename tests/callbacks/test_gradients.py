@@ -76,7 +76,7 @@ def test_gradients_of_parameters_outside_the_optimizer_are_cleared_as_well():
 
 def test_a_visit_that_ends_before_its_gradients_are_used_is_refused():
     with pytest.raises(
-        ValueError, match=r"ended after 3 batches with gradients .* federated.local_steps to a multiple"
+        ValueError, match=r"ended after 3 batches with gradients .* local_steps to a multiple"
     ):
         federate(model=seeded(Manual, 2), local_steps=3)
     federate(model=seeded(Manual, 2), local_steps=4)

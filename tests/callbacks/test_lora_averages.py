@@ -488,7 +488,7 @@ def test_resumed_from_every_checkpoint_equals_uninterrupted(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"])
 def test_a_module_without_adapters_is_refused(name):
-    message = rf"federated.algorithm={name} treats the factors .* none of the 4 trained parameters is one, such as body"
+    message = rf"algorithm={name} treats the factors .* none of the 4 trained parameters is one, such as body"
     with pytest.raises(ValueError, match=message):
         fit(TwoParts(), Points(), rounds=1, algorithm=copy.deepcopy(ALL[name]))
 

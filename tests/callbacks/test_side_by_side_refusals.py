@@ -189,8 +189,8 @@ def with_optimizer(make):
             {"callbacks": [LambdaCallback(on_train_batch_end=lambda *args: None)]},
             r"LambdaCallback\.on_train_batch_end would see .* takes_stacked = True",
         ),
-        (Lora, {"buffers": "average"}, "federated.buffers=average gives each client buffers of its own"),
-        (Lora, {"buffers": "local"}, "federated.buffers=local gives each client buffers"),
+        (Lora, {"buffers": "average"}, "buffers=average gives each client buffers of its own"),
+        (Lora, {"buffers": "local"}, "buffers=local gives each client buffers"),
     ],
 )
 def test_refused_with_the_reason_and_the_remedy(make, settings, message):

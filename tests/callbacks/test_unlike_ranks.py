@@ -433,7 +433,7 @@ class TwoOptimizers(Ranked):
         (
             HetLoRA(),
             {"aggregation": CoordinateMedian()},
-            "HetLoRA is an average .* take out federated.aggregation",
+            "HetLoRA is an average .* take out aggregation",
         ),
         (
             FlexLoRA(),
@@ -447,11 +447,11 @@ class TwoOptimizers(Ranked):
         (
             HetLoRA(gamma=0.5, lam=0.1),
             {"train": "forward"},
-            "lam=0.1: .* set federated.train=backprop, or lam to 0",
+            "lam=0.1: .* set train=backprop, or lam to 0",
         ),
         (HetLoRA(), {"ranks": {"a": 5}}, "5 is above the rank 4 of the module's adapters"),
         (HetLoRA(), {"ranks": {"nobody": 1}}, r"lora_ranks\.nobody: there is no such client or device"),
-        (HetLoRA(), {"ranks": [1, 2]}, "set federated.fleet"),
+        (HetLoRA(), {"ranks": [1, 2]}, "set fleet"),
         (FedProx(), {}, "FedProx averages adapters of one rank"),
     ],
 )

@@ -281,9 +281,7 @@ def held(made, policy, **settings):
 
 
 def refused_buffer(made, name):
-    return Refused(
-        Project(made, full), f"training changes {name}", "Set federated.buffers=average", in_training=True
-    )
+    return Refused(Project(made, full), f"training changes {name}", "Set buffers=average", in_training=True)
 
 
 def clipped(parameters):
@@ -487,7 +485,7 @@ ROWS: list[Row] = [
         Refused(
             Project(ManualAccumulation, loop={"local_steps": 4}),
             "gradients that no optimizer step has used",
-            "set federated.local_steps to a multiple",
+            "set local_steps to a multiple",
             in_training=True,
         ),
         subject="manual optimization that accumulates across a visit's end",
@@ -542,7 +540,7 @@ ROWS: list[Row] = [
         Refused(
             Project(Skips),
             "round 1 was cut short: its epoch ended before the last of its 6 batches",
-            "Have it give nothing, and set federated.local_steps",
+            "Have it give nothing, and set local_steps",
             in_training=True,
         ),
         subject="on_train_batch_start that gives -1",
@@ -567,7 +565,7 @@ ROWS: list[Row] = [
         Refused(
             Project(Averages),
             "training changes average.",
-            "Set federated.buffers=average",
+            "Set buffers=average",
             in_training=True,
             moved=tuple(f"average.module.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
         ),

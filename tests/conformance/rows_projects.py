@@ -490,7 +490,7 @@ ROWS: list[Row] = [
         Refused(
             Project(templated, TemplateData),
             "training changes net.model.1.running_mean",
-            "Set federated.buffers=average",
+            "Set buffers=average",
             in_training=True,
         ),
         subject="the lightning-hydra-template, whose network has batch norm",

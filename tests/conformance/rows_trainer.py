@@ -269,7 +269,7 @@ ROWS: list[Row] = [
         Refused(
             given(overfit_batches=2),
             "trainer.overfit_batches=2",
-            "leave it at 0, and set federated.local_steps",
+            "leave it at 0, and set local_steps",
         ),
         subject="overfit_batches=2",
     ),
@@ -291,14 +291,12 @@ ROWS: list[Row] = [
     ),
     argument(
         "Trainer.limit_train_batches",
-        Refused(
-            given(limit_train_batches=0.5), "trainer.limit_train_batches=0.5", "set federated.local_steps"
-        ),
+        Refused(given(limit_train_batches=0.5), "trainer.limit_train_batches=0.5", "set local_steps"),
         subject="limit_train_batches=0.5",
     ),
     argument(
         "",
-        Refused(given(limit_train_batches=1), "trainer.limit_train_batches=1", "set federated.local_steps"),
+        Refused(given(limit_train_batches=1), "trainer.limit_train_batches=1", "set local_steps"),
         subject="limit_train_batches=1",
     ),
     argument(

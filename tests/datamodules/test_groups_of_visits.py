@@ -112,5 +112,5 @@ def test_a_joined_batch_reaches_a_worker_once():
 def test_a_loader_without_batches_is_refused():
     source = by_client(DataLoader(TensorDataset(torch.zeros(20)), batch_size=None))
     source.set_groups([(A,), (B,)], 0)
-    with pytest.raises(ValueError, match=r"federated.clients_at_once above 1 collates .* batch_size=None"):
+    with pytest.raises(ValueError, match=r"clients_at_once above 1 collates .* batch_size=None"):
         source.set_groups([(A, B)], 0)

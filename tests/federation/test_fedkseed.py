@@ -239,14 +239,14 @@ def test_bytes_are_known_before_a_round(settings, tmp_path, caplog):
     [
         (
             {"train": "backprop", "zeroth_order": None},
-            "federated.train=backprop has others: set federated.train=forward",
+            "train=backprop has others: set train=forward",
         ),
-        ({"channel": Wire()}, "federated.channel=Wire would round the indices: leave federated.channel out"),
-        ({"server": FedAdam(0.1)}, "federated.server=FedAdam with lr=0.1 would undo: take Average with lr=1"),
-        ({"server": Average(0.5)}, "federated.server=Average with lr=0.5 would undo"),
+        ({"channel": Wire()}, "channel=Wire would round the indices: leave channel out"),
+        ({"server": FedAdam(0.1)}, "server=FedAdam with lr=0.1 would undo: take Average with lr=1"),
+        ({"server": Average(0.5)}, "server=Average with lr=0.5 would undo"),
         (
             {"aggregation": CoordinateMedian()},
-            "the weighted sum of the clients' scalars: leave federated.agg",
+            "the weighted sum of the clients' scalars: leave agg",
         ),
         ({"zeroth_order": ZerothOrder(weight_decay=0.1)}, "weight_decay=0.1 goes another way: set it to 0"),
         (

@@ -114,7 +114,7 @@ def test_resumed_equals_uninterrupted(tmp_path):
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
 def test_mu_out_of_range(mu):
-    with pytest.raises(ValueError, match=rf"federated.algorithm.mu={mu} must be at least 0"):
+    with pytest.raises(ValueError, match=rf"mu={mu} must be at least 0"):
         FedProx(mu)
 
 

@@ -115,7 +115,7 @@ def test_a_name_of_a_client_and_a_device_is_refused():
     [
         ({"a": 1}, FedAvg(), "FedAvg averages adapters of one rank: take HetLoRA or FlexLoRA"),
         ([2], FedAvg(), "FedAvg averages adapters of one rank"),
-        ([2, 4], HetLoRA(), r"lora_ranks=\[2, 4\] .* set federated.fleet, or name a rank"),
+        ([2, 4], HetLoRA(), r"lora_ranks=\[2, 4\] .* set fleet, or name a rank"),
         ({}, HetLoRA(), "lora_ranks={} must give a rank"),
         ([], HetLoRA(), r"lora_ranks=\[\] must give a rank"),
         ({"a": 0}, HetLoRA(), "0 is no rank"),

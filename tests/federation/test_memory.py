@@ -119,7 +119,7 @@ def test_memories_in_a_checkpoint_are_bounded_too(tmp_path):
 def test_what_a_checkpoint_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="holds a set, which a checkpoint cannot"):
         ClientMemories().save("a", {"x": [{1}]}, 0)
-    with pytest.raises(ValueError, match=r"there is no folder for them: set federated.memory.folder"):
+    with pytest.raises(ValueError, match=r"there is no folder for them: set memory.folder"):
         ClientMemories(limit_mib=0).save("a", w(1), 0)
     with pytest.raises(ValueError, match=r"limit_mib=-1 must be at least 0"):
         ClientMemories(limit_mib=-1)

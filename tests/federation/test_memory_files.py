@@ -27,9 +27,7 @@ def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
         again = disk(tmp_path)
         again.load_state_dict(through_a_file(state))
         assert values(again, "a", "b") == expected
-    with pytest.raises(
-        ValueError, match=r"1 of the 2 .* Resume from a later .* federated.memory.keep above 2"
-    ):
+    with pytest.raises(ValueError, match=r"1 of the 2 .* Resume from a later .* memory.keep above 2"):
         disk(tmp_path).load_state_dict(states[-3])
 
 

@@ -45,20 +45,20 @@ class ForwardVisits:
     ) -> None:
         if train == "auto" and fleet is None:
             raise ValueError(
-                "federated.train=auto asks the memory of each client's device, and there are no devices: set "
-                "federated.fleet, or federated.train=forward for all clients"
+                "train=auto asks the memory of each client's device, and there are no devices: set "
+                "fleet, or train=forward for all clients"
             )
         if train == "backprop" and settings is not None:
             raise ValueError(
-                "federated.zeroth_order is set, and federated.train=backprop never uses it: set federated.train to forward "
-                "or auto, or leave federated.zeroth_order out"
+                "zeroth_order is set, and train=backprop never uses it: set train to forward "
+                "or auto, or leave zeroth_order out"
             )
         self.settings = settings or ZerothOrder()
         self.is_used = train != "backprop"
         if aggregation is not None and self.settings.forward_weight != 1:
             raise ValueError(
-                f"federated.zeroth_order.forward_weight={self.settings.forward_weight} is a factor on weights, and "
-                f"{type(aggregation).__name__} has none: set it to 1, or leave federated.aggregation out"
+                f"zeroth_order.forward_weight={self.settings.forward_weight} is a factor on weights, and "
+                f"{type(aggregation).__name__} has none: set it to 1, or leave aggregation out"
             )
 
     @property

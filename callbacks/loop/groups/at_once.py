@@ -71,7 +71,7 @@ class AtOnce:
         if not self._is_auto:
             raise why
         self._number = 1
-        rank_zero_info(f"federated.clients_at_once=auto: one client at a time. {why}")
+        rank_zero_info(f"clients_at_once=auto: one client at a time. {why}")
 
     def stack(
         self,
@@ -141,7 +141,7 @@ class AtOnce:
         best = max(found, key=lambda number: found[number], default=1)
         shown = ", ".join(f"{number}: {rate:.3g}" for number, rate in found.items())
         rank_zero_info(
-            f"federated.clients_at_once=auto: {best} (client steps a second in a trial, by clients at once: {shown})"
+            f"clients_at_once=auto: {best} (client steps a second in a trial, by clients at once: {shown})"
         )
         return best
 

@@ -41,7 +41,7 @@ OURS = ("lightning.", "fedlight.")
 def refusal(why: str, remedy: str = "") -> ValueError:
     """Return the error for what cannot be trained for several clients at once, with a remedy beside one at a time."""
     or_else = f"{remedy}, or set it to 1" if remedy else "set it to 1"
-    return ValueError(f"federated.clients_at_once above 1: {why}: {or_else}")
+    return ValueError(f"clients_at_once above 1: {why}: {or_else}")
 
 
 def check_run(trainer: L.Trainer, module: L.LightningModule, data: object, buffers: str) -> None:
@@ -65,9 +65,7 @@ def check_run(trainer: L.Trainer, module: L.LightningModule, data: object, buffe
             "use 'bf16-mixed' or '32-true'",
         )
     if buffers != "refuse":
-        raise refusal(
-            f"federated.buffers={buffers} gives each client buffers of its own, and a batch has one set"
-        )
+        raise refusal(f"buffers={buffers} gives each client buffers of its own, and a batch has one set")
     _refuse_hooks(module, OF_MODULES)
     if trainer.datamodule is not None:  # type: ignore[attr-defined]
         _refuse_hooks(trainer.datamodule, OF_DATA)  # type: ignore[attr-defined]

@@ -61,8 +61,8 @@ class Buffered(Synchronous):
         refuse_by_round(algorithm)
         if buffers == "average":
             raise refusal(
-                "federated.buffers=average takes the mean over clients that start from one model's buffers",
-                "set federated.buffers=local",
+                "buffers=average takes the mean over clients that start from one model's buffers",
+                "set buffers=local",
             )
         if is_private:
             raise refusal(
@@ -149,7 +149,7 @@ class Buffered(Synchronous):
     def product_error(self, setting: Setting) -> Setting:
         if setting is True:
             raise refusal(
-                "federated.product_error=true compares the server's product with those of clients that began at its model, "
+                "product_error=true compares the server's product with those of clients that began at its model, "
                 "and here they began at different ones",
                 "leave it out",
             )
@@ -201,7 +201,7 @@ def _columns(one: Assignment, step: ServerStep) -> Record:
 
 def refusal(why: str, remedy: str) -> ValueError:
     """Return the error for what does not work with buffered rounds."""
-    return ValueError(f"federated.mode=buffered: {why}: {remedy}, or set federated.mode=sync")
+    return ValueError(f"mode=buffered: {why}: {remedy}, or set mode=sync")
 
 
 def refuse_by_round(algorithm: Algorithm) -> None:
@@ -247,18 +247,16 @@ def make_mode(
     check_device_settings(fleet, deadline_seconds, over_selection)
     if mode == "sync":
         if fedbuff is not None:
-            raise ValueError(
-                "federated.fedbuff is for buffered rounds: set federated.mode=buffered, or take it out"
-            )
+            raise ValueError("fedbuff is for buffered rounds: set mode=buffered, or take it out")
         return Synchronous(clients_per_round)
     if fleet is None:
         raise ValueError(
-            "federated.mode=buffered needs devices that take their time, by which updates arrive: set federated.fleet"
+            "mode=buffered needs devices that take their time, by which updates arrive: set fleet"
         )
     if deadline_seconds is not None or over_selection != 1:
         raise ValueError(
-            f"federated.deadline_seconds={deadline_seconds} and over_selection={over_selection} are for rounds that wait "
-            "for a cohort, and with federated.mode=buffered the server steps when its buffer is full: leave them out"
+            f"deadline_seconds={deadline_seconds} and over_selection={over_selection} are for rounds that wait "
+            "for a cohort, and with mode=buffered the server steps when its buffer is full: leave them out"
         )
     fedbuff = fedbuff or FedBuff()
     return Buffered(fedbuff, fedbuff.concurrency or clients_per_round, seed)

@@ -104,7 +104,7 @@ class LocalWork:
         if self._backward_since_step:
             raise ValueError(
                 f"the visit to client {visit.client_id} ended after {visit.num_batches} batches with gradients that no "
-                "optimizer step has used: training_step makes one step of several batches, so set federated.local_steps to "
+                "optimizer step has used: training_step makes one step of several batches, so set local_steps to "
                 "a multiple of them; or it steps an optimizer inside of another, where the outer one has to make the step"
             )
 

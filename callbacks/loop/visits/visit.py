@@ -210,7 +210,7 @@ def refuse_lost_model(state: State, round_idx: int, server: ServerOptimizer) -> 
             raise ValueError(
                 f"round {round_idx + 1}: {name} of the global model is not finite after the step of "
                 f"{type(server).__name__}, so the run ends with the global model of the round before: lower "
-                f"federated.server.lr={server.lr}, or the learning rate of the clients"
+                f"server.lr={server.lr}, or the learning rate of the clients"
             )
 
 

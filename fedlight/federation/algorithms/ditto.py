@@ -52,9 +52,9 @@ class Ditto(WithLocal):
     ) -> None:
         super().__init__(weighting, local)
         if not 0 <= lam < float("inf"):
-            raise ValueError(f"federated.algorithm.lam={lam} must be at least 0; 0 is local training alone")
+            raise ValueError(f"lam={lam} must be at least 0; 0 is local training alone")
         if personal_epochs < 1:
-            raise ValueError(f"federated.algorithm.personal_epochs={personal_epochs} must be at least 1")
+            raise ValueError(f"personal_epochs={personal_epochs} must be at least 1")
         self.lam = lam
         self.personal_epochs = personal_epochs
         self._towards_received = FedProx(mu=lam)

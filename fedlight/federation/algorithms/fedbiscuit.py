@@ -113,9 +113,9 @@ class FedBiscuit(WithLocal):
     def check_settings(self, federation: Federation) -> None:
         if self.assignment == "soft" and federation.robust:
             raise ValueError(
-                "assignment=soft weights the clients' movements of a selector, and federated.aggregation counts all clients "
-                "alike, so the selectors would become equal: take out federated.aggregation, or set "
-                "federated.algorithm.assignment=nearest"
+                "assignment=soft weights the clients' movements of a selector, and aggregation counts all clients "
+                "alike, so the selectors would become equal: take out aggregation, or set "
+                "assignment=nearest"
             )
         # A module of one's own may make its adapters with its model, so that `check` is the first to know them.
         if isinstance(federation.module, HoldsAdapters):
@@ -142,7 +142,7 @@ class FedBiscuit(WithLocal):
         if warmup >= federation.num_rounds:
             raise ValueError(
                 f"the warm-up of {len(adapters)} selectors takes {warmup} rounds and the run has "
-                f"{federation.num_rounds}: no client would ever be grouped. Lower federated.algorithm.warmup_rounds="
+                f"{federation.num_rounds}: no client would ever be grouped. Lower warmup_rounds="
                 f"{self.warmup_rounds} or raise trainer.max_epochs"
             )
 
@@ -206,7 +206,7 @@ class FedBiscuit(WithLocal):
         if self.assignment in ("nearest", "soft") and (losses == losses[:, :1]).all():
             raise ValueError(
                 f"all {len(self._adapters)} selectors are equal, so assignment={self.assignment} cannot tell them apart: "
-                "set federated.algorithm.warmup_rounds to 1 or more, or start from selectors that differ"
+                "set warmup_rounds to 1 or more, or start from selectors that differ"
             )
         if self.assignment == "soft":
             uniform = [1 / len(self._adapters)] * len(self._adapters)
@@ -237,13 +237,13 @@ class FedBiscuit(WithLocal):
         known = {client: group for client, group in (named or {}).items() if client in federation.clients}
         if not known:
             raise ValueError(
-                "federated.algorithm.assignment=known needs groups of the clients: map columns.group to a column of the "
+                "assignment=known needs groups of the clients: map columns.group to a column of the "
                 "data, or set another assignment"
             )
         numbers = {group: number for number, group in enumerate(sorted(set(known.values())))}
         if len(numbers) > len(self._adapters):
             raise ValueError(
-                f"federated.algorithm.assignment=known: the data have {len(numbers)} groups and the module "
+                f"assignment=known: the data have {len(numbers)} groups and the module "
                 f"{len(self._adapters)} selectors: set model.num_adapters={len(numbers)}"
             )
         return {client: numbers[group] for client, group in known.items()}

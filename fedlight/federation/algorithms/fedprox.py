@@ -42,7 +42,7 @@ class FedProx(Algorithm):
     def __init__(self, mu: float = 0.01, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
         if not 0 <= mu < float("inf"):
-            raise ValueError(f"federated.algorithm.mu={mu} must be at least 0; 0 is FedAvg")
+            raise ValueError(f"mu={mu} must be at least 0; 0 is FedAvg")
         self.mu = mu
 
     def check(self, federation: Federation) -> None:

@@ -61,11 +61,9 @@ class FedRep(Algorithm):
     ) -> None:
         super().__init__(weighting)
         if not private:
-            raise ValueError(
-                f"federated.algorithm.private={private!r} must be a list of patterns, such as [head]"
-            )
+            raise ValueError(f"private={private!r} must be a list of patterns, such as [head]")
         if head_epochs < 1:
-            raise ValueError(f"federated.algorithm.head_epochs={head_epochs} must be at least 1")
+            raise ValueError(f"head_epochs={head_epochs} must be at least 1")
         self.private = [*private]
         self.head_epochs = head_epochs
         self.together = together
@@ -83,12 +81,12 @@ class FedRep(Algorithm):
         heads = [name for name in names if self.is_private(name)]
         if not heads:
             raise ValueError(
-                f"federated.algorithm.private={self.private} names none of the {len(names)} trained parameters, such as "
+                f"private={self.private} names none of the {len(names)} trained parameters, such as "
                 f"{names[0]}: give a part of the names of those that stay with the clients, or take FedAvg"
             )
         if len(heads) == len(names):
             raise ValueError(
-                f"federated.algorithm.private={self.private} names all {len(names)} trained parameters, such as {names[0]}, "
+                f"private={self.private} names all {len(names)} trained parameters, such as {names[0]}, "
                 "so nothing would be shared: give a part of the names of the head alone, or take LocalOnly"
             )
 

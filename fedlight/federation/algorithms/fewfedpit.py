@@ -53,7 +53,7 @@ class FewFedPIT(Algorithm):
     ) -> None:
         super().__init__(weighting)
         if not 0 <= beta <= 1:
-            raise ValueError(f"federated.algorithm.beta={beta} must be in [0, 1]; 1 is FedAvg")
+            raise ValueError(f"beta={beta} must be in [0, 1]; 1 is FedAvg")
         self.beta = beta
         if beta < 1:  # those of the private visit would reach the public one, or leave the client unmixed
             self.buffers = ("refuse",)

@@ -61,7 +61,7 @@ class FewFedWeight(FedMIT):
         if work.mean_loss is None:
             raise ValueError(
                 "FewFedWeight weights clients by their loss, and training_step returned none: return it, or set "
-                "federated.algorithm.weighting=normalized"
+                "weighting=normalized"
             )
         client = visiting.client
         loss = max(

@@ -36,9 +36,7 @@ class GlobalThenLocal(Algorithm):
     def __init__(self, global_rounds: int = 50, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
         if global_rounds < 1:
-            raise ValueError(
-                f"federated.algorithm.global_rounds={global_rounds} must be at least 1; with none it is LocalOnly"
-            )
+            raise ValueError(f"global_rounds={global_rounds} must be at least 1; with none it is LocalOnly")
         self.global_rounds = global_rounds
         self._alone = LocalOnly()
         self._is_local = False
@@ -47,7 +45,7 @@ class GlobalThenLocal(Algorithm):
         super().check_settings(federation)
         if 0 <= federation.num_rounds <= self.global_rounds:
             raise ValueError(
-                f"federated.algorithm.global_rounds={self.global_rounds} of the run's {federation.num_rounds} rounds leave "
+                f"global_rounds={self.global_rounds} of the run's {federation.num_rounds} rounds leave "
                 "no local round: lower it, or raise trainer.max_epochs"
             )
 

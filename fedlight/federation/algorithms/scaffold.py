@@ -65,7 +65,7 @@ class Scaffold(Algorithm):
         if federation.robust:
             raise ValueError(
                 "Scaffold needs the mean of the clients' controls, which a robust aggregation does not give: take out "
-                "federated.aggregation, or use another algorithm"
+                "aggregation, or use another algorithm"
             )
 
     def check(self, federation: Federation) -> None:

@@ -67,9 +67,7 @@ class FedKSeed(Algorithm):
     def __init__(self, num_seeds: int = 4096, seed: int = 0, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
         if not 1 <= num_seeds <= MOST_SEEDS:
-            raise ValueError(
-                f"federated.algorithm.num_seeds={num_seeds} must be from 1 to {MOST_SEEDS}: indices take two bytes"
-            )
+            raise ValueError(f"num_seeds={num_seeds} must be from 1 to {MOST_SEEDS}: indices take two bytes")
         self.num_seeds = num_seeds
         self.seed = seed
         self._directions = SharedDirections(num_seeds, seed)
@@ -83,23 +81,21 @@ class FedKSeed(Algorithm):
         super().check_settings(federation)
         if federation.train != "forward":
             raise ValueError(
-                f"FedKSeed sends what forward-only visits have gone, and federated.train={federation.train} has others: "
-                "set federated.train=forward"
+                f"FedKSeed sends what forward-only visits have gone, and train={federation.train} has others: "
+                "set train=forward"
             )
         if type(federation.channel) is not Identity:
             raise ValueError(
-                "FedKSeed has its own code for what is sent, of which federated.channel="
-                f"{type(federation.channel).__name__} would round the indices: leave federated.channel out"
+                "FedKSeed has its own code for what is sent, of which channel="
+                f"{type(federation.channel).__name__} would round the indices: leave channel out"
             )
         if type(federation.server) is not Average or federation.server.lr != 1:
             raise ValueError(
-                "FedKSeed's model is a function of its scalars, which federated.server="
+                "FedKSeed's model is a function of its scalars, which server="
                 f"{type(federation.server).__name__} with lr={federation.server.lr} would undo: take Average with lr=1"
             )
         if federation.robust:
-            raise ValueError(
-                "FedKSeed needs the weighted sum of the clients' scalars: leave federated.aggregation out"
-            )
+            raise ValueError("FedKSeed needs the weighted sum of the clients' scalars: leave aggregation out")
         rates = {float(group["lr"]) for one in federation.optimizers for group in one.param_groups}
         if len(rates) > 1:
             raise ValueError(

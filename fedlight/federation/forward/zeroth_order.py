@@ -69,16 +69,16 @@ class ZerothOrder(Checked):
         weight_decay: float = 0.0,
         forward_weight: float = 1.0,
     ) -> None:
-        where, infinite = "federated.zeroth_order.", float("inf")
+        infinite = float("inf")
         for name, value in (("eps", eps), ("lr_scale", lr_scale)):
             if not 0 < value < infinite:
-                raise ValueError(f"{where}{name}={value} must be above 0")
+                raise ValueError(f"{name}={value} must be above 0")
         if perturbations < 1:
-            raise ValueError(f"{where}perturbations={perturbations} must be at least 1")
+            raise ValueError(f"perturbations={perturbations} must be at least 1")
         if not 0 <= weight_decay < infinite:
-            raise ValueError(f"{where}weight_decay={weight_decay} must be at least 0")
+            raise ValueError(f"weight_decay={weight_decay} must be at least 0")
         if not 0 <= forward_weight <= 1:
-            raise ValueError(f"{where}forward_weight={forward_weight} must be in [0, 1]")
+            raise ValueError(f"forward_weight={forward_weight} must be in [0, 1]")
         self.eps = eps
         self.perturbations = perturbations
         self.lr_scale = lr_scale

@@ -209,12 +209,12 @@ def trained_pairs(federation: Federation, algorithm: str) -> list[LoraPair]:
     if others:
         name, why = next(iter(others.items()))
         raise ValueError(
-            f"federated.algorithm={algorithm} is for plain LoRA on linear layers and embeddings, and {name} is trained: "
+            f"algorithm={algorithm} is for plain LoRA on linear layers and embeddings, and {name} is trained: "
             f"{why}. Leave such layers and variants out of the adapter, or take FedAvg"
         )
     if not pairs:
         raise ValueError(
-            f"federated.algorithm={algorithm} treats the factors A and B of LoRA adapters in unlike ways, and none of the "
+            f"algorithm={algorithm} treats the factors A and B of LoRA adapters in unlike ways, and none of the "
             f"{len(trained)} trained parameters is one, such as {next(iter(trained))}: train an adapter, or take FedAvg"
         )
     return pairs

@@ -80,7 +80,7 @@ class ProductError:
         if self._setting == "auto" and mib > LIMIT_MIB:
             self._say(
                 f"fed/product_error is left out, as the adapters of {num_clients} clients take {mib:,.0f} MiB until their "
-                f"round is over, and federated.product_error=auto means at most {LIMIT_MIB}: set it to true to have it"
+                f"round is over, and product_error=auto means at most {LIMIT_MIB}: set it to true to have it"
             )
             return aggregation
         mean = algorithm.aggregation(len(federation.clients)) if federation.robust else aggregation

@@ -246,18 +246,18 @@ def refuse_fixed_coordinates(federation: Federation, algorithm: str, other: str)
     )
     if federation.robust:
         raise ValueError(
-            f"{why}, and a federated.aggregation combines coordinates: take it out, or take another algorithm, such as "
+            f"{why}, and an aggregation combines coordinates: take it out, or take another algorithm, such as "
             "FFALoRA, whose clients share their A"
         )
     if type(federation.server) is not Average or federation.server.lr != 1:
         raise ValueError(
-            f"{why}, and federated.server would step along the coordinates of several rounds: take Average with lr=1, or "
+            f"{why}, and the server optimizer would step along the coordinates of several rounds: take Average with lr=1, "
             f"{other}"
         )
     if federation.channel.error_feedback:
         raise ValueError(
             f"{why}, so what one message has lost cannot be added to the next: set error_feedback=false in the codecs of "
-            f"federated.channel.up, or take {other}"
+            f"channel.up, or take {other}"
         )
 
 

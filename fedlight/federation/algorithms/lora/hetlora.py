@@ -70,14 +70,12 @@ class HetLoRA(WithLocal):
     ) -> None:
         super().__init__(weighting, local)
         if not 0 < gamma <= 1:
-            raise ValueError(
-                f"federated.algorithm.gamma={gamma} must be above 0 and at most 1; 1 never prunes"
-            )
+            raise ValueError(f"gamma={gamma} must be above 0 and at most 1; 1 never prunes")
         if not 0 <= lam < float("inf"):
-            raise ValueError(f"federated.algorithm.lam={lam} must be at least 0; 0 is no penalty")
+            raise ValueError(f"lam={lam} must be at least 0; 0 is no penalty")
         if lam > 0 and gamma == 1:
             raise ValueError(
-                f"federated.algorithm.lam={lam} is a penalty on what pruning would drop, and gamma=1 never prunes: set "
+                f"lam={lam} is a penalty on what pruning would drop, and gamma=1 never prunes: set "
                 "gamma, such as 0.75, or lam to 0"
             )
         self.sparsity_weighted = sparsity_weighted
@@ -95,17 +93,17 @@ class HetLoRA(WithLocal):
         if federation.robust:
             raise ValueError(
                 "HetLoRA is an average of factors that are padded with zeros, of which a robust aggregation would take the "
-                "zeros: take out federated.aggregation, or use another algorithm"
+                "zeros: take out aggregation, or use another algorithm"
             )
         if self.lam > 0 and len(federation.optimizers) > 1:
             raise ValueError(
-                f"federated.algorithm.lam={self.lam}: the penalty is on a product of A and B, and the module's "
+                f"lam={self.lam}: the penalty is on a product of A and B, and the module's "
                 f"{len(federation.optimizers)} optimizers may step them apart: give it one optimizer, or set lam to 0"
             )
         if self.lam > 0 and federation.train != "backprop":
             raise ValueError(
-                f"federated.algorithm.lam={self.lam}: the penalty is on a product of A and B, and with federated.train="
-                f"{federation.train} forward-only visits move one after the other: set federated.train=backprop, or lam to 0"
+                f"lam={self.lam}: the penalty is on a product of A and B, and with train="
+                f"{federation.train} forward-only visits move one after the other: set train=backprop, or lam to 0"
             )
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:

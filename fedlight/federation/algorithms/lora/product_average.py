@@ -68,7 +68,7 @@ class ProductAverage(WithLocal):
         super().__init__(weighting, local)
         if not 0 < threshold <= 1:
             raise ValueError(
-                f"federated.algorithm.threshold={threshold} is the share of the squared singular values that is kept, and "
+                f"threshold={threshold} is the share of the squared singular values that is kept, and "
                 "must be above 0 and at most 1"
             )
         self.threshold = threshold
