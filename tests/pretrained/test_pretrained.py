@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_gguf import write_gguf, write_wheel
+from tiny_world import fedlight
 from transformers import AutoModelForCausalLM
 
 from fedlight.callbacks.export.card_facts import base_form, public_name
 from fedlight.pretrained import fetching, named
 from fedlight.pretrained.hub import find_licence, find_model, load_tokenizer
 from fedlight.pretrained.named import Pretrained
-from tests.support.tiny_gguf import write_gguf, write_wheel
-from tests.support.tiny_world import fedlight
 
 
 @pytest.fixture
