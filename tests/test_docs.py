@@ -163,6 +163,7 @@ def test_every_room_is_in_the_reference():
 @pytest.mark.parametrize("command", INLINE)
 def test_inline_commands_name_what_exists(command):
     """Those of the blocks are parsed in full by tests/test_readme.py."""
+    from fedlight.cli.main import COMMANDS
     from fedlight.conf import path as conf_path
 
     words = command.split()
@@ -170,23 +171,7 @@ def test_inline_commands_name_what_exists(command):
         assert conf_path(f"recipes/{words[2]}.yaml").is_file()
     configs = [word for word in words if word.endswith(".yaml") and word != "mine.yaml"]
     assert all(conf_path(config).is_file() for config in configs)
-    assert words[1] in (
-        "chat",
-        "client",
-        "completion",
-        "device",
-        "devices",
-        "export",
-        "fit",
-        "flower",
-        "init",
-        "plan",
-        "predict",
-        "report",
-        "run",
-        "test",
-        "validate",
-    )
+    assert words[1] in COMMANDS
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

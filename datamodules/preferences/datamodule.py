@@ -40,7 +40,7 @@ from fedlight.datamodules.text.examples import (
 )
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.settings_record import digest
 from fedlight.support.types import Rows

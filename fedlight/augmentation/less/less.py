@@ -36,8 +36,8 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import pad_id
 from fedlight.devices import hardware
 from fedlight.modules.sft import SFTModule
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.checks import check_range, refuse_below
-from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
