@@ -48,7 +48,7 @@ def _faults(verdicts: set[str], said: str, figures: str) -> Iterator[str]:
         yield f"**{word}** needs an interval without {limit}, or every seed; there is {shown}"
     if "undecided" in verdicts and not open_ones:
         yield f"**undecided** needs an interval with {limit}; there is {shown}"
-    if "undecided" not in verdicts and open_ones and not EXCEPT.search(said):
+    if "undecided" not in verdicts and open_ones and decided and not EXCEPT.search(said):
         yield f"an interval contains {limit}, so one verdict is **undecided**; there is {shown}"
 
 

@@ -24,7 +24,7 @@ HEAD = """# What the papers have, and where it is
 Written from [coverage.toml](coverage.toml) by `python benchmarks/reproduce.py render`; values of settings are read from the
 configs. States:
 
-* runs here: with measured figures on [the page of results](../results.md), of small models or the embedded world;
+* runs here: on small models or the embedded world; what was measured is on [the page of results](../results.md);
 * written: code and config are there, and were not run at the paper's size;
 * left out.
 

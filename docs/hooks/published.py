@@ -1,4 +1,4 @@
-"""Ends the build where a page is not what its record gives, or a verdict is not what its intervals say.
+"""Ends the build where a page differs from its record, an interval from its seeds, or a verdict from its intervals.
 
 Written from records are the tables of measurements (docs/results.toml, docs/results/*.json) and the page of what the papers
 have (docs/papers/coverage.toml).
@@ -20,6 +20,7 @@ def on_pre_build(config: Any) -> None:
     sys.path.append(str(ROOT / "benchmarks"))
     from published.claims import contradictions
     from published.measurements import load
+    from published.over_seeds import differing
     from published.tables import pages, table
 
     published = load()
@@ -28,5 +29,7 @@ def on_pre_build(config: Any) -> None:
             raise NotAsRecorded(
                 f"{page.relative_to(ROOT)} is not what the records give: python benchmarks/reproduce.py render"
             )
-    if faults := list(contradictions(table(published, "claims")[0])):
-        raise NotAsRecorded("docs/results.toml, table claims: " + "\n".join(faults))
+    faults = [fault for one in published.measurements.values() for fault in differing(one)]
+    faults += [f"table claims: {fault}" for fault in contradictions(table(published, "claims")[0])]
+    if faults:
+        raise NotAsRecorded("docs/results.toml: " + "\n".join(faults))
