@@ -9,7 +9,7 @@ with a clause that has none is not checked, since its verdict may be by every se
 import re
 from collections.abc import Iterator
 
-MARGIN = 0.02  # of an accuracy: what the page calls as good as
+MARGIN = 0.02  # in accuracy, of claims that one method is as good as another
 VERDICT = re.compile(r"\*\*(holds|does not|undecided)\*\*", re.IGNORECASE)
 EXCEPT = re.compile(
     r"every seed|of (two|three|four|five|six|seven|eight|nine|ten)\b"
@@ -18,7 +18,10 @@ INTERVAL = re.compile(r"\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
 
 
 def contradictions(table: str) -> Iterator[str]:
-    """What is wrong with the verdicts of a table in Markdown whose columns are paper, claim, verdict and figures.
+    """Name each verdict that the intervals of its row contradict.
+
+    Args:
+        table: the claims in Markdown; columns are paper, claim, verdict and figures.
 
     Example:
         >>> row = "| | A is better | **holds** in one world | A from B +0.1 [-0.1, +0.3] | `command` | |"

@@ -42,7 +42,7 @@ class Figure:
 
     @property
     def sides(self) -> list["Figure"]:
-        """The figures of which it is the difference, or the figure itself."""
+        """The two figures of a difference, or the figure itself."""
         if not self.subtracted:
             return [self]
         return [replace(self, rows=rows, subtracted=()) for rows in (self.rows, self.subtracted)]

@@ -1,4 +1,4 @@
-"""Differences over seeds that a recipe has computed, made again from the rows of the single seeds in the same record.
+"""Compute the recorded differences over seeds again, from the rows of the single seeds in the same record.
 
 A recipe's stage under ``over_seeds`` has either ``pairs``, a label -> the method and the one that is subtracted, with one
 ``column``, or ``against``, the method that is subtracted from every other, in each of its columns.
@@ -18,7 +18,9 @@ from published.measurements import Measurement, Row
 
 
 def differing(measurement: Measurement) -> Iterator[str]:
-    """Each recorded difference that its seeds do not give: what is recorded, and what they give."""
+    """Name each recorded difference that the seeds do not give, with both values."""
+    if not measurement.over_seeds:
+        return
     by_seed: dict[int, dict[str, Row]] = {}
     for row in measurement.rows:
         if "seed" in row:
@@ -44,7 +46,7 @@ def differing(measurement: Measurement) -> Iterator[str]:
 
 
 def _arguments(measurement: Measurement, stage: str) -> Mapping[str, Any]:
-    """What the recipe gives to a stage, in its own file or in one that it extends."""
+    """Return the arguments of a stage, from the recipe or from a recipe that it extends."""
     names = [f"recipes/{shlex.split(measurement.command)[2]}.yaml"]
     for name in names:
         told = yaml.safe_load(config_file(name).read_text(encoding="utf-8"))

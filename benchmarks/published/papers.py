@@ -1,4 +1,4 @@
-"""The page of what the papers have, ``docs/papers/coverage.md``, written from ``docs/papers/coverage.toml``.
+"""Write the page on the coverage of the papers, ``docs/papers/coverage.md``, from ``docs/papers/coverage.toml``.
 
 The record says where each system, table, figure, algorithm and setting is. Values of settings are read from the configs that
 it names, so the page cannot say an older one.
@@ -19,12 +19,13 @@ TOML = ROOT / "docs" / "papers" / "coverage.toml"
 PAGE = ROOT / "docs" / "papers" / "coverage.md"
 STATES = ("runs here", "written", "left out")
 KEY = re.compile(r"(?P<file>conf/[\w/.]+\.yaml): (?P<key>[\w.]+)")
-HEAD = """# What the papers have, and where it is
+HEAD = """# Coverage of the papers
 
-Written from [coverage.toml](coverage.toml) by `python benchmarks/reproduce.py render`; values of settings are read from the
+Every system, table, figure and setting of the three papers: the file or command here, the state, and the deviation.
+`python benchmarks/reproduce.py render` writes this page from [coverage.toml](coverage.toml) and reads values of settings from the
 configs. States:
 
-* runs here: on small models or the embedded world; what was measured is on [the page of results](../results.md);
+* runs here: on small models or the embedded world; [the page of results](../results.md) has the measurements;
 * written: code and config are there, and were not run at the paper's size;
 * left out.
 
@@ -33,12 +34,12 @@ method alone, for small models. "-": there is none."""
 
 
 def load() -> Mapping[str, Mapping[str, Any]]:
-    """What the record says, by paper."""
+    """Read the record of each paper."""
     return tomllib.loads(TOML.read_text(encoding="utf-8"))
 
 
 def page() -> str:
-    """The page as it should be."""
+    """Return the page that the record gives."""
     parts = [HEAD]
     for paper in load().values():
         parts += [f"## {paper['title']}", f"The method, step by step: [{paper['title']}]({paper['page']})."]
@@ -65,7 +66,7 @@ def page() -> str:
 
 
 def value(place: str) -> Any:
-    """What stands in a config at ``FILE: KEY``; the text itself where it names no key.
+    """Return the value of a config at ``FILE: KEY``, or the text itself where it names no key.
 
     Raises:
         ValueError: the file has no such key.

@@ -1,7 +1,7 @@
 """Ends the build where a page differs from its record, an interval from its seeds, or a verdict from its intervals.
 
-Written from records are the tables of measurements (docs/results.toml, docs/results/*.json) and the page of what the papers
-have (docs/papers/coverage.toml).
+The records are docs/results.toml and docs/results/*.json, for tables of measurements, and docs/papers/coverage.toml, for the
+page on the coverage of the papers.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The page of what the papers have is whole, and all that it names is there."""
+"""The page on the coverage of the papers is complete, and every place that it names exists."""
 
 import os
 import re
@@ -38,7 +38,7 @@ SYSTEMS = {
         as a judge; TinyLlama-1.1B
     """,
 }
-# Words of which each names at least one setting of the paper (appendices B.1, A.5 and A.6, A, and the experiments).
+# Each word names at least one setting of the paper (appendices B.1, A.5 and A.6, A, and the experiments).
 SETTING_WORDS = {
     "fedbiscuit": """
         LoRA rank; LoRA alpha; LoRA dropout; temperature; new tokens; clients, summaries; clients, answers;
@@ -123,7 +123,7 @@ def test_a_value_that_is_not_the_papers_is_explained(row):
 
 
 def line_of(file, key):
-    """The line of a config on which a key stands."""
+    """Return the line of a config with a key."""
     text = (ROOT / file).read_text(encoding="utf-8")
     node = yaml.compose(text)
     for piece in key.split("."):
