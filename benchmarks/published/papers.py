@@ -22,8 +22,8 @@ KEY = re.compile(r"(?P<file>conf/[\w/.]+\.yaml): (?P<key>[\w.]+)")
 HEAD = """# Coverage of the papers
 
 Every system, table, figure and setting of the three papers: the file or command here, the state, and the deviation.
-`python benchmarks/reproduce.py render` writes this page from [coverage.toml](coverage.toml) and reads values of settings from the
-configs. States:
+`python benchmarks/reproduce.py render` writes this page from [coverage.toml](coverage.toml), with values of settings
+from the configs. States:
 
 * runs here: on small models or the embedded world; [the page of results](../results.md) has the measurements;
 * written: code and config are there, and were not run at the paper's size;
