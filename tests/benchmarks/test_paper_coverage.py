@@ -42,6 +42,7 @@ SYSTEMS = {
 SETTING_WORDS = {
     "fedbiscuit": """
         LoRA rank; LoRA alpha; LoRA dropout; temperature; new tokens; clients, summaries; clients, answers;
+        preference pairs, summaries; preference pairs, answers;
         clients a round; K; batch of a selector; rounds R; optimizer of a selector; betas; learning rate of
         a selector; selectors U; warm-up; tau, summaries; tau, answers; eq. 8; eq. 6; global learning rate;
         validation; longest input; Dirichlet; completions; prompts of the server; epochs of DPO; checkpoint;
