@@ -2,9 +2,8 @@
 
 F. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038:
 each pair is doubled into (x, yw, yl) with label A and (x, yl, yw) with label B (section 4), so a selector cannot win by
-position; each client has a training and a validation set (section 5.1). Deviation: the paper splits the doubled examples.
-Here pairs are split *before* they are doubled, so training and validation never share a pair. Votes of one client on the
-same two answers are on the same side, too.
+position. Deviation: the paper splits the doubled examples into training and validation (section 5.1); here pairs are split
+first, so the two never share a pair, nor votes of one client on the same two answers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
