@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
@@ -265,7 +266,7 @@ class RoundPlanner:
         of steps of a schedule that continues from round to round, or slightly more where visits differ in length.
         """
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
-        visits = self.algorithm.plan(round_idx, [*self.clients.values()], num_batches)
+        visits = self._whole(self.algorithm.plan(round_idx, [*self.clients.values()], num_batches))
         nobody = Visit(next(iter(self.clients)), accumulation)
         self.data.set_visits([max(visits, key=lambda visit: visit.num_batches, default=nobody)], round_idx)
 
@@ -311,7 +312,11 @@ class RoundPlanner:
     def _visits_of(self, round_idx: int, clients: Sequence[Client]) -> list[Visit]:
         """Return the visits of clients that are asked in a round, as the algorithm plans them."""
         num_batches = visit_lengths(self.local_steps, self.accumulation(round_idx), self.data.num_batches)
-        return self.algorithm.plan(round_idx, clients, num_batches)
+        return self._whole(self.algorithm.plan(round_idx, clients, num_batches))
+
+    def _whole(self, visits: Sequence[Visit]) -> list[Visit]:
+        """Return visits that see every example of a client where their length is that of passes."""
+        return [replace(visit, whole_passes=self.local_steps is None) for visit in visits]
 
     def _cost(self, bundle: Bundle, round_idx: int) -> float:
         """Return what a bundle costs, by which bundles are shared out among processes."""
