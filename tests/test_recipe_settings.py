@@ -5,10 +5,12 @@ https://arxiv.org/abs/2407.03038: tables 3 (TL;DR), 4 (SHP) and 5 (data), append
 reads what a stage gives it, and then stops, so defaults of the configs count as well as what the recipes say.
 """
 
+import json
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from tiny_world import write_rows
 
 from fedlight import conf
 from fedlight.lightning_cli.cli import FedlightCLI
@@ -149,3 +151,27 @@ def test_the_data_of_table_5(recipe):
 def test_the_questions_of_shp_are_4293():
     settings = OmegaConf.load(conf.path("data/shp_prompts.yaml")).init_args
     assert (settings.source, settings.split, settings.limit) == ("stanfordnlp/SHP", "test", 4293)
+
+
+@pytest.mark.parametrize(("limit", "too_long"), [("", 0), ("pair_tokens=150", 3)], ids=["as it follows", "less"])
+def test_pairs_of_two_answers_at_the_limit_are_labelled(limit, too_long, tiny_model, tmp_path, any_text):
+    """Two prompts of 120 words, the limit, one with answers of 50 words, the limit as well, and one with short answers."""
+    from fedlight.modules.selector import SelectorModule
+
+    changes = [f"model={tiny_model}", "accelerator=cpu", "max_tokens=120", "max_new_tokens=50", *filter(None, [limit])]
+    by_name = {s.name: s for s in recipes.stages(recipes.load("fedbiscuit_table2", changes), tmp_path / "run", 0)}
+    selector = SelectorModule(tiny_model)
+    selector.configure_model()
+    selector.save_adapter(tmp_path / "run/selector/adapter")
+    said = [" ".join([word] * 50) for word in ("anna", "ben", "leo")]
+    rows = [
+        {"fields": {"instruction": "walls " * 120}, "completions": said},
+        {"fields": {"instruction": "birds " * 120}, "completions": ["anna", "ben"]},
+    ]
+    by_name["completions"].folder.mkdir()
+    write_rows(by_name["completions"].folder / "completions.jsonl", rows)
+    by_name["votes"].run()
+    metrics = by_name["label"].run()["result"]["metrics"]
+    assert metrics == {"label/pairs": 4 - too_long, "label/too_long": too_long}
+    table = by_name["table"].arguments
+    assert table["labels"]["FedBis"] == str(by_name["label"].folder)

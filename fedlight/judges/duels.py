@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlight.datamodules.preferences.labelling import labelled
 from fedlight.datamodules.rows.rows import write_rows
 from fedlight.evaluation.judge import BothPositions, Judge
-from fedlight.evaluation.length_controlled import Compared, length_controlled
+from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.task_answers import TaskAnswer, read_answers
 from fedlight.support.results import rich_text
@@ -19,8 +20,8 @@ from fedlight.support.results import rich_text
 REFERENCE = "reference"
 COLUMNS = {
     **{name: name for name in ("win", "tie", "lose", "wt", "win_rate")},
-    **{"interval": "95 % interval", "length_controlled": "length-controlled"},
-    **{name: name.replace("_", " ") for name in ("order_changed", "prefers_first", "pairs", "unread")},
+    **{"interval": "95 % interval", "equal_length": "at equal length"},
+    **{name: name.replace("_", " ") for name in ("order_changed", "prefers_first", "pairs", "unread", "labelled", "too_long")},
 }
 
 
@@ -32,11 +33,12 @@ def duels(
     against: str | None = None,
     moment: str | None = None,
     in_both: bool = False,
+    labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Count wins, ties and losses of each method's answers against another's, or against the right answers of the rows.
 
-    The win rate is ``win + tie / 2``, with its 95 % interval by the bootstrap over prompts; the length-controlled one is the
-    estimate for answers of equal length (`fedlight.evaluation.length_controlled`).
+    The win rate is ``win + tie / 2``, with its 95 % interval by the bootstrap over prompts; the one at equal length is
+    estimated by `fedlight.evaluation.equal_length`, and is not the length-controlled rate of AlpacaEval.
 
     Args:
         methods: method -> folder of a run with the callback ``TaskScores``. Of a run that scored its clients' own models,
@@ -47,10 +49,11 @@ def duels(
         against: folder of the run whose answers are the other side; None: the right answer of each row.
         moment: moment of the answers: ``epoch_3``, ``test`` and so on; None: the run's end.
         in_both: see `fedlight.evaluation.win_rate`.
+        labels: method -> folder of the stage that labelled its pairs for DPO.
 
     Returns:
-        ``rows`` with ``method``, the fields of `fedlight.evaluation.win_rate.WinTieLose` and ``length_controlled``; a
-        ``report``.
+        ``rows`` with ``method``, the fields of `fedlight.evaluation.win_rate.WinTieLose`, ``equal_length``, and of methods
+        in ``labels`` the numbers of pairs ``labelled`` and ``too_long`` for it; a ``report``.
 
     Raises:
         ValueError: there is no such judge; a folder has no such answers, or two have answers to different prompts; asking
@@ -77,8 +80,9 @@ def duels(
             _record(method, answer, other, *both)
             for (answer, other), *both in zip(own, *verdicts, strict=True)
         ]
-    for row, found in zip(rows, length_controlled(judged).values(), strict=True):
-        row |= {} if math.isnan(found.corrected) else {"length_controlled": found.corrected}
+    for row, found in zip(rows, rates_at_equal_length(judged).values(), strict=True):
+        row |= {} if math.isnan(found.corrected) else {"equal_length": found.corrected}
+        row |= labelled(labels[row["method"]]) if labels and row["method"] in labels else {}
     write_rows(records, Path(output) / "verdicts.jsonl")
     title = f"{task}, against {REFERENCE if against is None else Path(against).name}"
     return {"rows": rows, "report": report(title, rows)}
