@@ -4,8 +4,8 @@ import pytest
 from tiny_world import write_rows
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
+from fedlight.evaluation.judge import Judge
 from fedlight.judges.duels import duels
 
 LENGTHS = [3, 9, 8, 4, 9, 7, 9, 2, 7, 9, 8, 6]

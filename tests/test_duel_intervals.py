@@ -10,8 +10,8 @@ from tiny_world import EVAL_PROMPTS, write_rows
 from fedlight.callbacks.scores.win_rate import WinRate
 from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
+from fedlight.evaluation.judge import Judge
 from fedlight.judges.duels import duels
 from fedlight.modules.dpo import DPOModule
 

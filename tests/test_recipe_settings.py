@@ -5,7 +5,6 @@ https://arxiv.org/abs/2407.03038: tables 3 (TL;DR), 4 (SHP) and 5 (data), append
 reads what a stage gives it, and then stops, so defaults of the configs count as well as what the recipes say.
 """
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -153,13 +152,23 @@ def test_the_questions_of_shp_are_4293():
     assert (settings.source, settings.split, settings.limit) == ("stanfordnlp/SHP", "test", 4293)
 
 
-@pytest.mark.parametrize(("limit", "too_long"), [("", 0), ("pair_tokens=150", 3)], ids=["as it follows", "less"])
+@pytest.mark.parametrize(
+    ("limit", "too_long"), [("", 0), ("pair_tokens=150", 3)], ids=["as it follows", "less"]
+)
 def test_pairs_of_two_answers_at_the_limit_are_labelled(limit, too_long, tiny_model, tmp_path, any_text):
     """Two prompts of 120 words, the limit, one with answers of 50 words, the limit as well, and one with short answers."""
     from fedlight.modules.selector import SelectorModule
 
-    changes = [f"model={tiny_model}", "accelerator=cpu", "max_tokens=120", "max_new_tokens=50", *filter(None, [limit])]
-    by_name = {s.name: s for s in recipes.stages(recipes.load("fedbiscuit_table2", changes), tmp_path / "run", 0)}
+    changes = [
+        f"model={tiny_model}",
+        "accelerator=cpu",
+        "max_tokens=120",
+        "max_new_tokens=50",
+        *filter(None, [limit]),
+    ]
+    by_name = {
+        s.name: s for s in recipes.stages(recipes.load("fedbiscuit_table2", changes), tmp_path / "run", 0)
+    }
     selector = SelectorModule(tiny_model)
     selector.configure_model()
     selector.save_adapter(tmp_path / "run/selector/adapter")

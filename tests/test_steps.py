@@ -182,7 +182,8 @@ def test_the_selectors_table(rows, tested, label):
 def test_a_pair_too_long_for_the_selector_is_counted_and_no_tie(rows, tested, label):
     duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
     row = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0)), label)["rows"][1]
-    assert (row["win_rate_by_selector"], row["unread"]) == (0.5, 1)  # one won and one lost; the third was not read
+    assert row["win_rate_by_selector"] == 0.5  # one won and one lost; the third was not read
+    assert row["unread"] == 1
 
 
 def test_the_table_of_several_selectors_goes_by_their_majority(rows, tested, label):

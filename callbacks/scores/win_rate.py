@@ -16,8 +16,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.logs.trainer import log_now
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
+from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.processes.work import for_each, once
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedlight.datamodules.preferences.labelling import labelled
 from fedlight.datamodules.rows.rows import write_rows
-from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
+from fedlight.evaluation.judge import BothPositions, Judge
 from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.task_answers import TaskAnswer, read_answers
 from fedlight.support.results import rich_text
@@ -21,7 +21,8 @@ REFERENCE = "reference"
 COLUMNS = {
     **{name: name for name in ("win", "tie", "lose", "wt", "win_rate")},
     **{"interval": "95 % interval", "equal_length": "at equal length"},
-    **{name: name.replace("_", " ") for name in ("order_changed", "prefers_first", "pairs", "unread", "labelled", "too_long")},
+    **{name: name.replace("_", " ") for name in ("order_changed", "prefers_first", "pairs", "unread")},
+    **{"labelled": "labelled", "too_long": "too long"},
 }
 
 

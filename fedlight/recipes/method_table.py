@@ -41,8 +41,8 @@ METRICS = {
 
 ``both_orders`` is the accuracy with the two orders of a comparison averaged, and the ends of its interval; of clients' own
 models where no other one is tested. ``votes`` counts the votes that a rule without training judges, ``unjudged`` those on
-which it is silent: on comparisons with too few voters nobody knows how far voters agree. ``labelled`` counts the pairs that selectors or
-a reward model have labelled for DPO, ``too_long`` those left out since they could not read both answers whole.
+which it is silent: on comparisons with too few voters nobody knows how far voters agree. ``labelled`` counts the pairs
+that selectors or a reward model have labelled for DPO, ``too_long`` those that did not fit into their limit.
 
 ``own`` is the accuracy of the model that a client itself would use: its group's selector, its own model, or the global one.
 """
@@ -72,8 +72,8 @@ def methods(
 
     Returns:
         ``rows`` with ``method``, the columns of ``METRICS``, win rates, each with the ends of its 95 % interval over prompts
-        in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), ``unread``: number
-        of pairs too long for the selector ``judge``, which count one half, and ``sent_mib``: MiB sent down and up in
+        in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), ``unread``:
+        number of pairs too long for the selector ``judge``, which count one half, and ``sent_mib``: MiB sent down and up in
         training, including groupings.
     """
     answers = {

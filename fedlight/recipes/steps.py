@@ -132,8 +132,8 @@ def compare_by_selector(
 
     Returns:
         ``rows``, one per method: ``selector_accuracy`` on held-out votes, ``win_rate_by_selector`` against raw, and the
-        ends of its 95 % interval over prompts, ``win_rate_by_selector_low`` and ``_high``. Pairs too long for the selector are
-        no part of it: ``unread`` counts them; ``labelled`` and ``too_long`` count the pairs of the tuning.
+        ends of its 95 % interval over prompts, ``win_rate_by_selector_low`` and ``_high``. Pairs too long for the selector
+        are no part of it and counted by ``unread``; ``labelled`` and ``too_long`` count the pairs of the tuning.
     """
     rows = load_rows(duel)
     pairs, _ = form_pairs(rows, duel)

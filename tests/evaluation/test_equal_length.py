@@ -113,7 +113,8 @@ def test_few_prompts_and_unread_verdicts():
     assert math.isnan(one.corrected)
     clients = Compared([1, 0] * 9, [5.0, -3.0] * 9, sorted(list(range(9)) * 2))  # 18 answers, 9 prompts
     assert math.isnan(rates_at_equal_length({"m": clients})["m"].corrected)
-    nothing = rates_at_equal_length({"m": Compared([math.nan] * 20, [1.0] * 20, range(20)), "n": clients})["m"]
+    unread = Compared([math.nan] * 20, [1.0] * 20, range(20))
+    nothing = rates_at_equal_length({"m": unread, "n": clients})["m"]
     assert math.isnan(nothing.raw)
     assert math.isnan(nothing.corrected)
     stream = np.random.default_rng(11)
