@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from real_rows import SAFERLHF, SHP, TLDR, TLDR_PROMPTS
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from tiny_world import HELDOUT, VOTES, fedlight, table, tiny_recipe, write_rows
 
 from fedlight import conf
@@ -261,3 +261,24 @@ def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
         recipes.load("fedbiscuit_loud", ["selectors=false"]), tmp_path, [3]
     )
     assert differences.arguments["against"] == "perfect selector of all votes"
+
+
+def test_table_1_goes_on_with_the_best_epoch_of_dpo(tmp_path, tiny_model):
+    changes = tiny_recipe(tiny_model, f"policy_model={tiny_model}", "warmup_rounds=1", "regroup_every=1")
+    outcome = fedlight(
+        *("run", "fedbiscuit_table1", "--twin", f"--output={tmp_path}", "--only", "dpo"),
+        *changes,
+        *("dpo_epochs=4", "epoch_prompts=6", f"epoch_source={HELDOUT}"),
+    )
+    assert outcome.code == 0, outcome.err
+    (metrics,) = (tmp_path / "seed0/dpo").rglob("metrics.csv")
+    logged = [float(row["win_rate/held_out"]) for row in table(metrics) if row["win_rate/held_out"]]
+    assert len(logged) == 5  # before training, and after each epoch
+    best = max(range(4), key=lambda epoch: logged[1:][epoch])
+    done = json.loads((tmp_path / "seed0/dpo/done.json").read_text())["result"]["metrics"]
+    assert done["exported/epoch"] == best + 1
+    kept = torch.load(tmp_path / f"seed0/dpo/checkpoints/epoch={best}.ckpt", weights_only=True)["state_dict"]
+    exported = load_file(tmp_path / "seed0/dpo/adapter/adapter_model.safetensors")
+    assert sorted(map(float, (weight.sum() for weight in kept.values()))) == sorted(
+        map(float, (weight.sum() for weight in exported.values()))
+    )
