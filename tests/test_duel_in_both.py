@@ -35,4 +35,4 @@ def test_the_rate_at_equal_length_counts_as_the_others_do(tmp_path, monkeypatch)
         assert row["win_rate"] == pytest.approx(sum(wins) / 12)
         assert (row["win_rate_low"], row["win_rate_high"]) == bootstrap_interval(wins)
         corrected = rates_at_equal_length({"m": Compared(wins, gaps, range(12))})["m"].corrected
-        assert row["equal_length"] == pytest.approx(corrected)
+        assert row["at_equal_length"] == pytest.approx(corrected)

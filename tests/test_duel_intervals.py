@@ -1,6 +1,7 @@
 """Duels and win rates with their intervals and without the part that length has in them."""
 
 import math
+import re
 
 import lightning as L
 import pytest
@@ -43,18 +44,19 @@ def test_duels_have_an_interval_and_a_rate_at_equal_length(tmp_path):
         assert row["win_rate"] == pytest.approx(sum(wins) / 12)
         assert row["win_rate"] == pytest.approx(row["win"] + row["tie"] / 2)
         assert (row["win_rate_low"], row["win_rate_high"]) == bootstrap_interval(wins)
-        assert row["equal_length"] == pytest.approx(expected[row["method"]].corrected)
+        assert row["at_equal_length"] == pytest.approx(expected[row["method"]].corrected)
     (row, _) = done["rows"]
-    assert row["equal_length"] < row["win_rate"] - 0.1  # this judge goes by length, and ours are longer
-    assert "95 % interval" in done["report"]
-    assert f"{row['win_rate_low']:.3f} to {row['win_rate_high']:.3f}" in done["report"]
-    assert f"{row['equal_length']:.3f}" in done["report"]
+    assert row["at_equal_length"] < row["win_rate"] - 0.1  # this judge goes by length, and ours are longer
+    ends = f"[{row['win_rate_low']:.3f}, {row['win_rate_high']:.3f}]"
+    shown = re.sub(r" +", " ", done["report"])
+    assert f"{row['win_rate']:.3f} {ends} │ {row['at_equal_length']:.3f} │" in shown
+    assert "at equal length" in done["report"]
 
 
 def test_few_prompts_have_no_rate_at_equal_length(tmp_path):
     run = run_folder(tmp_path / "a", LENGTHS[:1])
     done = duels({"long": run}, LONGER, "names", str(tmp_path / "wins"))
-    assert not {"equal_length", "win_rate_low", "wt_stderr"} & set(done["rows"][0])
+    assert not {"at_equal_length", "win_rate_low", "wt_stderr"} & set(done["rows"][0])
     assert "at equal length" not in done["report"]
 
 

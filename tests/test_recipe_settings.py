@@ -184,3 +184,56 @@ def test_pairs_of_two_answers_at_the_limit_are_labelled(limit, too_long, tiny_mo
     assert metrics == {"label/pairs": 4 - too_long, "label/too_long": too_long}
     table = by_name["table"].arguments
     assert table["labels"]["FedBis"] == str(by_name["label"].folder)
+
+
+def stages_of(name, changes, folder):
+    return {stage.name: stage for stage in recipes.stages(recipes.load(name, changes), folder, 0)}
+
+
+@pytest.mark.parametrize("name", ["fedbiscuit_table1", "fedbiscuit_table2"])
+def test_steps_of_the_tables_have_32_texts_in_parts_of_two(name, tmp_path):
+    stages = stages_of(name, [], tmp_path)
+    for stage in ("sft", "selector", "dpo", "fedbiscuit5_dpo", "reward", "feddpo", "fedavg"):
+        settings = stages[stage].config()
+        parts = settings["data"]["init_args"]["batch_size"], settings["trainer"]["accumulate_grad_batches"]
+        assert parts == (2, 16), stage
+
+
+REDDIT = ("stanfordnlp/SHP", "test", 4293)
+VARIANTS = {  # of table 2: the prompts, how many, completions, whether prompts of held-out votes are left out
+    "saferlhf": ("PKU-Alignment/PKU-SafeRLHF", "train", 44578, 4, True),
+    "reddit_2": (*REDDIT, 2, False),
+    "reddit_4": (*REDDIT, 4, False),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_blocks_of_table_2_are_variants(variant, tmp_path):
+    stages = stages_of("fedbiscuit_table2", [f"variant={variant}"], tmp_path)
+    settings = stages["completions"].config()
+    data = settings["data"]["init_args"]
+    completions = settings["model"]["init_args"]["completions"]
+    found = data["source"], data["split"], data["limit"], completions, data["exclude"]["held_out"] is not None
+    assert found == VARIANTS[variant]
+    held_out = stages["dpo"].config()["trainer"]["callbacks"][1]["init_args"]["prompts"]["init_args"]
+    assert (held_out["source"], held_out["split"]) == ("PKU-Alignment/PKU-SafeRLHF", "test")
+    assert (stages["answers_raw"].config()["data"]["init_args"]["split"], data["split"]) != ("test", "test")
+
+
+def test_a_block_that_table_2_does_not_have_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"does not have: Interpolation key 'variants.shp.prompts' not found"
+    ):
+        stages_of("fedbiscuit_table2", ["variant=shp"], tmp_path)
+
+
+@pytest.mark.parametrize("stage", ["dpo", "fedbiscuit_dpo", "fedbiscuit5_dpo"])
+def test_the_tables_go_on_with_the_best_of_five_epochs(stage, tmp_path):
+    for name in ("fedbiscuit_table1", "fedbiscuit_table2"):
+        trainer = parsed(stages_of(name, [], tmp_path / name)[stage]).trainer
+        assert trainer.max_epochs == 5
+        _, score, export, keep = (callback.init_args for callback in trainer.callbacks)
+        assert list(score.judges) == ["held_out"]
+        assert export.monitor == keep.monitor == "win_rate/held_out"
+        assert (keep.mode, keep.save_top_k) == ("max", -1)
+        assert export.folder == str(tmp_path / name / stage / "adapter")

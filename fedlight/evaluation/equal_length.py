@@ -5,8 +5,8 @@ COLM 2024, https://arxiv.org/abs/2404.04475, section 3: verdicts of a judge on a
 
     P(win on prompt x) = sigmoid(theta + phi * tanh(d_x / std(d)) + psi * gamma_x)
 
-with ``d_x`` the number of characters by which our answer is longer, and ``gamma_x`` how easy the prompt is for all methods.
-The corrected win rate is the mean of the same over prompts without the second term.
+``d_x`` is the number of characters of our answer minus that of the other; ``gamma_x`` says how easy the prompt is for all
+methods. The corrected win rate is the mean over prompts without the second term.
 
 This is not the length-controlled win rate of AlpacaEval 2.0, and must not be compared with published ones:
 

@@ -100,7 +100,7 @@ def read_verdict(reply: str, mark: str, shown: Sequence[str] = ()) -> float | No
     The last line is a verdict with the mark, or it ends with the sentence of Auto-J, which no text in ``shown`` may hold.
 
     Args:
-        reply: what the judge wrote.
+        reply: text of the judge.
         mark: mark of the prompt.
         shown: the texts that the judge saw: the request and both answers.
 

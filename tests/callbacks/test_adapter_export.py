@@ -114,7 +114,7 @@ def test_holds_the_weights_of_the_best_epoch_by_a_metric(tmp_path):
     assert trainer.callback_metrics["exported/epoch"] == 2
     card = (tmp_path / "adapter/README.md").read_text()
     assert "0.75" in card
-    assert "0.25" not in card  # a score of the last epoch is none of what is in the folder
+    assert "0.25" not in card  # the score of the last epoch, whose weights are not in the folder
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
