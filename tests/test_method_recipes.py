@@ -67,12 +67,22 @@ def test_what_is_measured_of_which_method(rows):
 
 def test_the_numbers_are_shares(rows):
     for row in rows.values():
-        values = {name: row[name] for name in row if name not in ("method", "seed", "sent_mib", "groups_ari")}
+        others = {"method", "seed", "sent_mib", "groups_ari", "labelled", "too_long"}
+        values = {name: row[name] for name in row if name not in others}
         assert all(0 <= value <= 1 for value in values.values()), row
         assert row.get("worst_tenth", 0) <= row.get("clients", 1)
         assert row.get("own_worst_tenth", 0) <= row.get("own", 1)
         assert -1 <= row.get("groups_ari", 0) <= 1
         assert row.get("win_rate", 0) in [halves / 12 for halves in range(13)]  # 6 prompts
+
+
+def test_the_pairs_that_dpo_learns_from_are_counted(rows):
+    """Six prompts with two completions each; equal ones make no pair."""
+    labelling = {method for method, row in rows.items() if "labelled" in row}
+    assert labelling == {"reward model", "FedBis", *BY_FEDBISCUIT}
+    for method in labelling:
+        assert 0 < rows[method]["labelled"] <= 6, method
+        assert rows[method]["too_long"] == 0, method
 
 
 def test_a_client_uses_its_groups_selector(rows, folder):
