@@ -20,6 +20,7 @@ from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
+from fedlight.recipes.opinion_rules import rule_accuracies
 from fedlight.support.checks import check_choice, check_range, refuse_below
 from fedlight.support.files import csv_text, read_csv, write_whole
 from fedlight.support.needs import RowSource
@@ -32,7 +33,6 @@ OF_VOTES, OF_STATEMENTS = (
     ("statement_id", "statement", "moderated"),
 )
 MODERATED, MODERATED_OUT = ("-1", "0", "1"), "-1"
-NOTHING, JURY = "nothing learned", "what the jury likes more"
 
 
 @dataclass(frozen=True)
@@ -285,22 +285,26 @@ def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple
     return decided, (decided >= max(min_decided, 1)) & (minority >= min_minority * decided)
 
 
-def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = "FedBis") -> dict[str, Any]:
-    """Return a row for each method, for nothing learned, and for what the jury likes more.
+def opinion_table(
+    methods: dict[str, dict[str, str]], train: str, test: str, against: str = "FedBis"
+) -> dict[str, Any]:
+    """Return a row for each rule that needs no text (see `rule_accuracies`), and for each method.
 
     Intervals are those of 95 % of bootstrap samples of people. A difference is taken person by person.
 
     Args:
         methods: method -> folders of its stages: ``train``, and ``test`` if the model of a client is tested in another
             stage. ``clients.csv`` in the one or the other has the accuracies.
+        train: file of the training pairs.
         test: file of the test pairs.
         against: method that the others are compared with.
 
     Returns:
         ``rows`` with ``method``; ``own``, the accuracy of what a client itself would use, mean over clients, with
         ``own_low`` and ``own_high``; ``worst_tenth``; ``gain``, its difference to ``against``, with ``gain_low`` and
-        ``gain_high``; ``groups_ari``, the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB
-        sent down and up in training, including groupings.
+        ``gain_high``; ``over_rule``, its difference to the best rule, with its ends; ``groups_ari``, the adjusted Rand index
+        with Polis' own groups, which saw all votes; ``sent_mib``, MiB sent down and up in training, including groupings.
+        The best rule is that with the highest ``own`` on these pairs, and is the one row without ``over_rule``.
 
     Raises:
         ValueError: a method has other clients than the test pairs, or ``against`` is no method.
@@ -309,17 +313,19 @@ def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = 
         raise ValueError(f"against={against!r} is no method: {', '.join(methods)}")
     pairs = load_rows(test)
     clients = [*dict.fromkeys(row["client"] for row in pairs)]
-    scores = {NOTHING: dict.fromkeys(clients, 0.5), JURY: _jury_accuracies(pairs)}
-    scores |= {method: _own_accuracies(folders, clients) for method, folders in methods.items()}
+    rules = rule_accuracies(load_rows(train), pairs)
+    scores = rules | {method: _own_accuracies(folders, clients) for method, folders in methods.items()}
     values = {method: np.array([own[client] for client in clients]) for method, own in scores.items()}
+    best = max(rules, key=lambda rule: values[rule].mean())
     known = {row["client"]: row["group"] for row in pairs if row["group"]}
     rows = []
     for method, own in values.items():
         folders = methods.get(method, {})
         row: dict[str, Any] = {"method": method, **with_interval("own", own)}
         row["worst_tenth"] = worst_share_mean(own.tolist(), 0.1)
-        if method != against:
-            row |= with_interval("gain", own - values[against])
+        for column, other in (("gain", against), ("over_rule", best)):
+            if method != other:
+                row |= with_interval(column, own - values[other])
         if known and (groups := _groups(folders)):
             row["groups_ari"] = adjusted_rand_index(groups, known)
         if "train" in folders:
@@ -369,16 +375,6 @@ def _agreeing(votes: np.ndarray) -> np.ndarray:
     """Return the share of votes on each statement that agree, ``(statements,)``; 0.5 without votes."""
     agree, disagree = (votes == 1).sum(axis=0), (votes == -1).sum(axis=0)
     return np.where(agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5)
-
-
-def _jury_accuracies(pairs: Rows) -> dict[str, float]:
-    """Return the share of each client's pairs that the jury would decide as it does; a tie counts half."""
-    right: dict[str, list[float]] = {}
-    for row in pairs:
-        margin = row["jury_a"] - row["jury_b"]
-        score = 0.5 if margin == 0 else float((margin > 0) == (row["choice"] == "a"))
-        right.setdefault(row["client"], []).append(score)
-    return {client: float(np.mean(own)) for client, own in right.items()}
 
 
 def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:
