@@ -1,6 +1,6 @@
 """Stages of the recipe polis: preference pairs of people who agree and disagree with statements, and a table of methods.
 
-Polis asks people for their own statements, on which others vote (agree, disagree, pass): C. Small et al., "Polis: Scaling
+Polis asks people for statements, and others vote on them (agree, disagree, pass): C. Small et al., "Polis: Scaling
 Deliberation by Mapping High Dimensional Opinion Spaces", RECERCA 2021, https://doi.org/10.6035/recerca.5516. A person who
 agrees with one statement and disagrees with another prefers the first: that is a pair, and the person is a client.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlight.datamodules.preferences.opinion_rules import rule_accuracies
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
 from fedlight.datamodules.vectors.opinion_space import opinion_space
@@ -20,7 +21,6 @@ from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
-from fedlight.recipes.opinion_rules import rule_accuracies
 from fedlight.support.checks import check_choice, check_range, refuse_below
 from fedlight.support.files import csv_text, read_csv, write_whole
 from fedlight.support.needs import RowSource
@@ -77,9 +77,9 @@ def opinion_pairs(
 ) -> dict[str, Any]:
     """Write pairs of a statement that a person agrees with and one that it disagrees with, in a random order.
 
-    People are split by the seed into a jury and the others, of which those with enough pairs are drawn as clients. A pair
+    The seed splits people into a jury and the others, and draws clients from the others with enough pairs. A pair
     is contested if enough members of the jury have decided it (agreed with one and disagreed with the other), and the
-    minority of them is large enough. So no client has a say in which pairs it is tested on. Each client's statements are
+    minority of them is large enough. So no client has a say in the choice of its test pairs. Each client's statements are
     split into those of its training pairs, which include its validation pairs, and those of its test pairs.
 
     Args:
@@ -98,7 +98,7 @@ def opinion_pairs(
         min_minority: least share of them in the minority, in [0, 0.5].
         test_share: share of statements to test on, in (0, 1).
         num_clients: most clients.
-        max_train: most training pairs of a client, drawn at random; so nobody with many votes decides.
+        max_train: most training pairs of a client, drawn at random, so that people with many votes do not decide.
         max_test: most test pairs of a client.
         min_train: fewest training pairs of a client.
         min_test: fewest test pairs of a client.
@@ -300,11 +300,11 @@ def opinion_table(
         against: method that the others are compared with.
 
     Returns:
-        ``rows`` with ``method``; ``own``, the accuracy of what a client itself would use, mean over clients, with
+        ``rows`` with ``method``; ``own``, the accuracy of a client's own model, mean over clients, with
         ``own_low`` and ``own_high``; ``worst_tenth``; ``gain``, its difference to ``against``, with ``gain_low`` and
-        ``gain_high``; ``over_rule``, its difference to the best rule, with its ends; ``groups_ari``, the adjusted Rand index
-        with Polis' own groups, which saw all votes; ``sent_mib``, MiB sent down and up in training, including groupings.
-        The best rule is that with the highest ``own`` on these pairs, and is the one row without ``over_rule``.
+        ``gain_high``; ``over_rule``, its difference to the rule with the highest ``own`` on these pairs, with its ends;
+        ``groups_ari``, the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB sent down and
+        up in training, including groupings.
 
     Raises:
         ValueError: a method has other clients than the test pairs, or ``against`` is no method.
@@ -323,9 +323,9 @@ def opinion_table(
         folders = methods.get(method, {})
         row: dict[str, Any] = {"method": method, **with_interval("own", own)}
         row["worst_tenth"] = worst_share_mean(own.tolist(), 0.1)
-        for column, other in (("gain", against), ("over_rule", best)):
-            if method != other:
-                row |= with_interval(column, own - values[other])
+        if method != against:
+            row |= with_interval("gain", own - values[against])
+        row |= with_interval("over_rule", own - values[best])
         if known and (groups := _groups(folders)):
             row["groups_ari"] = adjusted_rand_index(groups, known)
         if "train" in folders:

@@ -1,8 +1,8 @@
 """Rules that read no text, or its length alone: a selector of people's opinions has to do better than the best of them.
 
 R. Bradley and M. Terry, "Rank Analysis of Incomplete Block Designs", Biometrika 1952, https://doi.org/10.2307/2334029: a
-strength ``u`` for each statement, and ``P(A before B) = sigmoid(u(A) - u(B))``. In a federation each client sends how often
-it prefers which statement to which. The sums of these counts over clients are exact, and nothing else is needed.
+strength ``u`` for each statement, and ``P(A before B) = sigmoid(u(A) - u(B))``. In a federation each client sends its
+counts, one for each ordered pair of statements. The sums over clients are exact, and the server needs nothing else.
 
 S. Rendle et al., "BPR: Bayesian Personalized Ranking from Implicit Feedback", UAI 2009, https://arxiv.org/abs/1205.2618:
 ``P(A before B) = sigmoid(u(A) - u(B) + p . (v(A) - v(B)))`` with factors ``p`` of the person and ``v`` of statements. In a
@@ -28,7 +28,7 @@ STEPS = 200
 
 
 def rule_accuracies(train: Rows, test: Rows) -> dict[str, dict[str, float]]:
-    """Return on which share of its test pairs each rule is right for each client: rule -> client -> [0, 1].
+    """Return accuracies of the rules on each client's test pairs: rule -> client -> share of right pairs, in [0, 1].
 
     A tie counts half. A statement without training pairs has strength and factors 0, as has a client without any.
 
