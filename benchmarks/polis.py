@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.recipes import recipe
+from fedlight.recipes.polis import opinion_table
 from fedlight.report.figures.plots import draw_intervals, estimates
 from fedlight.report.figures.style import save
 from fedlight.support.files import result_of
@@ -21,7 +22,12 @@ FILES = ("votes.jsonl.gz", "statements.jsonl.gz")
 
 
 def run(
-    conversation: Path, pairs: str, seeds: list[int], folder: Path, overrides: list[str]
+    conversation: Path,
+    pairs: str,
+    seeds: list[int],
+    folder: Path,
+    overrides: list[str],
+    fedbis_alone: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the rows of one conversation and set of pairs, for each seed.
 
@@ -31,13 +37,26 @@ def run(
         seeds: seeds of the recipe.
         folder: folder of the runs.
         overrides: ``KEY=VALUE`` changes of the recipe.
+        fedbis_alone: train FedBis alone, beside the rules that read no text.
     """
     votes, statements = (conversation / name for name in FILES)
     told = [f"votes={votes}", f"statements={statements}", f"pairs={pairs}", *overrides]
-    rows = recipe.run("polis", seeds, folder, told)["rows"]
+    if fedbis_alone:
+        recipe.run("polis", seeds, folder, told, only=["fedbis"])
+        rows = [{**row, "seed": seed} for seed in seeds for row in _fedbis_alone(folder / f"seed{seed}")]
+    else:
+        rows = recipe.run("polis", seeds, folder, told)["rows"]
     for seed in seeds:
         rows.append({"method": "data", **result_of(folder / f"seed{seed}" / "opinions"), "seed": seed})
     return [{"conversation": conversation.name, "pairs": pairs, **row} for row in rows]
+
+
+def _fedbis_alone(run: Path) -> list[dict[str, Any]]:
+    train, test = (str(run / "opinions" / f"{side}.jsonl") for side in ("train", "test"))
+    rows: list[dict[str, Any]] = opinion_table({"FedBis": {"train": str(run / "fedbis")}}, train, test)[
+        "rows"
+    ]
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--conversations", nargs="+", help="names of folders; default: all")
     parser.add_argument("--pairs", nargs="+", choices=("contested", "all"), default=["contested", "all"])
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.load("polis")["seeds"])
+    parser.add_argument("--fedbis-alone", action="store_true", help="train FedBis alone, beside the rules")
     parser.add_argument("--output", type=Path, default=Path("runs/polis"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", help="file of a figure with the accuracies on contested pairs")
@@ -66,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             options.seeds,
             options.output / name / pairs,
             [f"model={options.model}", *options.overrides],
+            options.fedbis_alone,
         )
     ]
     if options.json is not None:
