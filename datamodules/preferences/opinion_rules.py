@@ -30,7 +30,7 @@ STEPS = 200
 def rule_accuracies(train: Rows, test: Rows) -> dict[str, dict[str, float]]:
     """Return accuracies of the rules on each client's test pairs: rule -> client -> share of right pairs, in [0, 1].
 
-    A tie counts half. A statement without training pairs has strength and factors 0, as has a client without any.
+    A tie counts half. Without training pairs a statement has strength 0, and statements and clients have factors near 0.
 
     Args:
         train: pairs with ``client``, ``response_a``, ``response_b`` and ``choice`` (a, b), for the two rules that learn.
