@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.recipes import recipe
+from fedlight.recipes.polis import opinion_table
 from fedlight.report.figures.plots import draw_intervals, estimates
 from fedlight.report.figures.style import save
 from fedlight.support.files import result_of
@@ -21,7 +22,12 @@ FILES = ("votes.jsonl.gz", "statements.jsonl.gz")
 
 
 def run(
-    conversation: Path, pairs: str, seeds: list[int], folder: Path, overrides: list[str]
+    conversation: Path,
+    pairs: str,
+    seeds: list[int],
+    folder: Path,
+    overrides: list[str],
+    methods: list[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the rows of one conversation and set of pairs, for each seed.
 
@@ -31,13 +37,32 @@ def run(
         seeds: seeds of the recipe.
         folder: folder of the runs.
         overrides: ``KEY=VALUE`` changes of the recipe.
+        methods: methods of the recipe's table to train, FedBis among them; None: all.
     """
     votes, statements = (conversation / name for name in FILES)
     told = [f"votes={votes}", f"statements={statements}", f"pairs={pairs}", *overrides]
-    rows = recipe.run("polis", seeds, folder, told)["rows"]
+    if methods:
+        known = recipe.load("polis")["stages"]["table"]["with"]["methods"]
+        stages = [Path(place).name for name in methods for place in known[name].values()]
+        recipe.run("polis", seeds, folder, told, only=stages)
+        chosen = {name: known[name] for name in methods}
+        rows = [{**row, "seed": seed} for seed in seeds for row in _table(chosen, folder / f"seed{seed}")]
+    else:
+        rows = recipe.run("polis", seeds, folder, told)["rows"]
     for seed in seeds:
         rows.append({"method": "data", **result_of(folder / f"seed{seed}" / "opinions"), "seed": seed})
     return [{"conversation": conversation.name, "pairs": pairs, **row} for row in rows]
+
+
+def _table(methods: dict[str, dict[str, str]], run: Path) -> list[dict[str, Any]]:
+    """Return the rows of some methods in the folder of a run, beside the rules that read no text."""
+    places = {
+        name: {key: place.replace("${run}", str(run)) for key, place in of.items()}
+        for name, of in methods.items()
+    }
+    train, test = (str(run / "opinions" / f"{side}.jsonl") for side in ("train", "test"))
+    rows: list[dict[str, Any]] = opinion_table(places, train, test)["rows"]
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--conversations", nargs="+", help="names of folders; default: all")
     parser.add_argument("--pairs", nargs="+", choices=("contested", "all"), default=["contested", "all"])
     parser.add_argument("--seeds", nargs="+", type=int, default=recipe.load("polis")["seeds"])
+    parser.add_argument("--methods", nargs="+", help="methods of the recipe's table, FedBis among them")
     parser.add_argument("--output", type=Path, default=Path("runs/polis"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", help="file of a figure with the accuracies on contested pairs")
@@ -66,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             options.seeds,
             options.output / name / pairs,
             [f"model={options.model}", *options.overrides],
+            options.methods,
         )
     ]
     if options.json is not None:

@@ -209,6 +209,10 @@ def test_nobody_decided_is_not_contested():
     assert not is_contested.any()
 
 
+RULES = [
+    *("nothing learned", "the longer statement", "what the jury likes more"),
+    *("Bradley-Terry", "Bradley-Terry, a factor by person"),
+]
 OWN = {"p": 1.0, "q": 0.5, "r": 0.75, "s": 0.25, "t": 0.75}
 BIS = {"p": 0.5, "q": 0.5, "r": 0.5, "s": 0.0, "t": 1.0}
 
@@ -224,23 +228,29 @@ def folder(path, stage, accuracies, selectors=None):
 def test_table_by_hand(tmp_path):
     margins = {"p": (0.9, 0.1), "q": (0.1, 0.9), "r": (0.5, 0.5), "s": (0.6, 0.4), "t": (0.4, 0.6)}
     groups = {"p": "0", "q": "0", "r": "1", "s": "1", "t": ""}
+    texts = {"response_a": "same size", "response_b": "same too!"}
     pairs = [
-        {"client": c, "group": groups[c], "choice": "a", "jury_a": a, "jury_b": b}
+        {"client": c, "group": groups[c], **texts, "choice": "a", "jury_a": a, "jury_b": b}
         for c, (a, b) in margins.items()
     ]
     test = write_rows(tmp_path / "test.jsonl", pairs)
+    disliked = [{"client": "q", **texts, "choice": "b"}]  # what the two rules that learn have seen
+    sides = write_rows(tmp_path / "train.jsonl", disliked), test
     selectors = {"p": 1, "q": 1, "r": 0, "s": 0, "t": 0}
     methods = {
         "FedBis": {"train": folder(tmp_path / "bis", "own", BIS)},
         "grouped": {"train": folder(tmp_path / "grouped", "own", OWN, selectors)},
     }
-    rows = {row["method"]: row for row in opinion_table(methods, test)["rows"]}
-    assert list(rows) == ["nothing learned", "what the jury likes more", "FedBis", "grouped"]
-    assert rows["what the jury likes more"]["own"] == pytest.approx((1 + 0 + 0.5 + 1 + 0) / 5)
-    assert rows["nothing learned"]["own"] == 0.5
+    rows = {row["method"]: row for row in opinion_table(methods, *sides)["rows"]}
+    assert list(rows) == [*RULES, "FedBis", "grouped"]
+    own = [rows[rule]["own"] for rule in RULES]
+    assert own == pytest.approx([0.5, 0.5, (1 + 0 + 0.5 + 1 + 0) / 5, 0, 0])
     assert rows["grouped"]["own"] == pytest.approx(0.65)
     assert rows["grouped"]["worst_tenth"] == 0.25
     assert rows["grouped"]["gain"] == pytest.approx(0.15)
+    assert rows["grouped"]["over_rule"] == pytest.approx(0.15)  # over the first of three rules that have 0.5
+    assert rows["Bradley-Terry"]["over_rule"] == -0.5
+    assert [rows["nothing learned"][f"over_rule{end}"] for end in ("", "_low", "_high")] == [0, 0, 0]
     assert rows["grouped"]["groups_ari"] == 1.0
     assert "gain" not in rows["FedBis"]
     assert "groups_ari" not in rows["FedBis"]
@@ -251,19 +261,20 @@ def test_table_by_hand(tmp_path):
         interval = rows["grouped"][f"{name}_low"], rows["grouped"][f"{name}_high"]
         assert interval == pytest.approx(found.confidence_interval, abs=0.051)  # means are multiples of 0.05
     with pytest.raises(ValueError, match="against='FedBus' is no method: FedBis, grouped"):
-        opinion_table(methods, test, against="FedBus")
+        opinion_table(methods, *sides, against="FedBus")
     (tmp_path / "bis/clients.csv").write_text("stage,client,own_accuracy,selector\nown,p,1,\n")
     with pytest.raises(ValueError, match="accuracies of 1 clients, not of the 5 with test pairs"):
-        opinion_table(methods, test)
+        opinion_table(methods, *sides)
 
 
 def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
     rng = np.random.default_rng(0)
     own = {f"p{n}": x for n, x in enumerate(rng.random(2000).tolist())}
-    pairs = [{"client": c, "group": "", "choice": "a", "jury_a": 1, "jury_b": 0} for c in own]
+    texts = {"response_a": "liked", "response_b": "not so"}
+    pairs = [{"client": c, "group": "", **texts, "choice": "a", "jury_a": 1, "jury_b": 0} for c in own]
     test = write_rows(tmp_path / "test.jsonl", pairs)
     bis = {"FedBis": {"train": folder(tmp_path / "bis", "own", own)}}
-    row = opinion_table(bis, test)["rows"][-1]
+    row = opinion_table(bis, test, test)["rows"][-1]
     half = 1.96 * np.std([*own.values()]) / math.sqrt(2000)
     assert row["own_low"] == pytest.approx(row["own"] - half, abs=0.001)
     assert row["own_high"] == pytest.approx(row["own"] + half, abs=0.001)
@@ -307,12 +318,16 @@ def test_the_whole_recipe(files, tmp_path):
     run = tmp_path / "out/seed0"
     assert "FedRep" in (tmp_path / "out/seeds_0/figure/methods.svg").read_text()
     rows = {row["method"]: row for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
-    assert len(rows) == len(recipes.load("polis")["stages"]["table"]["with"]["methods"]) + 2
+    assert len(rows) == len(recipes.load("polis")["stages"]["table"]["with"]["methods"]) + len(RULES)
+    assert list(rows)[: len(RULES)] == RULES
     assert rows["nothing learned"]["own"] == 0.5
     for method, row in rows.items():
         assert 0 <= row["own_low"] <= row["own"] <= row["own_high"] <= 1
         assert ("gain" in row) == (method != "FedBis")
         assert ("groups_ari" in row) == ("U = " in method or "groups" in method)
+    best = max(rows[rule]["own"] for rule in RULES)
+    for row in rows.values():
+        assert row["over_rule"] == pytest.approx(row["own"] - best)
     # All methods have as many visits and steps, pooled training steps on as many pairs as a round.
     stages = [path.name for path in run.iterdir() if (path / "visits.csv").is_file()]
     assert len(stages) >= 10

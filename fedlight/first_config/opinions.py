@@ -128,6 +128,7 @@ stages:
   table:
     call: fedlight.recipes.polis.opinion_table
     with:
+      train: ${{run}}/opinions/train.jsonl
       test: ${{run}}/opinions/test.jsonl
       methods:
         FedBis: {{train: "${{run}}/fedbis"}}

@@ -1,6 +1,6 @@
 """Stages of the recipe polis: preference pairs of people who agree and disagree with statements, and a table of methods.
 
-Polis asks people for their own statements, on which others vote (agree, disagree, pass): C. Small et al., "Polis: Scaling
+Polis asks people for statements, and others vote on them (agree, disagree, pass): C. Small et al., "Polis: Scaling
 Deliberation by Mapping High Dimensional Opinion Spaces", RECERCA 2021, https://doi.org/10.6035/recerca.5516. A person who
 agrees with one statement and disagrees with another prefers the first: that is a pair, and the person is a client.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlight.datamodules.preferences.opinion_rules import rule_accuracies
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
 from fedlight.datamodules.vectors.opinion_space import opinion_space
@@ -32,7 +33,6 @@ OF_VOTES, OF_STATEMENTS = (
     ("statement_id", "statement", "moderated"),
 )
 MODERATED, MODERATED_OUT = ("-1", "0", "1"), "-1"
-NOTHING, JURY = "nothing learned", "what the jury likes more"
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def opinion_pairs(
 ) -> dict[str, Any]:
     """Write pairs of a statement that a person agrees with and one that it disagrees with, in a random order.
 
-    People are split by the seed into a jury and the others, of which those with enough pairs are drawn as clients. A pair
+    The seed splits people into a jury and the others, and draws clients from the others with enough pairs. A pair
     is contested if enough members of the jury have decided it (agreed with one and disagreed with the other), and the
-    minority of them is large enough. So no client has a say in which pairs it is tested on. Each client's statements are
+    minority of them is large enough. So no client has a say in the choice of its test pairs. Each client's statements are
     split into those of its training pairs, which include its validation pairs, and those of its test pairs.
 
     Args:
@@ -98,7 +98,7 @@ def opinion_pairs(
         min_minority: least share of them in the minority, in [0, 0.5].
         test_share: share of statements to test on, in (0, 1).
         num_clients: most clients.
-        max_train: most training pairs of a client, drawn at random; so nobody with many votes decides.
+        max_train: most training pairs of a client, drawn at random, so that people with many votes do not decide.
         max_test: most test pairs of a client.
         min_train: fewest training pairs of a client.
         min_test: fewest test pairs of a client.
@@ -285,22 +285,26 @@ def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple
     return decided, (decided >= max(min_decided, 1)) & (minority >= min_minority * decided)
 
 
-def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = "FedBis") -> dict[str, Any]:
-    """Return a row for each method, for nothing learned, and for what the jury likes more.
+def opinion_table(
+    methods: dict[str, dict[str, str]], train: str, test: str, against: str = "FedBis"
+) -> dict[str, Any]:
+    """Return a row for each rule that needs no text (see `rule_accuracies`), and for each method.
 
     Intervals are those of 95 % of bootstrap samples of people. A difference is taken person by person.
 
     Args:
         methods: method -> folders of its stages: ``train``, and ``test`` if the model of a client is tested in another
             stage. ``clients.csv`` in the one or the other has the accuracies.
+        train: file of the training pairs.
         test: file of the test pairs.
         against: method that the others are compared with.
 
     Returns:
-        ``rows`` with ``method``; ``own``, the accuracy of what a client itself would use, mean over clients, with
+        ``rows`` with ``method``; ``own``, the accuracy of a client's own model, mean over clients, with
         ``own_low`` and ``own_high``; ``worst_tenth``; ``gain``, its difference to ``against``, with ``gain_low`` and
-        ``gain_high``; ``groups_ari``, the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB
-        sent down and up in training, including groupings.
+        ``gain_high``; ``over_rule``, its difference to the rule with the highest ``own`` on these pairs, with its ends;
+        ``groups_ari``, the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB sent down and
+        up in training, including groupings.
 
     Raises:
         ValueError: a method has other clients than the test pairs, or ``against`` is no method.
@@ -309,9 +313,10 @@ def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = 
         raise ValueError(f"against={against!r} is no method: {', '.join(methods)}")
     pairs = load_rows(test)
     clients = [*dict.fromkeys(row["client"] for row in pairs)]
-    scores = {NOTHING: dict.fromkeys(clients, 0.5), JURY: _jury_accuracies(pairs)}
-    scores |= {method: _own_accuracies(folders, clients) for method, folders in methods.items()}
+    rules = rule_accuracies(load_rows(train), pairs)
+    scores = rules | {method: _own_accuracies(folders, clients) for method, folders in methods.items()}
     values = {method: np.array([own[client] for client in clients]) for method, own in scores.items()}
+    best = max(rules, key=lambda rule: values[rule].mean())
     known = {row["client"]: row["group"] for row in pairs if row["group"]}
     rows = []
     for method, own in values.items():
@@ -320,6 +325,7 @@ def opinion_table(methods: dict[str, dict[str, str]], test: str, against: str = 
         row["worst_tenth"] = worst_share_mean(own.tolist(), 0.1)
         if method != against:
             row |= with_interval("gain", own - values[against])
+        row |= with_interval("over_rule", own - values[best])
         if known and (groups := _groups(folders)):
             row["groups_ari"] = adjusted_rand_index(groups, known)
         if "train" in folders:
@@ -369,16 +375,6 @@ def _agreeing(votes: np.ndarray) -> np.ndarray:
     """Return the share of votes on each statement that agree, ``(statements,)``; 0.5 without votes."""
     agree, disagree = (votes == 1).sum(axis=0), (votes == -1).sum(axis=0)
     return np.where(agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5)
-
-
-def _jury_accuracies(pairs: Rows) -> dict[str, float]:
-    """Return the share of each client's pairs that the jury would decide as it does; a tie counts half."""
-    right: dict[str, list[float]] = {}
-    for row in pairs:
-        margin = row["jury_a"] - row["jury_b"]
-        score = 0.5 if margin == 0 else float((margin > 0) == (row["choice"] == "a"))
-        right.setdefault(row["client"], []).append(score)
-    return {client: float(np.mean(own)) for client, own in right.items()}
 
 
 def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:

@@ -53,3 +53,32 @@ def test_rows_of_all_conversations_and_pairs(benchmark, tmp_path, monkeypatch):
     folder = tmp_path / "polis/one"
     told = [f"votes={folder / 'votes.jsonl.gz'}", f"statements={folder / 'statements.jsonl.gz'}", "pairs=all"]
     assert overrides == [*told, "model=M", "rounds=3"]
+
+
+def test_chosen_methods_beside_the_rules(benchmark, tmp_path, monkeypatch):
+    pair = {"client": "p", "group": "", "response_a": "tea", "response_b": "coffee", "choice": "a"}
+
+    def run(name, seeds, output, overrides, only):
+        assert only == ["fedbis"]
+        for stage in ("opinions", "fedbis"):
+            (output / "seed3" / stage).mkdir(parents=True)
+        (output / "seed3/opinions/done.json").write_text(json.dumps({"result": {"clients": 1}}))
+        for side in ("train", "test"):
+            row = pair | {"jury_a": 0.25, "jury_b": 0.75}
+            (output / f"seed3/opinions/{side}.jsonl").write_text(json.dumps(row) + "\n")
+        head = "stage,client,own_accuracy,selector\n"
+        (output / "seed3/fedbis/clients.csv").write_text(f"{head}own,p,0.75,\n")
+
+    monkeypatch.setattr(recipe, "run", run)
+    rows = benchmark.run(tmp_path / "one", "contested", [3], tmp_path / "runs", [], ["FedBis"])
+    own = {row["method"]: row.get("own") for row in rows}
+    assert own == {
+        "nothing learned": 0.5,
+        "the longer statement": 0.0,
+        "what the jury likes more": 0.0,
+        "Bradley-Terry": 1.0,
+        "Bradley-Terry, a factor by person": 1.0,
+        "FedBis": 0.75,
+        "data": None,
+    }
+    assert {row["seed"] for row in rows} == {3}
