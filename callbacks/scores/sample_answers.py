@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.scores.win_rate import WritesText
 from fedlight.evaluation.tasks.model import KnowsWhatFits
+from fedlight.pretrained.openings import opening_ids
 from fedlight.processes.work import is_first
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
@@ -105,12 +106,12 @@ def choose(data: HoldsResponses, number: int) -> list[Sample]:
         raise ValueError(
             "SampleAnswers reads the responses of sft batches, and these data have none: take it out"
         )
-    opening = data.tokenizer.bos_token_id
+    opening = opening_ids(data.tokenizer)
     samples: dict[str, Sample] = {}
     for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
         prompt = ids[(labels == -100) & (mask == 1)].tolist()
         response = ids[labels != -100].tolist()
-        text = data.tokenizer.decode(prompt[1:] if prompt[:1] == [opening] else prompt)
+        text = data.tokenizer.decode(prompt[len(opening) :] if prompt[:1] == opening else prompt)
         reference = data.tokenizer.decode(response, skip_special_tokens=True).strip()
         samples.setdefault(text, Sample(text, reference, len(response)))
     return [*samples.values()]

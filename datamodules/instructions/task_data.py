@@ -15,9 +15,10 @@ from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.datamodules.text.templates import Parts
-from fedlight.datamodules.text.tokens import TokenTable, end_id, fit_texts, leading_ids, pad_id
+from fedlight.datamodules.text.tokens import TokenTable, end_id, fit_texts, pad_id
 from fedlight.evaluation.tasks.task import Task, continuation
 from fedlight.pretrained.hub import load_tokenizer
+from fedlight.pretrained.openings import opening_ids
 
 
 class TaskDataModule(FederatedDataModule):
@@ -82,7 +83,7 @@ def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens:
 
     ``max_tokens`` includes the end token.
     """
-    leading, end = leading_ids(tokenizer), np.array([end_id(tokenizer)], dtype=np.int32)
+    leading, end = (np.array(ids, dtype=np.int32) for ids in (opening_ids(tokenizer), [end_id(tokenizer)]))
     texts = [Parts(text, "", "") for _, text in pairs]
     sequences, marks = [], []
     fitted = fit_texts(tokenizer, texts, max_tokens - len(leading) - 1)

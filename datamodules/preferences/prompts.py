@@ -13,8 +13,9 @@ from fedlight.datamodules.rows.exclusion import Excluded, exclude_prompts
 from fedlight.datamodules.rows.given import RowsError, Source, name_source
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import fit_texts, leading_ids
+from fedlight.datamodules.text.tokens import fit_texts
 from fedlight.pretrained.hub import load_tokenizer
+from fedlight.pretrained.openings import opening_ids
 from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Need, RowSource
 from fedlight.support.types import Fields
@@ -87,7 +88,7 @@ class PromptDataModule(FederatedDataModule):
         fields, left_out = self._read()
         tokenizer = load_tokenizer(self.tokenizer_name)
         parts = [self.template.render(slots) for slots in fields]
-        fitted = list(fit_texts(tokenizer, parts, self.max_tokens - len(leading_ids(tokenizer))))
+        fitted = list(fit_texts(tokenizer, parts, self.max_tokens - len(opening_ids(tokenizer))))
         kept = [(fit.parts.text, slots) for fit, slots in zip(fitted, fields, strict=True) if fit is not None]
         cut = sum(fit is not None and fit.parts is not part for fit, part in zip(fitted, parts, strict=True))
         self.counts |= {"prompts": len(kept), "too_long": len(fields) - len(kept)}

@@ -10,8 +10,9 @@ from fedlight.datamodules.synthesis.synthesis import Candidate
 from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, join_examples
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import encode, leading_ids
+from fedlight.datamodules.text.tokens import encode
 from fedlight.evaluation.tasks.task import continuation
+from fedlight.pretrained.openings import opening_ids
 
 
 class CandidatePool(Dataset):
@@ -80,5 +81,5 @@ class CandidatePool(Dataset):
             self.template.render(one.fields, continuation(self.template.text, one.fields["response"])).text
             for one in candidates
         ]
-        room = self.max_tokens - len(leading_ids(self.tokenizer)) - 1
+        room = self.max_tokens - len(opening_ids(self.tokenizer)) - 1
         return [len(encoding) <= room for encoding in encode(self.tokenizer, texts)]

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.text.templates import Parts, Template
-from fedlight.datamodules.text.tokens import TokenTable, encode, end_id, fit_texts, leading_ids
+from fedlight.datamodules.text.tokens import TokenTable, encode, end_id, fit_texts
+from fedlight.pretrained.openings import opening_ids
 
 EMPTY = np.empty(0, dtype=np.int32)
 
@@ -79,7 +80,7 @@ def encode_choice(
         ValueError: a choice is not one token, or not the last.
     """
     letter = choice_ids(tokenizer, template, choices)[0]
-    leading = leading_ids(tokenizer)
+    leading = np.array(opening_ids(tokenizer), dtype=np.int32)
     texts = [
         template.render({**comparison.fields, "response_a": a, "response_b": b}, ending=f" {choices[0]}")
         for comparison in comparisons
@@ -109,7 +110,7 @@ def encode_responses(
     The response is never cut. The tokenizer is a fast one; the template ends where the response begins, and ``max_tokens``
     includes the end token. With ``pairs``, sequences 2c and 2c + 1 answer the same prompt, and a long one is cut equally.
     """
-    leading, end = leading_ids(tokenizer), np.array([end_id(tokenizer)], dtype=np.int32)
+    leading, end = (np.array(ids, dtype=np.int32) for ids in (opening_ids(tokenizer), [end_id(tokenizer)]))
     blank = "" if template.text[-1:].isspace() else " "
     endings = [blank + response for response in responses]
     texts = [template.render(slots, ending) for slots, ending in zip(fields, endings, strict=True)]

@@ -142,13 +142,6 @@ def check_known(
     return f"{found}, and a model cannot tell these words apart: {remedy}" if share > SOME_UNKNOWN else ""
 
 
-def leading_ids(tokenizer: Any) -> np.ndarray:
-    """Return the token that a causal model's tokenizer puts before a text, if any: ``(0,)`` or ``(1,)``."""
-    first = tokenizer("x", return_attention_mask=False)["input_ids"][:1]
-    opens = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
-    return np.array(first if opens else [], dtype=np.int32)
-
-
 def end_id(tokenizer: Any) -> int:
     """Return the token that ends a response; ValueError where the tokenizer has none."""
     if tokenizer.eos_token_id is None:

@@ -14,6 +14,7 @@ from fedlight.modules.language.adapter_folders import adapter_checksum
 from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
+from fedlight.pretrained.openings import without_opening
 from fedlight.processes.work import for_each
 from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.needs import Model, Need
@@ -166,7 +167,7 @@ class LocalGenerator(TextGenerator):
         tokenizer = self._module.tokenizer
         messages = [{"role": "user", "content": prompt}]
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return text.removeprefix(tokenizer.bos_token or "")
+        return without_opening(tokenizer, text)
 
     def _answer(self, texts: list[str], draw: int) -> tuple[list[str], int]:
         """Return the answers to a batch, and the number of those that were cut off."""

@@ -16,6 +16,7 @@ from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.generators.local_generator import make_ready
 from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
 from fedlight.modules.sft import SFTModule
+from fedlight.pretrained.openings import without_opening
 from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.types import Fields
@@ -118,9 +119,7 @@ class LocalJudge(Judge):
         tokenizer = self._module.tokenizer
         messages = [{"role": "user", "content": text.removesuffix(VERDICT).rstrip()}]
         asked: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return (
-            asked.removeprefix(tokenizer.bos_token or "") + VERDICT
-        )  # encoding adds the token to every text
+        return without_opening(tokenizer, asked) + VERDICT
 
     def _shown(self, answer: str) -> str:
         return answer.strip() if self.most_words is None else " ".join(answer.split()[: self.most_words])

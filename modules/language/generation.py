@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedlight.pretrained.openings import opening_ids
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 
@@ -184,12 +185,6 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each prompt, with the opening token if the tokenizer adds one, without an end token."""
     opening = opening_ids(tokenizer)
     return [opening + ids for ids in tokenizer(list(prompts), add_special_tokens=False)["input_ids"]]
-
-
-def opening_ids(tokenizer: Any) -> list[int]:
-    """Return the token with which the tokenizer opens a text: one id or none."""
-    first: list[int] = tokenizer("x")["input_ids"][:1]
-    return first if first == [tokenizer.bos_token_id] else []
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedlight.evaluation.tasks.model import Likelihood
-from fedlight.modules.language.generation import opening_ids
 from fedlight.modules.language.readout import head_logits, hidden_states
+from fedlight.pretrained.openings import opening_ids
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 

@@ -92,7 +92,7 @@ def test_templates(tiny_model, tmp_path):
     )
     (chatty / "tokenizer_config.json").write_text(json.dumps(config))
     tiny_model = str(chatty)
-    assert shown(template="chat")[0] == "<user> ben {0} <a>"
+    assert shown(template="chat")[0] == "<s><user> ben {0} <a>"  # the tokenizer itself adds none
 
 
 def test_a_model_without_a_chat_template_is_refused_in_one_line(tiny_model):
