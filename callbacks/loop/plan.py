@@ -265,6 +265,7 @@ class RoundPlanner:
         Lightning may ask for a loader by then to work out ``trainer.estimated_stepping_batches``. The result is the number
         of steps of a schedule that continues from round to round, or slightly more where visits differ in length.
         """
+        self._say_what_is_left_out(accumulation)
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
         visits = self._whole(self.algorithm.plan(round_idx, [*self.clients.values()], num_batches))
         nobody = Visit(next(iter(self.clients)), accumulation)
@@ -313,6 +314,16 @@ class RoundPlanner:
         """Return the visits of clients that are asked in a round, as the algorithm plans them."""
         num_batches = visit_lengths(self.local_steps, self.accumulation(round_idx), self.data.num_batches)
         return self._whole(self.algorithm.plan(round_idx, clients, num_batches))
+
+    def _say_what_is_left_out(self, accumulation: int) -> None:
+        """Say how many clients have batches in a pass that fill no optimizer step, which a visit leaves out."""
+        passes = [] if self.local_steps else [self.data.num_batches(client) for client in self.clients]
+        left_out = [one % accumulation for one in passes if one > accumulation and one % accumulation]
+        if left_out:
+            rank_zero_info(
+                f"{len(left_out)} of {len(passes)} clients: a visit leaves out up to {max(left_out)} batches of a pass, "
+                f"which fill no step of accumulate_grad_batches={accumulation}; other ones in each round"
+            )
 
     def _whole(self, visits: Sequence[Visit]) -> list[Visit]:
         """Return visits that see every example of a client where their length is that of passes."""
