@@ -8,6 +8,7 @@ import lightning as L
 
 from fedlight.callbacks.export.card_facts import (
     CardFacts,
+    base_form,
     command_line,
     papers_of,
     privacy_of,
@@ -19,9 +20,9 @@ from fedlight.callbacks.export.card_facts import (
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.pretrained.hub import find_licence
 from fedlight.support.checks import Checked
 from fedlight.support.files import read_json, whole_folder
-from fedlight.support.hub import find_licence
 
 
 @runtime_checkable
@@ -119,7 +120,7 @@ def _facts(trainer: L.Trainer, module: L.LightningModule) -> CardFacts:
         base=public_name(model) or type(module).__name__,
         algorithm="" if loop is None else type(loop.algorithm).__name__,
         papers=papers_of([type(module), *([type(loop.algorithm)] if loop is not None else [])]),
-        base_form=str(of_module.get("base", "plain")),
+        base_form=base_form(model, str(of_module.get("base", "plain"))),
         licence=find_licence(model) if model else "unknown",
         source=public_name(data.train_rows[0]) if isinstance(data, ReadsRows) else "",
         clients=len(clients),
