@@ -23,6 +23,7 @@ from fedlight.federation.client import Client, Group, Visit, uniform_cohort
 from fedlight.federation.lora.ranks import LoraRanks, largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, share
+from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
 """Tokens in whose time a small model computes what a step costs beside them: the optimizer, hooks, Python."""
@@ -265,8 +266,14 @@ class RoundPlanner:
         Lightning may ask for a loader by then to work out ``trainer.estimated_stepping_batches``. The result is the number
         of steps of a schedule that continues from round to round, or slightly more where visits differ in length.
         """
-        self._say_what_is_left_out(accumulation)
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
+        if self.local_steps is None and (
+            cut := [c for c in self.clients if self.data.num_batches(c) % accumulation]
+        ):
+            rank_zero_info(
+                f"trainer.accumulate_grad_batches={accumulation}: the passes of {count_noun(len(cut), 'client')} are cut to "
+                f"whole optimizer steps, so up to {accumulation - 1} of the batches of a pass are not seen"
+            )
         visits = self._whole(self.algorithm.plan(round_idx, [*self.clients.values()], num_batches))
         nobody = Visit(next(iter(self.clients)), accumulation)
         self.data.set_visits([max(visits, key=lambda visit: visit.num_batches, default=nobody)], round_idx)
@@ -314,16 +321,6 @@ class RoundPlanner:
         """Return the visits of clients that are asked in a round, as the algorithm plans them."""
         num_batches = visit_lengths(self.local_steps, self.accumulation(round_idx), self.data.num_batches)
         return self._whole(self.algorithm.plan(round_idx, clients, num_batches))
-
-    def _say_what_is_left_out(self, accumulation: int) -> None:
-        """Say how many clients have batches in a pass that fill no optimizer step, which a visit leaves out."""
-        passes = [] if self.local_steps else [self.data.num_batches(client) for client in self.clients]
-        left_out = [one % accumulation for one in passes if one > accumulation and one % accumulation]
-        if left_out:
-            rank_zero_info(
-                f"{len(left_out)} of {len(passes)} clients: a visit leaves out up to {max(left_out)} batches of a pass, "
-                f"which fill no step of accumulate_grad_batches={accumulation}; other ones in each round"
-            )
 
     def _whole(self, visits: Sequence[Visit]) -> list[Visit]:
         """Return visits that see every example of a client where their length is that of passes."""
