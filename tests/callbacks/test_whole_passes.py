@@ -40,6 +40,13 @@ def test_clients_side_by_side_have_the_same_bits_where_their_last_batches_differ
 def test_a_pass_that_is_cut_to_whole_steps_says_so(caplog, accumulation, told):
     data = Seen({"a": 12, "b": 8})
     with caplog.at_level("INFO"):
-        fit(Lora(), data, rounds=1, local_steps=None, settings={"accumulate_grad_batches": accumulation})
+        fit(
+            Lora(),
+            data,
+            rounds=1,
+            local_steps=None,
+            clients_per_round=2,
+            settings={"accumulate_grad_batches": accumulation},
+        )
     assert ("the passes of 1 client are cut to whole optimizer steps" in caplog.text) == told
     assert len(data.batches) == (4 if told else 5)
