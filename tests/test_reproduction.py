@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 from tiny_world import EVAL_PROMPTS, fedlight, refused
 
@@ -101,6 +102,49 @@ def test_the_papers_values_are_in_their_places(loaded):
     assert bis["data.init_args.batch_size"] * bis["trainer.accumulate_grad_batches"] == 32
     assert (bis["federated.clients_per_round"], bis["federated.algorithm.regroup_every"]) == (10, 100)
     assert bis["data"] == "data/shp.yaml"
+
+
+@pytest.mark.parametrize(
+    "name", ["fewfedpit_table2", "fewfedpit_table2_medalpaca", "fewfedpit_table2_medinstruct"]
+)
+def test_local_methods_train_every_client(name):
+    found = stages(name)
+    for stage in ("locit", "locit_sg"):
+        arguments = found[stage].arguments
+        assert (
+            arguments["federated.clients_per_round"] == arguments["data.init_args.partition"]["num_clients"]
+        )
+        assert arguments["trainer.max_epochs"] == found["centralized"].arguments["trainer.max_epochs"]
+
+
+def test_the_judges_requests_in_the_header_are_those_of_the_recipe(loaded):
+    """Each answer of a model, and of each client's own, is asked about in both positions."""
+    found, prompts = loaded["fewfedpit_table2", False], 805
+    names = [Path(folder).name for folder in found["wins"].arguments["methods"].values()]
+    clients = found["fewfedpit_50"].arguments["data.init_args.partition"]["num_clients"]
+    own = sum(
+        any(one.get("init_args", {}).get("own_models") for one in found[name].arguments["trainer.callbacks"])
+        for name in names
+    )
+    requests = 2 * prompts * (len(names) - own + own * clients)
+    header = conf.path("recipes/fewfedpit_table2.yaml").read_text()
+    assert (
+        f"{requests:,} requests, of {prompts} prompts in both positions for {len(names) - own} models"
+        in header
+    )
+
+
+def test_medalpaca_is_tested_on_400_rows_from_which_none_is_drawn(loaded):
+    found = loaded["fewfedpit_table2_medalpaca", False]["fewfedpit_50"].arguments
+    scores = next(one for one in found["trainer.callbacks"] if one["class_path"].endswith("TaskScores"))
+    rows = scores["init_args"]["tasks"]["domain"]["init_args"]["data"]["init_args"]
+    assert (rows["source"], rows["share"]) == (found["data.init_args.source"], None)
+    kept = datasets.Dataset.from_dict({"row": range(1000)})
+    train, test = (
+        datasets.ReadInstruction.from_spec(spec).to_absolute({"train": len(kept)})
+        for spec in (found["data.init_args.split"], rows["split"])
+    )
+    assert [(one.from_, one.to) for one in test + train] == [(0, 400), (400, 1000)]
 
 
 @pytest.mark.parametrize("twin", [False, True])
