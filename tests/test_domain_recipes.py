@@ -67,7 +67,7 @@ def test_every_augmentation_under_every_optimizer(tmp_path):
         if name.endswith("_fedavg"):
             assert not {"federated.algorithm", "federated.server"} & set(stage.arguments)
         if name.endswith("_scaffold"):
-            assert stage.arguments["federated.algorithm"] == {"class_path": "Scaffold"}
+            assert stage.arguments["federated.algorithm"]["class_path"] == "Scaffold"
 
 
 def test_many_seeds_under_fedavg_are_the_same_stages(tmp_path):
