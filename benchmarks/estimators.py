@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.evaluation.length_controlled import Compared, length_controlled
+from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 
 PAIRS = ((0.0, 1.0), (0.7, 3.0), (-1.0, 1.5), (0.5, -1.5))  # quality, taste for length
 PROMPTS = (30, 100, 805, 3000)  # 805 are AlpacaEval's
@@ -59,7 +59,7 @@ def length_control(prompts: int, hard: bool, runs: int) -> Row:
             compared, truth = judged(
                 stream, quality, taste, PROMPT_SPREAD * stream.standard_normal(prompts), hard
             )
-            found = length_controlled({"ours": compared})["ours"]
+            found = rates_at_equal_length({"ours": compared})["ours"]
             errors.append(found.corrected - truth)
             own.append(found.raw - truth)
         raw.append(abs(np.mean(own)))
@@ -83,7 +83,7 @@ def six_methods(hard: bool, runs: int, prompts: int = 800) -> Row:
             place: judged(stream, quality, 1.5, hardness, hard)
             for place, quality in enumerate(np.linspace(-1, 1, 6))
         }
-        found = length_controlled({place: compared for place, (compared, _) in worlds.items()})
+        found = rates_at_equal_length({place: compared for place, (compared, _) in worlds.items()})
         errors = [abs(found[place].corrected - truth) for place, (_, truth) in worlds.items()]
         largest = max(largest, *errors)
     return {
@@ -101,7 +101,7 @@ def length_alone(runs: int, prompts: int = 2000) -> Row:
         longer = stream.normal(100, 100, prompts)
         wins = (longer > 0) == (stream.random(prompts) < 0.95)
         found.append(
-            length_controlled({"ours": Compared(wins.astype(float), longer, range(prompts))})[
+            rates_at_equal_length({"ours": Compared(wins.astype(float), longer, range(prompts))})[
                 "ours"
             ].corrected
         )

@@ -1,6 +1,6 @@
 """What a client's training step costs: a binary selector, a scalar reward model and DPO, on the same pairs.
 
-E. Wu et al. (FedBis, ICLR 2025, https://arxiv.org/abs/2407.03038) hold that a selector takes much less computation than a
+F. Wu et al. (FedBis, ICLR 2025, https://arxiv.org/abs/2407.03038) hold that a selector takes much less computation than a
 reward model. Measured here per step of 8 pairs, on a random Llama with GPT-2's vocabulary of 50,257 and LoRA. With P
 tokens of prompt and R of each response, a selector reads P + 2 R tokens and Q of its question, in one order or, as the
 paper doubles its data, in both; a reward model and DPO read 2 (P + R). So in one order a selector reads P - Q tokens

@@ -2,7 +2,7 @@
 
 R. Bradley and M. Terry, "Rank Analysis of Incomplete Block Designs", Biometrika 1952, https://doi.org/10.2307/2334029:
 ``P(A before B) = exp(u(A)) / (exp(u(A)) + exp(u(B)))``, with ``u(x) = w . x`` or ``u(x) = w . tanh(V x + b)``. The loss is
-the cross-entropy of FedBis (E. Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038, eq. 3) over the logits
+the cross-entropy of FedBis (F. Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038, eq. 3) over the logits
 ``[u(A), u(B)]``. So a head cannot prefer a position. Several heads are the selectors of FedBiscuit. The encoder is not
 trained, an addition of this library: an experiment takes seconds, and a client needs no memory for an encoder's gradients.
 """

@@ -1,6 +1,6 @@
 """Losses and log-probabilities as pure functions that return one value per example; the caller reduces them.
 
-* Choice loss: E. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
+* Choice loss: F. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
   https://arxiv.org/abs/2407.03038, eq. 3: cross-entropy over the logits of two choice tokens alone.
 * DPO: R. Rafailov et al., "Direct Preference Optimization", NeurIPS 2023, https://arxiv.org/abs/2305.18290, eq. 7:
   ``-log sigmoid(beta * ((log pi(yw|x) - log pi_ref(yw|x)) - (log pi(yl|x) - log pi_ref(yl|x))))``.

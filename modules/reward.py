@@ -2,7 +2,7 @@
 
 L. Ouyang et al., "Training language models to follow instructions with human feedback", NeurIPS 2022,
 https://arxiv.org/abs/2203.02155, eq. 1: ``loss = -log sigmoid(r(x, yw) - r(x, yl))``, the preference model of R. Bradley
-and M. Terry, "Rank Analysis of Incomplete Block Designs", Biometrika 1952. With E. Wu et al. (FedBis, ICLR 2025,
+and M. Terry, "Rank Analysis of Incomplete Block Designs", Biometrika 1952. With F. Wu et al. (FedBis, ICLR 2025,
 https://arxiv.org/abs/2407.03038, section 1) it is the baseline of a binary selector: a pair takes two sequences and two
 computation graphs, a selector one of each. Deviation: K = 2, each pair is one example.
 """

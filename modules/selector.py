@@ -1,6 +1,6 @@
 """Binary selector of FedBis, which decides which of two responses is better.
 
-E. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038:
+F. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038:
 cross-entropy (eq. 3) over the logits of two choice tokens after a prompt that shows both responses. A classification
 head with two labels on a pretrained encoder is this library's addition, for encoders that are no language models.
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedlight.modules.language.adapter_folders import WEIGHTS
 from fedlight.modules.language.generation import Job
 from fedlight.modules.language.streams import own_stream
+from fedlight.pretrained.hub import find_model
 from fedlight.stacking.client_models import CLIENTS_TOGETHER
-from fedlight.support.hub import find_model
 from fedlight.support.seeding import derive_seed
 
 MISSING = "the setting vllm generates with vLLM: pip install 'fedlight[vllm]', or leave vllm out"

@@ -81,7 +81,7 @@ RUNTIME = {
     for requirements in (PROJECT["dependencies"], *(OPTIONAL[extra] for extra in EXTRAS))
     for name in names(requirements)
 }
-BY_TRANSFORMERS = {"executorch", "onnx", "onnxruntime", "onnxscript"}
+BY_TRANSFORMERS = {"gguf", "executorch", "onnx", "onnxruntime", "onnxscript"}
 """What the exporters of transformers import, and fedlight does not itself."""
 PEERS = {"pfl", "trl"}
 """What benchmarks/peers.py and trl_trainers.py measure beside fedlight, each in an environment of its own."""

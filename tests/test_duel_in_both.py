@@ -4,8 +4,8 @@ import pytest
 from tiny_world import write_rows
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.evaluation.judge import Judge
-from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.judges.duels import duels
 
 LENGTHS = [3, 9, 8, 4, 9, 7, 9, 2, 7, 9, 8, 6]
@@ -19,7 +19,7 @@ class Hesitant(Judge):
         return [1.0 if gap > 0 else 0.5 if gap >= -2 else 0.0 for gap in gaps]
 
 
-def test_the_length_controlled_rate_counts_as_the_others_do(tmp_path, monkeypatch):
+def test_the_rate_at_equal_length_counts_as_the_others_do(tmp_path, monkeypatch):
     monkeypatch.setattr("fedlight.judges.duels.made_judge", lambda spec: Hesitant())
     (tmp_path / "run/tasks/test").mkdir(parents=True)
     rows = [
@@ -34,5 +34,5 @@ def test_the_length_controlled_rate_counts_as_the_others_do(tmp_path, monkeypatc
         (row,) = duels(*settings, in_both=in_both)["rows"]
         assert row["win_rate"] == pytest.approx(sum(wins) / 12)
         assert (row["win_rate_low"], row["win_rate_high"]) == bootstrap_interval(wins)
-        corrected = length_controlled({"m": Compared(wins, gaps, range(12))})["m"].corrected
-        assert row["length_controlled"] == pytest.approx(corrected)
+        corrected = rates_at_equal_length({"m": Compared(wins, gaps, range(12))})["m"].corrected
+        assert row["at_equal_length"] == pytest.approx(corrected)

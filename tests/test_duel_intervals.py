@@ -1,6 +1,7 @@
 """Duels and win rates with their intervals and without the part that length has in them."""
 
 import math
+import re
 
 import lightning as L
 import pytest
@@ -10,8 +11,8 @@ from tiny_world import EVAL_PROMPTS, write_rows
 from fedlight.callbacks.scores.win_rate import WinRate
 from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.evaluation.judge import Judge
-from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.judges.duels import duels
 from fedlight.modules.dpo import DPOModule
 
@@ -29,7 +30,7 @@ def run_folder(folder, lengths):
     return str(folder)
 
 
-def test_duels_have_an_interval_and_a_length_controlled_rate(tmp_path):
+def test_duels_have_an_interval_and_a_rate_at_equal_length(tmp_path):
     methods = {"long": run_folder(tmp_path / "a", LENGTHS), "short": run_folder(tmp_path / "b", [3, 7] * 6)}
     done = duels(methods, LONGER, "names", str(tmp_path / "wins"))
     outcomes = [0.5 if length == 6 else float(length > 6) for length in LENGTHS]
@@ -37,25 +38,26 @@ def test_duels_have_an_interval_and_a_length_controlled_rate(tmp_path):
         "long": Compared(outcomes, [length - 6 for length in LENGTHS], range(12)),
         "short": Compared([0.0, 1.0] * 6, [-3, 1] * 6, range(12)),
     }
-    expected = length_controlled(judged)
+    expected = rates_at_equal_length(judged)
     for row in done["rows"]:
         wins = judged[row["method"]].wins
         assert row["win_rate"] == pytest.approx(sum(wins) / 12)
         assert row["win_rate"] == pytest.approx(row["win"] + row["tie"] / 2)
         assert (row["win_rate_low"], row["win_rate_high"]) == bootstrap_interval(wins)
-        assert row["length_controlled"] == pytest.approx(expected[row["method"]].corrected)
+        assert row["at_equal_length"] == pytest.approx(expected[row["method"]].corrected)
     (row, _) = done["rows"]
-    assert row["length_controlled"] < row["win_rate"] - 0.1  # this judge goes by length, and ours are longer
-    assert "95 % interval" in done["report"]
-    assert f"{row['win_rate_low']:.3f} to {row['win_rate_high']:.3f}" in done["report"]
-    assert f"{row['length_controlled']:.3f}" in done["report"]
+    assert row["at_equal_length"] < row["win_rate"] - 0.1  # this judge goes by length, and ours are longer
+    ends = f"[{row['win_rate_low']:.3f}, {row['win_rate_high']:.3f}]"
+    shown = re.sub(r" +", " ", done["report"])
+    assert f"{row['win_rate']:.3f} {ends} │ {row['at_equal_length']:.3f} │" in shown
+    assert "at equal length" in done["report"]
 
 
-def test_few_prompts_have_no_length_controlled_rate(tmp_path):
+def test_few_prompts_have_no_rate_at_equal_length(tmp_path):
     run = run_folder(tmp_path / "a", LENGTHS[:1])
     done = duels({"long": run}, LONGER, "names", str(tmp_path / "wins"))
-    assert not {"length_controlled", "win_rate_low", "wt_stderr"} & set(done["rows"][0])
-    assert "length-controlled" not in done["report"]
+    assert not {"at_equal_length", "win_rate_low", "wt_stderr"} & set(done["rows"][0])
+    assert "at equal length" not in done["report"]
 
 
 class Longer(Judge):
@@ -90,8 +92,8 @@ def test_the_win_rate_while_training_has_them_too(limit, tiny_model):
     low, high = bootstrap_interval(scores)
     assert found["win_rate_low/longer"] == pytest.approx(low)
     assert found["win_rate_high/longer"] == pytest.approx(high)
-    corrected = length_controlled({"x": Compared(scores, [length - 4 for length in lengths], range(12))})[
+    corrected = rates_at_equal_length({"x": Compared(scores, [length - 4 for length in lengths], range(12))})[
         "x"
     ].corrected
-    assert found["win_rate_length_controlled/longer"] == pytest.approx(corrected)
+    assert found["win_rate_equal_length/longer"] == pytest.approx(corrected)
     assert not math.isnan(corrected)

@@ -84,7 +84,7 @@ def test_two_runs_are_compared(tmp_path):
     assert (first["method"], first["win"], first["lose"]) == ("ours", 3 / 6, 2 / 6)
     assert (first["wt"], first["order_changed"], first["prefers_first"]) == (pytest.approx(4 / 6), 0, 0.5)
     assert (second["method"], second["tie"]) == ("theirs", 1)
-    assert re.search(r"│ ours +│ 0\.500 │ 0\.167 │ 0\.333 │ 0\.667 │", done["report"])
+    assert re.search(r"│ ours +│ +6 │ +0 │ 0\.500 │ 0\.167 │ 0\.333 │ 0\.667 │", done["report"])
     assert "domain, against theirs" in done["report"]
     lines = verdicts(tmp_path / "wins")
     assert len(lines) == 12

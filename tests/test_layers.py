@@ -37,6 +37,7 @@ FLOORS = (
     {"callbacks", "modules", "datamodules"},
     {"evaluation", "toy", "devices", "stacking", "processes"},
     {"federation"},
+    {"pretrained"},
     {"support"},
 )
 """Rooms of ``fedlight``, top first: a room imports from floors below its own alone."""
@@ -45,7 +46,7 @@ BARE = {"callbacks", "conf", "datamodules", "modules"}
 FORBIDDEN_IN_FEDERATION = {"lightning", "pytorch_lightning", "transformers"}
 MOST_FILES = 12
 """Of a folder, ``__init__.py`` and sub-folders not counted."""
-LARGER = {"fedlight/federation": 13, "fedlight/support": 15}
+LARGER = {"fedlight/federation": 13, "fedlight/support": 14}
 """Folders with more files, which may not grow."""
 
 

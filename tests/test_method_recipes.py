@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from real_rows import SAFERLHF, SHP, TLDR, TLDR_PROMPTS
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from tiny_world import HELDOUT, VOTES, fedlight, table, tiny_recipe, write_rows
 
 from fedlight import conf
@@ -67,12 +67,22 @@ def test_what_is_measured_of_which_method(rows):
 
 def test_the_numbers_are_shares(rows):
     for row in rows.values():
-        values = {name: row[name] for name in row if name not in ("method", "seed", "sent_mib", "groups_ari")}
+        others = {"method", "seed", "sent_mib", "groups_ari", "labelled", "too_long"}
+        values = {name: row[name] for name in row if name not in others}
         assert all(0 <= value <= 1 for value in values.values()), row
         assert row.get("worst_tenth", 0) <= row.get("clients", 1)
         assert row.get("own_worst_tenth", 0) <= row.get("own", 1)
         assert -1 <= row.get("groups_ari", 0) <= 1
         assert row.get("win_rate", 0) in [halves / 12 for halves in range(13)]  # 6 prompts
+
+
+def test_the_pairs_that_dpo_learns_from_are_counted(rows):
+    """Six prompts with two completions each; equal ones make no pair."""
+    labelling = {method for method, row in rows.items() if "labelled" in row}
+    assert labelling == {"reward model", "FedBis", *BY_FEDBISCUIT}
+    for method in labelling:
+        assert 0 < rows[method]["labelled"] <= 6, method
+        assert rows[method]["too_long"] == 0, method
 
 
 def test_a_client_uses_its_groups_selector(rows, folder):
@@ -261,3 +271,24 @@ def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
         recipes.load("fedbiscuit_loud", ["selectors=false"]), tmp_path, [3]
     )
     assert differences.arguments["against"] == "perfect selector of all votes"
+
+
+def test_table_1_goes_on_with_the_best_epoch_of_dpo(tmp_path, tiny_model):
+    changes = tiny_recipe(tiny_model, f"policy_model={tiny_model}", "warmup_rounds=1", "regroup_every=1")
+    outcome = fedlight(
+        *("run", "fedbiscuit_table1", "--twin", f"--output={tmp_path}", "--only", "dpo"),
+        *changes,
+        *("dpo_epochs=4", "epoch_prompts=6", f"epoch_source={HELDOUT}"),
+    )
+    assert outcome.code == 0, outcome.err
+    (metrics,) = (tmp_path / "seed0/dpo").rglob("metrics.csv")
+    logged = [float(row["win_rate/held_out"]) for row in table(metrics) if row["win_rate/held_out"]]
+    assert len(logged) == 5  # before training, and after each epoch
+    best = max(range(4), key=lambda epoch: logged[1:][epoch])
+    done = json.loads((tmp_path / "seed0/dpo/done.json").read_text())["result"]["metrics"]
+    assert done["exported/epoch"] == best + 1
+    kept = torch.load(tmp_path / f"seed0/dpo/checkpoints/epoch={best}.ckpt", weights_only=True)["state_dict"]
+    exported = load_file(tmp_path / "seed0/dpo/adapter/adapter_model.safetensors")
+    assert sorted(map(float, (weight.sum() for weight in kept.values()))) == sorted(
+        map(float, (weight.sum() for weight in exported.values()))
+    )

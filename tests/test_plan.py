@@ -369,9 +369,9 @@ def test_other_methods(config, fleet):
 @pytest.mark.parametrize(
     ("config", "more", "examples", "expected"),
     [
-        ("sft", [], 20, (2, 8)),  # as in a run, which leaves the last four out
+        ("sft", [], 20, (3, 8)),  # the last four are counted as a full batch
         ("sft", [], 24, (3, 8)),
-        ("sft", ["--trainer.accumulate_grad_batches=2"], 30, (2, 8)),  # the third would be half a step
+        ("sft", ["--trainer.accumulate_grad_batches=2"], 20, (2, 8)),  # the third would be half a step
         ("sft", [], 5, (1, 5)),
         ("sft", ["--trainer.accumulate_grad_batches=2"], 5, (2, 5)),
         ("selector", ["--trainer.accumulate_grad_batches=4"], None, (20, 8)),  # five steps

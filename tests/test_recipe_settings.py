@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from tiny_world import write_rows
 
 from fedlight import conf
 from fedlight.lightning_cli.cli import FedlightCLI
@@ -149,3 +150,90 @@ def test_the_data_of_table_5(recipe):
 def test_the_questions_of_shp_are_4293():
     settings = OmegaConf.load(conf.path("data/shp_prompts.yaml")).init_args
     assert (settings.source, settings.split, settings.limit) == ("stanfordnlp/SHP", "test", 4293)
+
+
+@pytest.mark.parametrize(
+    ("limit", "too_long"), [("", 0), ("pair_tokens=150", 3)], ids=["as it follows", "less"]
+)
+def test_pairs_of_two_answers_at_the_limit_are_labelled(limit, too_long, tiny_model, tmp_path, any_text):
+    """Two prompts of 120 words, the limit, one with answers of 50 words, the limit as well, and one with short answers."""
+    from fedlight.modules.selector import SelectorModule
+
+    changes = [
+        f"model={tiny_model}",
+        "accelerator=cpu",
+        "max_tokens=120",
+        "max_new_tokens=50",
+        *filter(None, [limit]),
+    ]
+    by_name = {
+        s.name: s for s in recipes.stages(recipes.load("fedbiscuit_table2", changes), tmp_path / "run", 0)
+    }
+    selector = SelectorModule(tiny_model)
+    selector.configure_model()
+    selector.save_adapter(tmp_path / "run/selector/adapter")
+    said = [" ".join([word] * 50) for word in ("anna", "ben", "leo")]
+    rows = [
+        {"fields": {"instruction": "walls " * 120}, "completions": said},
+        {"fields": {"instruction": "birds " * 120}, "completions": ["anna", "ben"]},
+    ]
+    by_name["completions"].folder.mkdir()
+    write_rows(by_name["completions"].folder / "completions.jsonl", rows)
+    by_name["votes"].run()
+    metrics = by_name["label"].run()["result"]["metrics"]
+    assert metrics == {"label/pairs": 4 - too_long, "label/too_long": too_long}
+    table = by_name["table"].arguments
+    assert table["labels"]["FedBis"] == str(by_name["label"].folder)
+
+
+def stages_of(name, changes, folder):
+    return {stage.name: stage for stage in recipes.stages(recipes.load(name, changes), folder, 0)}
+
+
+@pytest.mark.parametrize("name", ["fedbiscuit_table1", "fedbiscuit_table2"])
+def test_steps_of_the_tables_have_32_texts_in_parts_of_two(name, tmp_path):
+    stages = stages_of(name, [], tmp_path)
+    for stage in ("sft", "selector", "dpo", "fedbiscuit5_dpo", "reward", "feddpo", "fedavg"):
+        settings = stages[stage].config()
+        parts = settings["data"]["init_args"]["batch_size"], settings["trainer"]["accumulate_grad_batches"]
+        assert parts == (2, 16), stage
+
+
+REDDIT = ("stanfordnlp/SHP", "test", 4293)
+VARIANTS = {  # of table 2: the prompts, how many, completions, whether prompts of held-out votes are left out
+    "saferlhf": ("PKU-Alignment/PKU-SafeRLHF", "train", 44578, 4, True),
+    "reddit_2": (*REDDIT, 2, False),
+    "reddit_4": (*REDDIT, 4, False),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_blocks_of_table_2_are_variants(variant, tmp_path):
+    stages = stages_of("fedbiscuit_table2", [f"variant={variant}"], tmp_path)
+    settings = stages["completions"].config()
+    data = settings["data"]["init_args"]
+    completions = settings["model"]["init_args"]["completions"]
+    found = data["source"], data["split"], data["limit"], completions, data["exclude"]["held_out"] is not None
+    assert found == VARIANTS[variant]
+    held_out = stages["dpo"].config()["trainer"]["callbacks"][1]["init_args"]["prompts"]["init_args"]
+    assert (held_out["source"], held_out["split"]) == ("PKU-Alignment/PKU-SafeRLHF", "test")
+    assert (stages["answers_raw"].config()["data"]["init_args"]["split"], data["split"]) != ("test", "test")
+
+
+def test_a_block_that_table_2_does_not_have_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"does not have: Interpolation key 'variants.shp.prompts' not found"
+    ):
+        stages_of("fedbiscuit_table2", ["variant=shp"], tmp_path)
+
+
+@pytest.mark.parametrize("stage", ["dpo", "fedbiscuit_dpo", "fedbiscuit5_dpo"])
+def test_the_tables_go_on_with_the_best_of_five_epochs(stage, tmp_path):
+    for name in ("fedbiscuit_table1", "fedbiscuit_table2"):
+        trainer = parsed(stages_of(name, [], tmp_path / name)[stage]).trainer
+        assert trainer.max_epochs == 5
+        _, score, export, keep = (callback.init_args for callback in trainer.callbacks)
+        assert list(score.judges) == ["held_out"]
+        assert export.monitor == keep.monitor == "win_rate/held_out"
+        assert (keep.mode, keep.save_top_k) == ("max", -1)
+        assert export.folder == str(tmp_path / name / stage / "adapter")

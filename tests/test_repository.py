@@ -106,3 +106,25 @@ def test_the_container_installs_extras_that_exist():
     (extras,) = re.findall(r'ARG EXTRAS="([\w,]+)"', text)
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     assert 'ENTRYPOINT ["fedlight"]' in text
+
+
+def test_initials_of_the_papers_first_authors_are_those_of_the_citation():
+    """Where a text gives one, within the lines that name the paper or its address."""
+    files = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.yaml"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    texts = {
+        name: (ROOT / name).read_text(encoding="utf-8")
+        for name in files.stdout.split()
+        if (ROOT / name).is_file()
+    }
+    seen = 0
+    for paper in yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["references"]:
+        first = paper["authors"][0]
+        names = "|".join(map(re.escape, [paper["url"], *paper["notes"].split(" and ")]))
+        pattern = rf"\b([A-Z])\. {first['family-names']} et al\.(?=.{{0,130}}?(?:{names}))"
+        for name, text in texts.items():
+            initials = set(re.findall(pattern, text, flags=re.DOTALL))
+            seen += len(initials)
+            assert initials <= {first["given-names"][0]}, name
+    assert seen > 9

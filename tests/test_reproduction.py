@@ -191,7 +191,7 @@ def test_a_twin_runs(tmp_path, tiny_model):
         if name not in ("judged_raw", "judged_fedbis", "table")
     ]
     file = tmp_path / "part.yaml"
-    part = {"table": {"with": {"methods": None}}}
+    part = {"table": {"with": {"methods": None, "labels": None}}}
     file.write_text(json.dumps({"extends": str(conf.path("recipes/fedbiscuit_table1.yaml")), "stages": part}))
     outcome = fedlight(
         *("run", str(file), "--twin", f"--output={tmp_path / 'out'}", *left_out, f"model={tiny_model}"),

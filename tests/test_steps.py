@@ -57,7 +57,8 @@ def test_labels_are_the_majority_of_the_selectors(rows, tmp_path):
         ("x", "y", "a"),  # two of three
         ("v", "w", "b"),
     ]
-    assert done["pairs"] == 2
+    assert done["pairs"] == done["metrics"]["label/pairs"] == 2
+    assert done["metrics"]["label/too_long"] == 0
     assert "1 pairs of equal or empty completions skipped" in done["report"]
 
 
@@ -149,10 +150,19 @@ def tested(tmp_path):
     return {"raw": str(tmp_path / "raw"), "FedBis": str(tmp_path / "trained")}
 
 
-def test_the_selectors_table(rows, tested):
+@pytest.fixture
+def label(tmp_path):
+    """Folder of a stage that labelled 7 pairs and left 2 out as too long."""
+    (tmp_path / "label").mkdir()
+    done = {"result": {"metrics": {"label/pairs": 7, "label/too_long": 2}}}
+    (tmp_path / "label/done.json").write_text(json.dumps(done))
+    return str(tmp_path / "label")
+
+
+def test_the_selectors_table(rows, tested, label):
     """Four prompts: won, lost, won, and one answered alike, which counts half."""
     duel = rows("duel", completions(("x", "y"), ("x", "y"), ("same", "same"), ("u", "v")))
-    table = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0, 0.5)))
+    table = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0, 0.5)), label)
     low, high = bootstrap_interval([1, 0, 1, 0.5])
     assert table["rows"] == [
         {"method": "raw", "selector_accuracy": 0.5, "win_rate_by_selector": 0.5},
@@ -162,18 +172,28 @@ def test_the_selectors_table(rows, tested):
             "win_rate_by_selector": 2.5 / 4,
             "win_rate_by_selector_low": low,
             "win_rate_by_selector_high": high,
+            "unread": 0,
+            "labelled": 7,
+            "too_long": 2,
         },
     ]
 
 
-def test_the_table_of_several_selectors_goes_by_their_majority(rows, tested):
+def test_a_pair_too_long_for_the_selector_is_counted_and_no_tie(rows, tested, label):
+    duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
+    row = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0)), label)["rows"][1]
+    assert row["win_rate_by_selector"] == 0.5  # one won and one lost; the third was not read
+    assert row["unread"] == 1
+
+
+def test_the_table_of_several_selectors_goes_by_their_majority(rows, tested, label):
     """By two of three won, lost, and once neither: one for it, one against it, one that finds both equal."""
     duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
     said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, -1.0, -1.0), votes(1.0, 1.0, 0.0))
-    table = steps.compare_by_selector(tested, duel, rows("votes", said))
+    table = steps.compare_by_selector(tested, duel, rows("votes", said), label)
     assert table["rows"][1]["win_rate_by_selector"] == 0.5
     said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, 1.0, -1.0), votes(1.0, 1.0, 0.0))
-    table = steps.compare_by_selector(tested, duel, rows("votes", said))
+    table = steps.compare_by_selector(tested, duel, rows("votes", said), label)
     assert table["rows"][1]["win_rate_by_selector"] == 2.5 / 3
 
 

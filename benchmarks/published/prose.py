@@ -17,6 +17,7 @@ QUOTING = (
     "docs/algorithms.md",
     "docs/devices.md",
     "docs/judges.md",
+    "docs/papers/fedbiscuit.md",
     "docs/privacy.md",
     "docs/real_votes.md",
     "fedlight/toy/README.md",

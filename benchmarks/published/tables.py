@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from published import papers
 from published.figures import Figure, filled
 from published.measurements import RERUN, ROOT, Measurement, Published
 
@@ -102,10 +103,11 @@ def rendered(text: str, published: Published) -> str:
 
 
 def pages(published: Published) -> Iterator[tuple[Path, str, str]]:
-    """Each page with tables: where it is, as it is, and as it should be."""
+    """Each page that is written from records: where it is, as it is, and as it should be."""
     for name in PAGES:
         text = (ROOT / name).read_text(encoding="utf-8")
         yield ROOT / name, text, rendered(text, published)
+    yield papers.PAGE, papers.PAGE.read_text(encoding="utf-8") if papers.PAGE.exists() else "", papers.page()
 
 
 def said(published: Published, measurement: Measurement) -> list[Figure]:
@@ -135,8 +137,9 @@ def said(published: Published, measurement: Measurement) -> list[Figure]:
 def _by_measurement(published: Published) -> Mapping[str, list[Figure]]:
     """All figures of the tables and of what the prose has, as often as they stand there."""
     names = [*published.tables, *(name for one in published.measurements.values() for name in one.tables)]
-    found = [figure for name in names for figure in table(published, name)[1]]
-    found += [figure for one in published.measurements.values() for figure in said(published, one)]
+    shown = [figure for name in names for figure in table(published, name)[1]]
+    shown += [figure for one in published.measurements.values() for figure in said(published, one)]
+    found = [side for figure in shown for side in figure.sides]
     own: dict[str, list[Figure]] = {name: [] for name in published.measurements}
     for figure in found:
         own[figure.measurement.name].append(figure)

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.export.card_facts import (
     CardFacts,
+    base_form,
     command_line,
     papers_of,
     privacy_of,
@@ -19,9 +23,9 @@ from fedlight.callbacks.export.card_facts import (
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.pretrained.hub import find_licence
 from fedlight.support.checks import Checked
 from fedlight.support.files import read_json, whole_folder
-from fedlight.support.hub import find_licence
 
 
 @runtime_checkable
@@ -66,14 +70,16 @@ class AdapterExport(Checked, L.Callback):
 
     Args:
         folder: the adapter's folder; an existing one is replaced.
+        monitor: metric of a ``ModelCheckpoint`` of the run: its best epoch is exported and left in the module, and the
+            number of that epoch, from 1, becomes the metric ``exported/epoch``. None: the last epoch.
 
     Raises:
-        ValueError: before training, for a module without ``save_adapter``.
+        ValueError: before training, for a module without ``save_adapter`` and a ``monitor`` without its ``ModelCheckpoint``.
         OSError: the disk is full.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str, monitor: str | None = None) -> None:
+        self.folder, self.monitor = Path(folder), monitor
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and not isinstance(pl_module, SavesAdapter):
@@ -81,19 +87,53 @@ class AdapterExport(Checked, L.Callback):
                 f"AdapterExport({str(self.folder)!r}): {type(pl_module).__name__} has no method "
                 "save_adapter(folder): take the callback out or derive the module from LanguageModule"
             )
+        if stage == "fit" and self.monitor is not None and self._keeper(trainer) is None:
+            raise ValueError(
+                f"AdapterExport.monitor={self.monitor!r}: no ModelCheckpoint has this monitor, so no best epoch is known: "
+                "add one to trainer.callbacks, or set AdapterExport.monitor to null"
+            )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        metrics, rounds = dict(trainer.callback_metrics), None
+        if (keeper := self._keeper(trainer)) is not None:
+            metrics, rounds = self._load_best(keeper, trainer, pl_module)
         if not trainer.is_global_zero:
             return
         assert isinstance(pl_module, SavesAdapter)
         with whole_folder(self.folder) as new:
             pl_module.save_adapter(new)
-            _write_card(trainer, pl_module, new)
+            _write_card(trainer, pl_module, new, metrics, rounds)
+
+    def _keeper(self, trainer: L.Trainer) -> ModelCheckpoint | None:
+        """Return the callback that knows the best epoch; None for the last epoch."""
+        keepers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+        return next(
+            (one for one in keepers if self.monitor is not None and one.monitor == self.monitor), None
+        )
+
+    def _load_best(
+        self, keeper: ModelCheckpoint, trainer: L.Trainer, module: L.LightningModule
+    ) -> tuple[dict[str, Any], int]:
+        """Load the best checkpoint into the module; return its score by the metric's name, and the number of its epoch."""
+        best = torch.load(keeper.best_model_path, map_location="cpu", weights_only=True)
+        module.load_state_dict(best["state_dict"])
+        epoch, score = best["epoch"] + 1, keeper.best_model_score
+        trainer.callback_metrics["exported/epoch"] = torch.tensor(float(epoch))
+        rank_zero_info(
+            f"AdapterExport: epoch {epoch} of {trainer.current_epoch}, the best by {self.monitor}: {score:.4f}"
+        )
+        return {str(self.monitor): score}, epoch
 
 
-def _write_card(trainer: L.Trainer, module: L.LightningModule, folder: Path) -> None:
-    """Write the card of a run that has just ended."""
-    facts = _facts(trainer, module)
+def _write_card(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    folder: Path,
+    metrics: Mapping[str, Any],
+    rounds: int | None,
+) -> None:
+    """Write the card of a run that has just ended, with these metrics; ``rounds``: of an earlier epoch."""
+    facts = _facts(trainer, module, metrics, rounds)
     names = sorted(file.parent.name for file in folder.glob("*/adapter_config.json")) or ["default"]
     task = getattr(module, "task", "CAUSAL_LM")
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters"
@@ -102,7 +142,9 @@ def _write_card(trainer: L.Trainer, module: L.LightningModule, folder: Path) -> 
     write_card(facts, folder, what=what, use=use, task=task, notes=adapter_notes(facts, is_on_merged_base))
 
 
-def _facts(trainer: L.Trainer, module: L.LightningModule) -> CardFacts:
+def _facts(
+    trainer: L.Trainer, module: L.LightningModule, metrics: Mapping[str, Any], rounds: int | None
+) -> CardFacts:
     loop: TrainsClients | None = find_callback(trainer, TrainsClients)
     visits: VisitLog | None = find_callback(trainer, VisitLog)
     data = trainer.datamodule  # type: ignore[attr-defined]
@@ -110,7 +152,7 @@ def _facts(trainer: L.Trainer, module: L.LightningModule) -> CardFacts:
     of_module, of_loop = dict(module.hparams), {}
     if loop is not None:
         of_loop = {"clients_per_round": loop.clients_per_round, "local_steps": loop.local_steps}
-    last = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    last = {name: float(value) for name, value in metrics.items()}
     clients = {} if loop is None else loop.clients
     record = _record(Path(trainer.default_root_dir))
     model = str(of_module.get("model", ""))
@@ -119,13 +161,13 @@ def _facts(trainer: L.Trainer, module: L.LightningModule) -> CardFacts:
         base=public_name(model) or type(module).__name__,
         algorithm="" if loop is None else type(loop.algorithm).__name__,
         papers=papers_of([type(module), *([type(loop.algorithm)] if loop is not None else [])]),
-        base_form=str(of_module.get("base", "plain")),
+        base_form=base_form(model, str(of_module.get("base", "plain"))),
         licence=find_licence(model) if model else "unknown",
         source=public_name(data.train_rows[0]) if isinstance(data, ReadsRows) else "",
         clients=len(clients),
         examples=sum(client.num_examples for client in clients.values()),
         added=sum(map(len, data.added.values())) if isinstance(data, AddsRows) else 0,
-        rounds=trainer.current_epoch if loop is None else loop.rounds_done,
+        rounds=rounds or (trainer.current_epoch if loop is None else loop.rounds_done),
         **traffic_of(visits.visit_rows() if visits is not None else []),
         privacy=privacy_of(last),
         scores=scores_of(last),

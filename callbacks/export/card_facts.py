@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from fedlight.support.hub import EMBEDDED, NAME
+from fedlight.pretrained.hub import EMBEDDED, NAME
+from fedlight.pretrained.named import PRETRAINED, is_dequantized
 
 SCORE = re.compile(r"(val|test|score|group_mean|win_rate)(/|$)|win_rate_")
 """Metrics of the finished model; those of training batches say little of it."""
@@ -86,6 +87,8 @@ def public_name(text: Any) -> str:
     Examples:
         >>> public_name("/home/me/votes.jsonl"), public_name("owner/name"), public_name("toy:votes?opposition=1")
         ('votes.jsonl', 'owner/name', 'toy:votes?opposition=1')
+        >>> public_name("smollm2-135m-instruct")
+        'HuggingFaceTB/SmolLM2-135M-Instruct'
         >>> public_name(["data/a.csv", "data/b.csv"]), public_name(None)
         ('a.csv, b.csv', '')
     """
@@ -94,11 +97,18 @@ def public_name(text: Any) -> str:
     if not isinstance(text, (str, PurePath)):
         return ""
     text = str(text)
+    if text in PRETRAINED:
+        return PRETRAINED[text].hub
     if text.partition(":")[0] in EMBEDDED and "/" not in text:
         return text
     if NAME.fullmatch(text) and not text.endswith(FILES) and not Path(text).exists():
         return text
     return text.replace("\\", "/").rstrip("/").rpartition("/")[2]
+
+
+def base_form(model: Any, base: str) -> str:
+    """Return the number form of the weights that were trained on: ``base``, or what a named model was made from."""
+    return "dequantized GGUF" if base == "plain" and is_dequantized(str(model)) else base
 
 
 def scores_of(last: Mapping[str, float]) -> list[Score]:

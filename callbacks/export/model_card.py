@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedlight.callbacks.export.card_facts import CardFacts
+from fedlight.pretrained.hub import EMBEDDED
 from fedlight.support.files import write_whole
-from fedlight.support.hub import EMBEDDED
 from fedlight.support.words import count_noun, in_largest_unit, three_digits
 
 README = "README.md"

@@ -86,7 +86,7 @@ class FederatedLoop(Checked, L.Callback):
         algorithm: what clients and server do; FedAvg (unbiased) if not given.
         server: server optimizer; plain averaging if not given.
         clients_per_round: clients sampled in a round, at most the number of clients.
-        local_steps: optimizer steps of a visit; None is one pass over the client's data.
+        local_steps: optimizer steps of a visit; None is one pass over all the client's examples.
         channel: compression of what is sent; lossless fp32 if not given.
         aggregation: robust (such as coordinate-wise median) or private combination of updates; None: the algorithm's own.
         memory: store of the clients' memories between rounds; if not given, in RAM up to 256 MiB, then on disk.

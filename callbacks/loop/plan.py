@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ from fedlight.federation.client import Client, Group, Visit, uniform_cohort
 from fedlight.federation.lora.ranks import LoraRanks, largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, share
+from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
 """Tokens in whose time a small model computes what a step costs beside them: the optimizer, hooks, Python."""
@@ -265,7 +267,14 @@ class RoundPlanner:
         of steps of a schedule that continues from round to round, or slightly more where visits differ in length.
         """
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
-        visits = self.algorithm.plan(round_idx, [*self.clients.values()], num_batches)
+        if self.local_steps is None and (
+            cut := [c for c in self.clients if self.data.num_batches(c) % accumulation]
+        ):
+            rank_zero_info(
+                f"trainer.accumulate_grad_batches={accumulation}: the passes of {count_noun(len(cut), 'client')} are cut to "
+                f"whole optimizer steps, so up to {accumulation - 1} of the batches of a pass are not seen"
+            )
+        visits = self._whole(self.algorithm.plan(round_idx, [*self.clients.values()], num_batches))
         nobody = Visit(next(iter(self.clients)), accumulation)
         self.data.set_visits([max(visits, key=lambda visit: visit.num_batches, default=nobody)], round_idx)
 
@@ -311,7 +320,11 @@ class RoundPlanner:
     def _visits_of(self, round_idx: int, clients: Sequence[Client]) -> list[Visit]:
         """Return the visits of clients that are asked in a round, as the algorithm plans them."""
         num_batches = visit_lengths(self.local_steps, self.accumulation(round_idx), self.data.num_batches)
-        return self.algorithm.plan(round_idx, clients, num_batches)
+        return self._whole(self.algorithm.plan(round_idx, clients, num_batches))
+
+    def _whole(self, visits: Sequence[Visit]) -> list[Visit]:
+        """Return visits that see every example of a client where their length is that of passes."""
+        return [replace(visit, whole_passes=self.local_steps is None) for visit in visits]
 
     def _cost(self, bundle: Bundle, round_idx: int) -> float:
         """Return what a bundle costs, by which bundles are shared out among processes."""

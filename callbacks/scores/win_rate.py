@@ -16,8 +16,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.logs.trainer import log_now
 from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.evaluation.judge import BothPositions, Judge
-from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.processes.work import for_each, once
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
@@ -39,7 +39,7 @@ class WinRate(Checked, L.Callback):
 
     A tie counts one half. Each pair is shown in both orders where the order can matter. Logs ``win_rate/NAME`` for each
     judge, the ends of its 95 % interval as ``win_rate_low/NAME`` and ``win_rate_high/NAME`` (bootstrap over prompts),
-    ``win_rate_length_controlled/NAME``, the win rate at equal length (`fedlight.evaluation.length_controlled`), and
+    ``win_rate_equal_length/NAME``, the win rate at equal length (`fedlight.evaluation.equal_length`), and
     ``win_rate/words``, the number of words of all answers relative to the raw ones. It logs before training and after each
     n-th epoch, at the number of optimizer steps made so far. Both models draw with the same seeds in every epoch, so only
     the model changes. Training continues as if nothing had been measured. Checkpoints hold the raw answers for resumed runs.
@@ -150,7 +150,7 @@ class WinRate(Checked, L.Callback):
         return [float(score) for score in BothPositions(judge).scores(self._fields, answers, self._raw)]
 
     def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:
-        """Return the win rate, its interval and the length-controlled rate, without undefined ones (too few prompts)."""
+        """Return the win rate, its interval and the rate at equal length, without undefined ones (too few prompts)."""
         low, high = bootstrap_interval(scores, seed=self.seed)
         longer = [len(ours.strip()) - len(raw.strip()) for ours, raw in zip(answers, self._raw, strict=True)]
         compared = Compared(scores, longer, range(len(scores)))
@@ -158,7 +158,7 @@ class WinRate(Checked, L.Callback):
             "win_rate": math.fsum(scores) / len(scores),
             "win_rate_low": low,
             "win_rate_high": high,
-            "win_rate_length_controlled": length_controlled({"tuned": compared})["tuned"].corrected,
+            "win_rate_equal_length": rates_at_equal_length({"tuned": compared})["tuned"].corrected,
         }
         return {name: value for name, value in found.items() if not math.isnan(value)}
 

@@ -1,9 +1,9 @@
 """Training and validation sets of clients, and counts of their examples by label.
 
 Each client's examples are split into training and validation by key (the compared pair, the prompt), so that no client is
-scored on examples that it trains on. FedBiscuit (Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038) takes the share
-0.05, at most 200. Its Figure 3, and Figure 4 of FedDCA (Wang et al., 2024, https://arxiv.org/abs/2409.20135), show the
-counts of their data.
+scored on examples that it trains on. FedBiscuit (F. Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038, section 5.1)
+groups clients by their validation sets and gives no size for them. Its Figure 3, and Figure 4 of FedDCA (Wang et al., 2024,
+https://arxiv.org/abs/2409.20135), show the counts of their data.
 """
 
 from collections import Counter

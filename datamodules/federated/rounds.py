@@ -23,12 +23,14 @@ def draw_batches(
     seed: int,
     lengths: np.ndarray | None = None,
     together: int = 1,
+    keeps_rest: bool = False,
 ) -> list[list[int]]:
     """Return batches of a client's examples, drawn in passes that are each shuffled anew.
 
     A batch never holds an example twice: a pass gives ``floor(n / batch_size)`` full batches and leaves its remainder
-    out, and a client smaller than a batch gives all its examples. With ``lengths``, the examples of a pass are sorted by
-    length before they are cut into batches, so that little is padded, and the batches are shuffled again.
+    out, or gives it as a short last batch, and a client smaller than a batch gives all its examples. With ``lengths``, the
+    examples of a pass are sorted by length before they are cut into batches, so that little is padded, and the batches are
+    shuffled again.
 
     Args:
         indices: the client's example indices, ``(examples,)``.
@@ -37,17 +39,20 @@ def draw_batches(
         seed: seed of the order.
         lengths: tokens of every example of the pooled set; None: no bucketing.
         together: number of neighbours in ``indices`` that are drawn as one and share a batch.
+        keeps_rest: whether a pass gives its remainder as a batch too.
 
     Examples:
         >>> draw_batches(np.array([7, 8, 9]), num_batches=2, batch_size=8, seed=0)
         [[9, 7, 8], [9, 8, 7]]
         >>> draw_batches(np.array([4, 5, 6, 7, 8, 9]), num_batches=1, batch_size=4, seed=0, together=2)
         [[8, 9, 4, 5]]
+        >>> [len(batch) for batch in draw_batches(np.arange(20), 3, batch_size=8, seed=1, keeps_rest=True)]
+        [8, 4, 8]
     """
     generator = np.random.default_rng(seed)
     groups = indices.reshape(-1, together)
     size = min(batch_size // together, len(groups))
-    per_pass = len(groups) // size
+    per_pass = -(-len(groups) // size) if keeps_rest else len(groups) // size
     batches: list[np.ndarray] = []
     while len(batches) < num_batches:
         wanted = min(per_pass, num_batches - len(batches))
@@ -56,6 +61,16 @@ def draw_batches(
             drawn = drawn[np.argsort(lengths[drawn[:, 0]], kind="stable")]
         batches += [drawn[i * size : (i + 1) * size].reshape(-1) for i in generator.permutation(wanted)]
     return [batch.tolist() for batch in batches]
+
+
+def batches_in_pass(examples: int, batch_size: int, together: int = 1) -> int:
+    """Return the number of batches in one pass over all of so many examples, at least 1.
+
+    Examples:
+        >>> batches_in_pass(20, 8), batches_in_pass(3, 8), batches_in_pass(12, 5, together=2)
+        (3, 1, 3)
+    """
+    return max(1, -(-examples // (batch_size // together * together)))
 
 
 def concatenate(batches: Sequence[list[int]]) -> list[int]:
@@ -135,8 +150,8 @@ class RoundPlan:
         self.round_idx = round_idx
 
     def num_batches(self, client_id: str) -> int:
-        """Return the number of full batches in one pass over a client's examples, at least 1."""
-        return max(1, len(self.client_indices[client_id]) // self.batch_size)
+        """Return the number of batches in one pass over all examples of a client; the last may be short."""
+        return batches_in_pass(len(self.client_indices[client_id]), self.batch_size, self.together)
 
     def indices(self, client_id: str, split: str = "train") -> np.ndarray:
         """Return the examples of a visit; ValueError where the client has none in this split."""
@@ -159,11 +174,22 @@ class RoundPlan:
         """Return the example indices of each batch of a visit, drawn in the round in which its client was asked."""
         seed = derive_seed(self.seed, "order", visit.asked_in(round_idx), visit.client_id, visit.split)
         indices = self.indices(visit.client_id, visit.split)
-        return draw_batches(indices, visit.num_batches, self.batch_size, seed, self.lengths, self.together)
+        return draw_batches(
+            indices,
+            visit.num_batches,
+            self.batch_size,
+            seed,
+            self.lengths,
+            self.together,
+            keeps_rest=visit.whole_passes,
+        )
 
 
 class PooledSampler(Sampler[list[int]]):
-    """Sampler of one pass over the examples of all clients, shuffled anew for each epoch; arguments as `draw_batches`."""
+    """Sampler of the full batches of all clients' examples, shuffled anew for each epoch; arguments as `draw_batches`.
+
+    Less than a batch is left out of an epoch, another part each time.
+    """
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from fedlight.datamodules.text.examples import ResponseExamples, collate_respons
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
 from fedlight.datamodules.vectors.clusters import PseudoLabels
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.types import Fields
 
 CANARY = "canary"  # category of planted rows in data with categories

@@ -58,7 +58,9 @@ def padding_shares(
 
     def measure(sort_by: np.ndarray | None) -> float:
         plan = RoundPlan(clients, batch_size, seed, sort_by)
-        plan.set_visits([Visit(client, plan.num_batches(client)) for client in clients], round_idx=0)
+        plan.set_visits(
+            [Visit(client, plan.num_batches(client), whole_passes=True) for client in clients], round_idx=0
+        )
         return padded_share(lengths, list(plan.sampler()))
 
     return measure(lengths), measure(None)

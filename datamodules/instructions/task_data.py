@@ -17,7 +17,7 @@ from fedlight.datamodules.text.examples import ResponseExamples, collate_respons
 from fedlight.datamodules.text.templates import Parts
 from fedlight.datamodules.text.tokens import TokenTable, end_id, fit_texts, leading_ids, pad_id
 from fedlight.evaluation.tasks.task import Task, continuation
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 
 
 class TaskDataModule(FederatedDataModule):

@@ -23,7 +23,7 @@ from fedlight.datamodules.text.encoding import (
 from fedlight.datamodules.text.examples import Choice, PreferredExamples, collate_choices, collate_preferred
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 
 
 class ShownPairs(Dataset):

@@ -1,9 +1,9 @@
 """Preference pairs and votes by client, for a selector, for DPO or for supervised fine-tuning.
 
-Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038,
-sections 3 and 6: each client's pairs are split into training and validation *before* each is doubled into (x, yw, yl) with
-label A and (x, yl, yw) with label B. So a selector cannot win by position, and training and validation never share a pair.
-Votes of one client on the same two answers are on the same side, too.
+F. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038:
+each pair is doubled into (x, yw, yl) with label A and (x, yl, yw) with label B (section 4), so a selector cannot win by
+position. Deviation: the paper splits the doubled examples into training and validation (section 5.1); here pairs are split
+first, so the two never share a pair, nor votes of one client on the same two answers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ from fedlight.datamodules.text.examples import (
 )
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.settings_record import digest
 from fedlight.support.types import Rows

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Comparison
+from fedlight.support.files import result_of
 from fedlight.support.types import Row, Rows
 
 Orders = Literal["one", "both"]
@@ -218,6 +219,12 @@ def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict
     ]
     first, second, neither = (int((read & (winners == side)).sum()) for side in (0, 1, -1))
     return rows, LabelCounts(first, second, neither, int((~read).sum()))
+
+
+def labelled(folder: str) -> dict[str, int]:
+    """Return the numbers of pairs that a stage of ``label_with_selectors`` has labelled, and left out as too long."""
+    counts = result_of(folder)["metrics"]
+    return {"labelled": counts["label/pairs"], "too_long": counts["label/too_long"]}
 
 
 def _read_completions(row: Row, number: int, source: str) -> tuple[dict[str, str], list[str]]:

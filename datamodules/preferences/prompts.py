@@ -14,8 +14,8 @@ from fedlight.datamodules.rows.given import RowsError, Source, name_source
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import fit_texts, leading_ids
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.checks import refuse_below
-from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Need, RowSource
 from fedlight.support.types import Fields
 

@@ -35,8 +35,8 @@ from urllib.parse import parse_qsl
 
 from fedlight.datamodules.rows.given import GivenRows, Source, name_source
 from fedlight.datamodules.rows.given import RowsError as RowsError
+from fedlight.pretrained.hub import hub_asked_once
 from fedlight.support.files import BoundError, check_regular, write_whole
-from fedlight.support.hub import hub_asked_once
 from fedlight.support.types import Rows
 from fedlight.support.words import first_line
 

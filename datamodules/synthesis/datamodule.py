@@ -27,6 +27,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+from fedlight.datamodules.federated.rounds import batches_in_pass
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.given import Source
 from fedlight.datamodules.synthesis.pool import CandidatePool
@@ -213,7 +214,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             return super().num_batches(client_id, split)
         own = len(self.client_indices[client_id]) if split == MIXED else 0
         examples = own + self.num_synthetic(client_id)
-        return max(1, examples // self.batch_size) if examples else 0
+        return batches_in_pass(examples, self.batch_size) if examples else 0
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
         """Return the shape of each batch of a visit; before candidates are selected, an upper bound."""

@@ -1,7 +1,8 @@
 """FewFedPIT's filters of generated texts, and the reasons for dropping one.
 
 Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 3.3: instructions of a wrong format are dropped, then
-instructions near a local one (ROUGE-L above 0.7), which makes the client's training data more diverse.
+instructions near a local one (ROUGE-L above 0.7), which makes the client's training data more diverse. Here a whole example
+and a long response are compared too: a private response under a new instruction would be private text all the same.
 """
 
 import re
@@ -17,12 +18,16 @@ REPEATED = "repeated"
 NEAR_INSTRUCTION = "near_instruction"
 NO_MATCH = "no_match"
 NEAR_EXAMPLE = "near_example"
+NEAR_RESPONSE = "near_response"
 CUT_OFF = "cut_off"
 PROMPT_TOO_LONG = "prompt_too_long"
 REASONS = (
     *(EMPTY, NO_LETTER, TOO_SHORT, REFUSAL, REPEATED, NEAR_INSTRUCTION),
-    *(NO_MATCH, NEAR_EXAMPLE, CUT_OFF, PROMPT_TOO_LONG),
+    *(NO_MATCH, NEAR_EXAMPLE, NEAR_RESPONSE, CUT_OFF, PROMPT_TOO_LONG),
 )
+
+LONG_RESPONSE = 40
+"""Characters from which a response is compared: names, numbers, yes and no are equal without having been copied."""
 
 REFUSALS = ("As a", "As an", "Sorry", "I'm sorry", "I am sorry", "I cannot", "I can't")
 """Beginnings of answers in which a model refuses or talks about itself."""
@@ -56,20 +61,24 @@ class OwnTexts:
 
     Args:
         rows: the client's own rows, each with ``instruction``, ``input`` and ``response``.
-        max_rouge_l: most ROUGE-L F1 with its own instructions or examples, in [0, 1]; at 1 no text is too near.
+        max_rouge_l: most ROUGE-L F1 with its own instructions, examples and long responses, in [0, 1]; 1 for no limit.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, str]], max_rouge_l: float) -> None:
-        self._instructions, self._examples = KnownTexts(max_rouge_l), KnownTexts(max_rouge_l)
+        self._instructions, self._examples, self._responses = (KnownTexts(max_rouge_l) for _ in range(3))
         self._made: set[str] = set()
         wholes = (
-            [text for row in rows for text in (row["instruction"], _join(row))] if max_rouge_l < 1 else []
+            [text for row in rows for text in (row["instruction"], row["response"], _join(row))]
+            if max_rouge_l < 1
+            else []
         )
         self._without_tokens = {_fold(text) for text in wholes if not tokenize(text)}
         for instruction in dict.fromkeys(row["instruction"] for row in rows):
             self._instructions.add(instruction)
         for row in rows:
             self._examples.add(_join(row))
+            if len(row["response"]) >= LONG_RESPONSE:
+                self._responses.add(row["response"])
 
     def check_instruction(self, instruction: str) -> str | None:
         """Return the fault of a new instruction; without a fault, remember it and return None.
@@ -90,16 +99,27 @@ class OwnTexts:
         return None
 
     def check_example(self, row: Mapping[str, str]) -> str | None:
-        """Return the fault of a new example that copies one of the client's own; None without a fault.
+        """Return the fault of a new example that copies one of the client's own, or its long response; None without a fault.
 
         Examples:
             >>> own = OwnTexts([{"instruction": "Name it.", "input": "a b c d e", "response": "Saturn."}], 0.7)
             >>> own.check_example({"instruction": "Say it.", "input": "a b c d e", "response": "Saturn."})
             'near_example'
+            >>> long = "It is cold, it has rings, and a year there takes longer than twenty-nine of ours."
+            >>> own = OwnTexts([{"instruction": "Describe Saturn.", "input": "", "response": long}], 0.7)
+            >>> asked = "Write a poem of four lines about the time that the largest of all the gas giants takes."
+            >>> own.check_example({"instruction": asked, "input": "", "response": long})
+            'near_response'
         """
-        text = _join(row)
-        near = _fold(text) in self._without_tokens or self._examples.near(text) is not None
-        return NEAR_EXAMPLE if near else None
+        whole, response = _join(row), row["response"]
+        if self._is_near(whole, self._examples):
+            return NEAR_EXAMPLE
+        if len(response) >= LONG_RESPONSE and self._is_near(response, self._responses):
+            return NEAR_RESPONSE
+        return None
+
+    def _is_near(self, text: str, known: KnownTexts) -> bool:
+        return _fold(text) in self._without_tokens or known.near(text) is not None
 
 
 def _fold(text: str) -> str:

@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
-from fedlight.processes.work import for_each, is_first, once
-from fedlight.support.checks import Checked, refuse_below
-from fedlight.support.console import progress_bar
-from fedlight.support.hub import (
+from fedlight.pretrained.hub import (
     NAME,
     hub_asked_once,
     hub_errors,
     shorten_load_errors,
-    silence_transformers,
 )
+from fedlight.pretrained.named import find_pretrained
+from fedlight.processes.work import for_each, is_first, once
+from fedlight.support.checks import Checked, refuse_below
+from fedlight.support.console import progress_bar, silence_transformers
 from fedlight.support.needs import Model, Need
 
 CACHED_AT_ONCE = 1024  # an interruption loses at most so many texts
@@ -308,7 +308,7 @@ def find_folder(model: str, what: str = "model") -> Path:
         FileNotFoundError: the path does not exist, or the folder holds no sentence-transformers model.
         OSError: there is no such hub name, or the hub cannot be reached.
     """
-    path = Path(model).expanduser()
+    path = find_pretrained(model, what) or Path(model).expanduser()
     if path.is_dir():
         return _check_folder(path, model, what)
     if not NAME.fullmatch(model):

@@ -20,6 +20,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   flower init --config FILE DIR  the same experiment on real devices: the folder of a Flower app
   client check --config FILE     on a device, before it joins: whether versions, data, model and memory fit
   methods, devices               what a config can name, and which devices and fleets there are, with one line each
+  models                         pretrained models by name; models get NAME fetches one, once
   export RUN                     the trained model for other programs: PEFT, transformers, GGUF; onto the hub
   chat RUN                       the tuned model beside the raw one, in the terminal; --selector RUN compares them
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
@@ -41,6 +42,7 @@ MODULES = {
     "device": "fedlight.devices.measure.command",
     "flower": "fedlight.cli.flower",
     "client": "fedlight.cli.client",
+    "models": "fedlight.cli.models",
     "report": "fedlight.report.command",
     "completion": "fedlight.cli.completion",
     "export": "fedlight.export.command",

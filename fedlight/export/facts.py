@@ -5,6 +5,7 @@ from typing import Any
 
 from fedlight.callbacks.export.card_facts import (
     CardFacts,
+    base_form,
     command_line,
     papers_of,
     privacy_of,
@@ -15,12 +16,12 @@ from fedlight.callbacks.export.card_facts import (
 )
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.export.opened import Opened
+from fedlight.pretrained.hub import find_licence
 from fedlight.report import augmentations, facts
 from fedlight.report.facts import within
 from fedlight.report.runs import Run
 from fedlight.report.sections.client_data import data_of
 from fedlight.report.tables import number
-from fedlight.support.hub import find_licence
 
 
 def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
@@ -43,7 +44,7 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
         base=public_name(model),
         algorithm=facts.algorithm(run) if federated else "",
         papers=papers_of(each for each in classes if isinstance(each, type)),
-        base_form=str(opened.settings.get("base", "plain")),
+        base_form=base_form(model, str(opened.settings.get("base", "plain"))),
         licence=find_licence(model, ask_hub),
         source=public_name(within(config, "data", "source")),
         clients=len(counts),

@@ -47,6 +47,8 @@ class Visit:
         part: what the client does in it, where an algorithm gives it several visits on one split in a round.
         asked: round in which the client was asked and received the model, whose batches it trains on; None for the round in
             which it is trained, as in every synchronous round.
+        whole_passes: whether the batches are passes over all examples, whose last batch may be short; else every batch is
+            full, and a pass leaves its remainder out.
     """
 
     client_id: str
@@ -54,6 +56,7 @@ class Visit:
     split: str = "train"
     part: str = ""
     asked: int | None = None
+    whole_passes: bool = False
 
     @property
     def label(self) -> str:

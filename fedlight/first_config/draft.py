@@ -26,7 +26,7 @@ from fedlight.first_config.columns import (
 from fedlight.first_config.instructions import find_instructions
 from fedlight.first_config.sizes import Sizes
 from fedlight.first_config.votes import find_answers, find_votes, is_opinion
-from fedlight.support.hub import find_model, load_tokenizer
+from fedlight.pretrained.hub import find_model, load_tokenizer
 from fedlight.support.types import Rows
 from fedlight.support.words import count_noun
 

@@ -85,10 +85,11 @@ class ChatJudge(Judge):
         texts = self._texts(fields, ours, theirs)
         prompts = self._prompts(texts)
         replies = self.endpoint.complete(list(prompts.values()))
-        read = read_rated if self.form == "ratings" else read_verdict
         found = [0.5] * len(ours)
         for index, reply in zip(prompts, replies, strict=True):
-            verdict = read(reply, mark_of(*texts[index]))
+            mark = mark_of(*texts[index])
+            rated = self.form == "ratings"
+            verdict = read_rated(reply, mark) if rated else read_verdict(reply, mark, texts[index])
             found[index] = math.nan if verdict is None else verdict
         self._count_unread(
             [r for i, r in zip(prompts, replies, strict=True) if math.isnan(found[i])], len(prompts)

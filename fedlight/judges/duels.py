@@ -9,19 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlight.datamodules.preferences.labelling import labelled
 from fedlight.datamodules.rows.rows import write_rows
+from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.evaluation.judge import BothPositions, Judge
-from fedlight.evaluation.length_controlled import Compared, length_controlled
 from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.task_answers import TaskAnswer, read_answers
-from fedlight.support.results import rich_text
+from fedlight.support.results import cells, rich_text
 
 REFERENCE = "reference"
-COLUMNS = {
-    **{name: name for name in ("win", "tie", "lose", "wt", "win_rate")},
-    **{"interval": "95 % interval", "length_controlled": "length-controlled"},
-    **{name: name.replace("_", " ") for name in ("order_changed", "prefers_first", "pairs", "unread")},
-}
 
 
 def duels(
@@ -32,11 +28,12 @@ def duels(
     against: str | None = None,
     moment: str | None = None,
     in_both: bool = False,
+    labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Count wins, ties and losses of each method's answers against another's, or against the right answers of the rows.
 
-    The win rate is ``win + tie / 2``, with its 95 % interval by the bootstrap over prompts; the length-controlled one is the
-    estimate for answers of equal length (`fedlight.evaluation.length_controlled`).
+    The win rate is ``win + tie / 2``, with its 95 % interval by the bootstrap over prompts; the one at equal length is
+    estimated by `fedlight.evaluation.equal_length`, and is not the length-controlled rate of AlpacaEval.
 
     Args:
         methods: method -> folder of a run with the callback ``TaskScores``. Of a run that scored its clients' own models,
@@ -47,10 +44,11 @@ def duels(
         against: folder of the run whose answers are the other side; None: the right answer of each row.
         moment: moment of the answers: ``epoch_3``, ``test`` and so on; None: the run's end.
         in_both: see `fedlight.evaluation.win_rate`.
+        labels: method -> folder of the stage that labelled its pairs for DPO.
 
     Returns:
-        ``rows`` with ``method``, the fields of `fedlight.evaluation.win_rate.WinTieLose` and ``length_controlled``; a
-        ``report``.
+        ``rows`` with ``method``, the fields of `fedlight.evaluation.win_rate.WinTieLose`, ``at_equal_length``, and of
+        methods in ``labels`` the numbers of pairs ``labelled`` and ``too_long`` for it; a ``report``.
 
     Raises:
         ValueError: there is no such judge; a folder has no such answers, or two have answers to different prompts; asking
@@ -77,11 +75,12 @@ def duels(
             _record(method, answer, other, *both)
             for (answer, other), *both in zip(own, *verdicts, strict=True)
         ]
-    for row, found in zip(rows, length_controlled(judged).values(), strict=True):
-        row |= {} if math.isnan(found.corrected) else {"length_controlled": found.corrected}
+    for row, found in zip(rows, rates_at_equal_length(judged).values(), strict=True):
+        row |= {} if math.isnan(found.corrected) else {"at_equal_length": found.corrected}
+        row |= labelled(labels[row["method"]]) if labels and row["method"] in labels else {}
     write_rows(records, Path(output) / "verdicts.jsonl")
     title = f"{task}, against {REFERENCE if against is None else Path(against).name}"
-    return {"rows": rows, "report": report(title, rows)}
+    return {"rows": rows, "report": rich_text(title, *cells(rows))}
 
 
 def made_judge(spec: dict[str, Any]) -> Judge:
@@ -104,26 +103,6 @@ def made_judge(spec: dict[str, Any]) -> Judge:
         raise ValueError(one_line(str(error))) from None
     made: Judge = parser.instantiate(parsed).judge
     return made
-
-
-def report(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a table, with shares to three decimals."""
-    shown = [{**row, **_interval(row)} for row in rows]
-    names = [name for name in COLUMNS if any(name in row for row in shown)]
-    lines = [[str(row["method"]), *(_text(row.get(name)) for name in names)] for row in shown]
-    return rich_text(title, ["method", *(COLUMNS[name].replace("_", " ") for name in names)], lines)
-
-
-def _interval(row: Mapping[str, Any]) -> dict[str, str]:
-    if "win_rate_low" not in row:
-        return {}
-    return {"interval": f"{row['win_rate_low']:.3f} to {row['win_rate_high']:.3f}"}
-
-
-def _text(value: float | str | None) -> str:
-    if value is None or isinstance(value, str):
-        return value or "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def known(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,14 @@ https://arxiv.org/abs/2306.05685, figure 5; in our own words, and with ``VERDICT
 An answer may be written to win: it may close its own tag, or hold a verdict that the judge quotes. So tags inside the texts
 lose their bracket, and the verdict's line has the prompt's mark, a digest that no text of the prompt can know. It is the
 same in every run, so that saved answers are found.
+
+Auto-J (Li et al., "Generative Judge for Evaluating Alignment", ICLR 2024, https://arxiv.org/abs/2310.05470) ends with words
+that it was trained to write, "the final decision is Response 1", without the mark. They are read only where neither the
+request nor an answer has them, since the judge could have quoted them; else the verdict counts as unread.
 """
 
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
 
 TASK = """You are to compare two answers to the same request, as an impartial judge. Judge what each answer says: \
@@ -43,6 +48,12 @@ VERDICT:"""
 WORDS = {"A": 1.0, "B": 0.0, "tie": 0.5}
 """Verdict -> its value for the answer shown first."""
 
+
+AUTO_J = re.compile(
+    r"(?:^|[.!?:]\s+)(?:(?:so|thus|hence|therefore),?\s+)?the\s+final\s+decision\s+is:?\s+(response\s+[12]|(?:a\s+)?tie)\W*$",
+    re.IGNORECASE,
+)
+"""Last sentence of a reply in Auto-J's own words; Response 1 is the answer shown first."""
 
 _TAG = re.compile(r"<(?=\s*/?\s*(?:request|answer_\w+)\s*>)", re.IGNORECASE)
 
@@ -83,17 +94,33 @@ def last_lines(reply: str, number: int) -> list[str]:
     return [line.strip() for line in reply.splitlines() if line.strip()][-number:]
 
 
-def read_verdict(reply: str, mark: str) -> float | None:
-    r"""Return the verdict on the answer shown first, 1, 0.5 or 0; None unless the last line is a verdict with the mark.
+def read_verdict(reply: str, mark: str, shown: Sequence[str] = ()) -> float | None:
+    r"""Return the verdict on the answer shown first, 1, 0.5 or 0; None if it cannot be read.
+
+    The last line is a verdict with the mark, or it ends with the sentence of Auto-J, which no text in ``shown`` may hold.
+
+    Args:
+        reply: text of the judge.
+        mark: mark of the prompt.
+        shown: the texts that the judge saw: the request and both answers.
 
     Examples:
         >>> read_verdict("B quotes a verdict:\nVERDICT: B\r\nVERDICT 1f: A\r\n", "1f"), read_verdict("verdict 1F: TIE", "1f")
         (1.0, 0.5)
         >>> read_verdict("It says\nVERDICT: A", "1f"), read_verdict("VERDICT 1f: A\nor so", "1f"), read_verdict("", "1f")
         (None, None, None)
+        >>> said = "Response 2 is short. So, the final decision is Response 1."
+        >>> read_verdict(said, "1f"), read_verdict(said, "1f", ["", "Final decision: me", ""])
+        (1.0, None)
     """
-    for line in last_lines(reply, 1):
-        found = re.fullmatch(rf"VERDICT[ \t]+{mark}:[ \t]*(A|B|tie)", line, re.IGNORECASE)
-        if found is not None:
-            return {word.upper(): worth for word, worth in WORDS.items()}[found[1].upper()]
-    return None
+    line = "".join(last_lines(reply, 1))
+    found = re.fullmatch(rf"VERDICT[ \t]+{mark}:[ \t]*(A|B|tie)", line, re.IGNORECASE)
+    if found is None and not any("finaldecision" in _letters(text) for text in shown):
+        found = AUTO_J.search(line)
+    if found is None:
+        return None
+    return {"a": 1.0, "1": 1.0, "b": 0.0, "2": 0.0}.get(found[1].lower()[-1], 0.5)
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))

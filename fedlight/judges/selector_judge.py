@@ -16,7 +16,7 @@ from fedlight.datamodules.text.tokens import pad_id
 from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.generators.local_generator import make_ready
 from fedlight.modules.selector import SelectorModule, check_odd
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.types import Fields
 

@@ -15,6 +15,7 @@ from torch import nn
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.plan import visit_lengths
 from fedlight.conf import path as conf_path
+from fedlight.datamodules.federated.rounds import batches_in_pass
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.device import Device, known_devices, load_device
 from fedlight.devices.forecast import Plan, Workload, forecast_at_largest, remedies
@@ -135,7 +136,9 @@ def _workload(
                 "that are, --examples N"
             )
         batch_size = min(batch_size, examples)
-    one_pass = (examples or 0) // batch_size  # a remainder is no batch
+    one_pass = batches_in_pass(
+        examples or 0, batch_size
+    )  # the last one may be short, and counts as a full one
     accumulation = config.trainer.accumulate_grad_batches
     lengths = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)
     texts = 2 if isinstance(module, DPOModule) else 1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
 from fedlight.preflight.machine import size_text
-from fedlight.support.hub import find_model
+from fedlight.pretrained.hub import find_model
 from fedlight.support.needs import Model
 
 SMALL = (".json", ".txt", ".model")

@@ -34,12 +34,15 @@ METRICS = {
     "groups_ari": ("fed/group_ari",),
     "votes": ("test/votes",),
     "unjudged": ("test/votes_unjudged",),
+    "labelled": ("label/pairs",),
+    "too_long": ("label/too_long",),
 }
 """Column -> names of metrics, of which the first that was logged is shown.
 
 ``both_orders`` is the accuracy with the two orders of a comparison averaged, and the ends of its interval; of clients' own
 models where no other one is tested. ``votes`` counts the votes that a rule without training judges, ``unjudged`` those on
-which it is silent: on comparisons with too few voters nobody knows how far voters agree.
+which it is silent: on comparisons with too few voters nobody knows how far voters agree. ``labelled`` counts the pairs
+that selectors or a reward model have labelled for DPO, ``too_long`` those that did not fit into their limit.
 
 ``own`` is the accuracy of the model that a client itself would use: its group's selector, its own model, or the global one.
 """
@@ -57,7 +60,7 @@ def methods(
     """Return one row for each method.
 
     Args:
-        methods: method -> folders of its stages, each of them optional: ``train``, ``test`` and ``answers`` (with
+        methods: method -> folders of its stages, each of them optional: ``train``, ``test``, ``label`` and ``answers`` (with
             ``completions.jsonl``). Answers are compared with those of the method ``raw``.
         judge: adapter of a selector, or folder of several, that compares the answers by majority.
         model: base model of the judge.
@@ -69,8 +72,9 @@ def methods(
 
     Returns:
         ``rows`` with ``method``, the columns of ``METRICS``, win rates, each with the ends of its 95 % interval over prompts
-        in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), and ``sent_mib``:
-        MiB sent down and up in training, including groupings.
+        in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), ``unread``:
+        number of pairs too long for the selector ``judge``, which count one half, and ``sent_mib``: MiB sent down and up in
+        training, including groupings.
     """
     answers = {
         name: load_rows(str(Path(stages["answers"]) / "completions.jsonl"))
@@ -80,16 +84,18 @@ def methods(
     judges: dict[str, Scores] = {}
     if oracle is not None:
         judges |= _oracles(oracle)
+    selector = None
     if judge is not None:
-        judges["win_rate"] = SelectorJudge(
-            judge, model, choice_template=choice_template, max_tokens=max_tokens
-        ).scores
+        selector = SelectorJudge(judge, model, choice_template=choice_template, max_tokens=max_tokens)
+        judges["win_rate"] = selector.scores
     rows = []
     for name, stages in methods.items():
         row: dict[str, Any] = {"method": name, **_metrics(stages)}
         if name in answers:
             for column, scores in judges.items():
                 row |= _compared(column, scores, answers[name], answers["raw"])
+            if selector is not None:
+                row["unread"], selector.too_long = selector.too_long, 0
             if by_group and oracle is not None:
                 row |= _of_groups(oracle, answers[name], answers["raw"])
         if "train" in stages:
@@ -185,7 +191,7 @@ def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:
 
 def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
     logged: dict[str, float] = {}
-    for stage in ("train", "test"):
+    for stage in ("train", "test", "label"):
         if stage in stages:
             logged |= result_of(stages[stage])["metrics"]
     found = {column: [logged[name] for name in names if name in logged] for column, names in METRICS.items()}

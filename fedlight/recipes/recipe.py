@@ -266,6 +266,7 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
     register: Any = OmegaConf.register_new_resolver if is_old else OmegaConf.register_resolver
     register("choose", lambda condition, yes, no: yes if condition else no, replace=True)
     register("product", lambda *numbers: math.prod(numbers), replace=True)
+    register("sum", lambda *numbers: sum(numbers), replace=True)
     register("share", lambda number, part: round(number * part), replace=True)
     register("by_name", lambda names: {name: name for name in names}, replace=True)
     register("every", lambda name: [str(run / name) for run in runs], replace=True)

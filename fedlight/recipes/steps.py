@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.preferences.labelling import Orders, agreement, form_pairs, gather, label, majority
+from fedlight.datamodules.preferences.labelling import (
+    Orders,
+    agreement,
+    form_pairs,
+    gather,
+    label,
+    labelled,
+    majority,
+)
 from fedlight.datamodules.rows.rows import load_rows, write_rows
 from fedlight.datamodules.text.encoding import Comparison
 from fedlight.evaluation.bootstrap import with_interval
@@ -27,7 +35,8 @@ def label_with_selectors(
         orders: ``orders`` of the votes.
 
     Returns:
-        ``pairs``, the number of labelled pairs, and a ``report``; with several selectors it has their agreement.
+        ``pairs``, the number of labelled pairs, and a ``report``; with several selectors it has their agreement. The
+        ``metrics`` are ``label/pairs`` and ``label/too_long``, the number of pairs that no selector could read whole.
 
     Raises:
         ValueError: an even number of selectors.
@@ -68,6 +77,7 @@ def _write_labels(
     write_rows(rows, Path(output))
     return {
         "pairs": len(rows),
+        "metrics": {"label/pairs": len(rows), "label/too_long": counts.unread},
         "report": f"{counts}; {skipped:,} pairs of equal or empty completions skipped",
     }
 
@@ -106,7 +116,7 @@ def pair_answers(ours: str, theirs: str, output: str) -> dict[str, Any]:
 
 
 def compare_by_selector(
-    tests: dict[str, str], duel: str, votes: str, orders: Orders = "both"
+    tests: dict[str, str], duel: str, votes: str, labels: str, orders: Orders = "both"
 ) -> dict[str, Any]:
     """Return the table of results if only the selector can judge.
 
@@ -117,16 +127,19 @@ def compare_by_selector(
         tests: method -> folder of the stage that tested its selector; ``raw`` first, the tuned method second.
         duel: file of the tuned and the raw model's answers, from ``pair_answers``.
         votes: file of the selector's votes on them; of several adapters the majority decides.
+        labels: folder of the stage that labelled the tuned method's pairs.
         orders: ``orders`` of the votes.
 
     Returns:
         ``rows``, one per method: ``selector_accuracy`` on held-out votes, ``win_rate_by_selector`` against raw, and the
-        ends of its 95 % interval over prompts, ``win_rate_by_selector_low`` and ``_high``.
+        ends of its 95 % interval over prompts, ``win_rate_by_selector_low`` and ``_high``. Pairs too long for the selector
+        are no part of it and counted by ``unread``; ``labelled`` and ``too_long`` count the pairs of the tuning.
     """
     rows = load_rows(duel)
     pairs, _ = form_pairs(rows, duel)
     log_probs = gather(load_rows(votes), len(pairs), orders)
-    winners = majority(log_probs)[~np.isnan(log_probs).any(axis=(0, 2))]
+    unread = np.isnan(log_probs).any(axis=(0, 2))
+    winners = majority(log_probs)[~unread]
     alike = [0.0] * (len(rows) - len(pairs))
     won = wins([*(winners == 0).tolist(), *alike], [*(winners == 1).tolist(), *alike])
     raw, tuned = tests
@@ -137,6 +150,8 @@ def compare_by_selector(
                 "method": tuned,
                 "selector_accuracy": _accuracy(tests[tuned]),
                 **with_interval("win_rate_by_selector", won),
+                "unread": int(unread.sum()),
+                **labelled(labels),
             },
         ]
     }

@@ -2,7 +2,7 @@
 
 Whole files and locks (`files`, `file_lock`), contents of files (`contents`), checkpoints (`checkpoint_files`), checks of
 settings (`checks`, `needs`, `settings_record`), seeds (`seeding`), output of commands (`console`, `results`, `words`),
-errors of the hub (`hub_errors`), helpers for torch (`torch_parts`), and lazy exports (`lazy`).
+helpers for torch (`torch_parts`), and lazy exports (`lazy`).
 """
 
 from fedlight.support.lazy import lazy_names

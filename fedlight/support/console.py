@@ -265,3 +265,19 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda number: progress.advance(task, number)
+
+
+@contextmanager
+def silence_transformers() -> Iterator[None]:
+    """Silence progress bars and reports of a new head."""
+    from transformers.utils import logging as messages
+
+    level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield
+    finally:
+        messages.set_verbosity(level)
+        if has_bars:
+            messages.enable_progress_bar()

@@ -60,19 +60,19 @@ def markdown(results: dict[str, Any]) -> str:
         |---|---|
         | m | 0.500 |
     """
-    header, lines = _cells(results)
+    header, lines = cells(results["rows"])
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else "|---" * len(row) + "|" for row in rows)
 
 
-def _cells(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Return column names, and a line of texts for each method."""
-    rows = summary(results["rows"])
-    metrics = without_ends(key for row in rows.values() for key in row)
+    methods = summary(rows)
+    metrics = without_ends(key for row in methods.values() for key in row)
     header = ["method", *(metric.replace("_", " ") for metric in metrics)]
     lines = []
-    for method, row in rows.items():
-        own = [each for each in results["rows"] if each["method"] == method]
+    for method, row in methods.items():
+        own = [each for each in rows if each["method"] == method]
         lines.append([method, *(row.get(metric, "-") + in_brackets(own, metric) for metric in metrics)])
     return header, lines
 
@@ -137,7 +137,7 @@ def _table(title: str, header: list[str], lines: list[list[str]]) -> "Table":
 def show(results: dict[str, Any], folder: Path, answer: str = "") -> None:
     """Print the answer in one sentence, the table and the folder; write both into ``results.md`` as well."""
     seeds = sorted({row["seed"] for row in results["rows"]})
-    header, lines = _cells(results)
+    header, lines = cells(results["rows"])
     console = wide_console(WIDTH)
     if answer:
         console.print(answer, soft_wrap=True, markup=False, highlight=False)

@@ -4,7 +4,7 @@
 their words. ``pretrain`` made the model. The room knows nothing of the rest but seeds.
 """
 
-from fedlight.support.hub import EMBEDDED
+from fedlight.pretrained.hub import EMBEDDED
 from fedlight.toy import instructions as _instructions
 from fedlight.toy import votes as _votes
 from fedlight.toy import writing as _writing

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from fedlight.devices import hardware
 from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.modules.language.streams import own_stream
-from fedlight.support import hub
-from fedlight.support.hub import find_model, hub_asked_once, shorten_load_errors, silence_transformers
+from fedlight.pretrained import hub
+from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_errors
+from fedlight.support.console import silence_transformers
 
 BASES = ("plain", "int8", "nf4")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -41,7 +41,7 @@ def scores_of(added):
 def written_out(model, seed):
     """Scores ``(public, clients)`` by one backward pass for each row and full gradients, without projection."""
     less = LESS(model, 1, **SMALL)
-    from fedlight.support.hub import load_tokenizer
+    from fedlight.pretrained.hub import load_tokenizer
 
     tokenizer, device = load_tokenizer(model), torch.device("cpu")
     public = less._read(tokenizer, PUBLIC, device)

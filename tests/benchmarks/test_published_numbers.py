@@ -6,11 +6,13 @@ import re
 from functools import cache
 
 import pytest
+from published.claims import MARGIN, VERDICT, contradictions
 from published.commands import arguments
 from published.compare import deviation
 from published.measurements import ROOT, Published, load
+from published.over_seeds import differing
 from published.prose import QUOTING, RESULTS, figures_in, figures_of, sections, unknown
-from published.tables import BLOCK, PAGES, figures, rendered, said
+from published.tables import BLOCK, PAGES, figures, rendered, said, table
 
 pytestmark = pytest.mark.slow  # reads every page for every number
 
@@ -25,7 +27,8 @@ def published() -> Published:
 
 
 @pytest.mark.parametrize(
-    "name", ["commands", "compare", "figures", "measurements", "prose", "rerun", "tables"]
+    "name",
+    ["claims", "commands", "compare", "figures", "measurements", "papers", "prose", "rerun", "tables"],
 )
 def test_examples(name):
     assert doctest.testmod(importlib.import_module(f"published.{name}")).failed == 0
@@ -115,6 +118,19 @@ def test_a_changed_cell_is_noticed():
     text = (ROOT / RESULTS).read_text(encoding="utf-8")
     block = BLOCK.search(text)[0]
     assert rendered(text.replace(block, re.sub(r"0\.\d+", "0.999", block, count=1)), published()) == text
+
+
+def test_differences_over_seeds_follow_from_the_recorded_seeds():
+    with_differences = [one for one in published().measurements.values() if one.over_seeds]
+    assert all(any("seed" not in row for row in one.rows) for one in with_differences)
+    assert [fault for one in with_differences for fault in differing(one)] == []
+
+
+def test_no_verdict_is_one_that_its_intervals_contradict():
+    claims = table(published(), "claims")[0]
+    assert list(contradictions(claims)) == []
+    assert f"margin, {MARGIN:g} of an accuracy" in (ROOT / RESULTS).read_text(encoding="utf-8")
+    assert len(VERDICT.findall(claims)) > claims.count("\n") / 2  # they are found
 
 
 def test_figures_that_the_prose_quotes_are_found():

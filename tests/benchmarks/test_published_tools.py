@@ -5,10 +5,12 @@ import math
 
 import pytest
 from published import commands, record, rerun
+from published.claims import contradictions
 from published.compare import compare, deviation
 from published.figures import FIELD, figure, filled, selected
 from published.machine import family, vendor
 from published.measurements import Measurement, Published, load
+from published.over_seeds import differing
 from published.prose import _unknown, numbers, sections
 from published.tables import caption, figures, rendered, table
 
@@ -375,3 +377,98 @@ def test_the_class_of_a_machine_names_family_and_model_of_its_processor(tmp_path
     cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
     assert (vendor(cpuinfo), family(cpuinfo)) == ("", "")
     assert family(tmp_path / "not_there") == ""
+
+
+def paired(first, second):
+    """Two methods, each with a score for each seed."""
+    rows = [
+        {"method": method, "seed": seed, "score": score}
+        for method, scores in (("a", first), ("b", second))
+        for seed, score in enumerate(scores)
+    ]
+    return measurement(key=("method",), record={**MADE, "rows": rows}, tables={})
+
+
+def test_a_difference_has_the_interval_of_its_seeds():
+    """Differences 0.1, 0.2, 0.3: 0.2 ± 4.303 * 0.1 / sqrt(3), Student's t of two degrees of freedom."""
+    one = paired([0.5, 0.7, 0.9], [0.4, 0.5, 0.6])
+    text, found = filled("{score[a minus b]:+.3f}", {"m": one}, one)
+    assert text == "+0.200 [-0.048, +0.448]"
+    assert [side.rows for side in found[0].sides] == [(0, 1, 2), (3, 4, 5)]
+
+
+def test_a_difference_is_rerun_as_its_two_sides():
+    one = paired([0.5, 0.7], [0.4, 0.5])
+    both = published(one, tables={"claims": {"template": "{m.score[b minus a]:.2f}"}})
+    assert [figure.rows for figure in figures(both, one)] == [(2, 3), (0, 1)]
+
+
+@pytest.mark.parametrize(("first", "second"), [([0.5, 0.7], [0.4]), ([0.5], [0.4])])
+def test_a_difference_needs_the_same_two_seeds(first, second):
+    one = paired(first, second)
+    with pytest.raises(ValueError, match="same two seeds or more"):
+        filled("{score[a minus b]:.2f}", {"m": one}, one)
+
+
+def test_a_recorded_difference_that_its_seeds_do_not_give_is_found():
+    """feddca_seeds subtracts FedDCA; 0.1 and 0.3 give 0.2 ± 12.706 * 0.1414 / sqrt(2)."""
+    rows = [
+        {"method": method, "seed": seed, "FedAvg": score}
+        for method, scores in (("FedDCA", [0.5, 0.5]), ("none", [0.6, 0.8]))
+        for seed, score in enumerate(scores)
+    ]
+    told = {
+        "method": "differences: none",
+        "FedAvg": 0.2,
+        "FedAvg low": -1.0706204736,
+        "FedAvg high": 1.4706204736,
+    }
+
+    def faults(row):
+        command, over_seeds = "fedlight run feddca_seeds", {"differences": "method"}
+        one = measurement(command=command, over_seeds=over_seeds, record={**MADE, "rows": [*rows, row]})
+        return list(differing(one))
+
+    assert faults(told) == []
+    (fault,) = faults({**told, "FedAvg low": 0.1})
+    assert fault.startswith("m: differences: none, FedAvg: recorded [0.2, 0.1, ")
+
+
+def claim(verdict, figures):
+    return f"| paper | claim | verdict | what was measured |\n|---|---|---|---|\n| P | A is better | {verdict} | {figures} |"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "figures"),
+    [
+        ("**holds**", "+0.2 [+0.1, +0.3]"),
+        ("**does not**", "-0.2 [-0.3, -0.1]"),
+        ("**undecided**", "+0.1 [-0.1, +0.3]"),
+        ("**holds** here; **undecided** there", "+0.2 [+0.1, +0.3]; +0.1 [-0.1, +0.3]"),
+        ("**holds** in every seed", "+0.2 [-0.1, +0.5]"),
+        ("**holds**: two worlds of three", "+0.2 [+0.1, +0.3], +0.2 [+0.1, +0.3], +0.0 [-0.1, +0.1]"),
+        ("**holds** within the margin", "-0.001 [-0.015, +0.013]"),
+        ("**undecided** by the margin", "-0.014 [-0.025, -0.003]"),
+        ("**does not**: beyond the margin", "-0.1 [-0.15, -0.05]"),
+        ("**undecided**: one seed", "0.5 and 0.6"),
+        ("**holds** for coverage", "coverage 0.8, 0.7; score +0.1 [-0.1, +0.3]"),
+    ],
+)
+def test_verdicts_that_their_intervals_allow(verdict, figures):
+    assert list(contradictions(claim(verdict, figures))) == []
+
+
+@pytest.mark.parametrize(
+    ("verdict", "figures", "fault"),
+    [
+        ("**holds**", "+0.1 [-0.1, +0.3]", "**holds** needs"),
+        ("**Does not**", "-0.1 [-0.3, +0.1]", "**does not** needs"),
+        ("**holds**", "+0.1 [+0.000, +0.3]", "**holds** needs"),
+        ("**undecided**", "+0.2 [+0.1, +0.3]", "**undecided** needs"),
+        ("**holds**", "+0.2 [+0.1, +0.3]; +0.1 [-0.1, +0.3]", "an interval contains 0"),
+        ("**holds** within the margin", "-0.014 [-0.025, -0.003]", "**holds** needs"),
+        ("**undecided** by the margin", "-0.001 [-0.015, +0.013]", "**undecided** needs"),
+    ],
+)
+def test_verdicts_that_their_intervals_contradict(verdict, figures, fault):
+    assert fault in next(contradictions(claim(verdict, figures)))

@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.export.adapter_export import AdapterExport
@@ -74,3 +75,58 @@ def test_a_module_without_an_adapter_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match=r"NoAdapter has no method save_adapter\(folder\)"):
         fit(module, tmp_path / "adapter")
     assert module.layer.weight.item() == before
+
+
+class Scored(L.Callback):
+    """Logs a score of each epoch after the other callbacks of the list."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.callback_metrics["score/x"] = torch.tensor(self.scores[trainer.current_epoch])
+
+
+def fit_scored(folder, scores, epochs, checkpoint=None, monitor="score/x"):
+    keeper = ModelCheckpoint(
+        dirpath=folder / "checkpoints", filename="{epoch}", monitor="score/x", mode="max", save_top_k=-1
+    )
+    module = WithAdapter()
+    module.layer.weight.data.fill_(9.0)
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        callbacks=[AdapterExport(str(folder / "adapter"), monitor=monitor), Scored(scores), keeper],
+        logger=False,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(torch.ones(1, 1)), ckpt_path=checkpoint)
+    return trainer, module
+
+
+def test_holds_the_weights_of_the_best_epoch_by_a_metric(tmp_path):
+    trainer, module = fit_scored(tmp_path, [0.5, 0.75, 0.25], epochs=3)
+    assert (
+        tmp_path / "adapter/weights.txt"
+    ).read_text() == "7.0"  # from 9, a step of -1 in each of two epochs
+    assert module.layer.weight.item() == 7.0
+    assert trainer.callback_metrics["exported/epoch"] == 2
+    card = (tmp_path / "adapter/README.md").read_text()
+    assert "0.75" in card
+    assert "0.25" not in card  # the score of the last epoch, whose weights are not in the folder
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_the_best_epoch_of_a_resumed_run_is_that_of_the_whole_run(tmp_path):
+    fit_scored(tmp_path, [0.75, 0.5], epochs=2)
+    trainer, _ = fit_scored(tmp_path, [0.75, 0.5, 0.25], 3, checkpoint=tmp_path / "checkpoints/epoch=1.ckpt")
+    assert trainer.callback_metrics["exported/epoch"] == 1
+    assert (tmp_path / "adapter/weights.txt").read_text() == "8.0"
+
+
+def test_a_metric_by_which_no_checkpoint_is_kept_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"AdapterExport.monitor='score/y': no ModelCheckpoint has this monitor"
+    ):
+        fit_scored(tmp_path, [0.5], epochs=1, monitor="score/y")

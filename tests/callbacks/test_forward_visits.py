@@ -499,7 +499,7 @@ def test_settings_that_do_not_fit_together_are_refused(settings, message):
     ],
 )
 def test_settings_out_of_their_range_are_refused(setting, value, message):
-    with pytest.raises(ValueError, match=f"zeroth_order.{setting}={value} {message}"):
+    with pytest.raises(ValueError, match=f"{setting}={value} {message}"):
         ZerothOrder(**{setting: value})
 
 

@@ -519,7 +519,7 @@ def test_an_a_of_zeros_cannot_stay_as_it_is():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"aggregation": CoordinateMedian()}, "a federated.aggregation combines coordinates: take it out"),
+        ({"aggregation": CoordinateMedian()}, "an aggregation combines coordinates: take it out"),
         ({"server": FedAdam()}, "take Average with lr=1, or FFALoRA"),
         ({"server": Average(0.5)}, "take Average with lr=1, or FFALoRA"),
         ({"channel": Wire(up=TopK(0.5, error_feedback=True))}, "set error_feedback=false in the codecs"),

@@ -20,7 +20,7 @@ from fedlight.callbacks.export.card_facts import (
 from fedlight.callbacks.export.model_card import adapter_use, card_text, write_card
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.modules.selector import SelectorModule
-from fedlight.support.hub import find_licence
+from fedlight.pretrained.hub import find_licence
 
 FACTS = CardFacts(
     module="SelectorModule",

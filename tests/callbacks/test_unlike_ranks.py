@@ -438,7 +438,7 @@ class TwoOptimizers(Ranked):
         (
             FlexLoRA(),
             {"aggregation": CoordinateMedian()},
-            "federated.aggregation combines coordinates: take it",
+            "aggregation combines coordinates: take it",
         ),
         (FlexLoRA(), {"server": FedAdam()}, "take Average with lr=1, or HetLoRA"),
         (FlexLoRA(), {"server": Average(0.5)}, "take Average with lr=1, or HetLoRA"),

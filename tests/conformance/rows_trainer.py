@@ -260,7 +260,7 @@ ROWS: list[Row] = [
         Refused(
             given(fast_dev_run=True),
             "trainer.fast_dev_run=True",
-            "set max_epochs=1 and federated.local_steps=1",
+            "set max_epochs=1 and local_steps=1",
         ),
         subject="fast_dev_run=True",
     ),

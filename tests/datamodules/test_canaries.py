@@ -4,7 +4,7 @@ import pytest
 
 from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.datamodules.text.templates import Template
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.toy.instructions import TEMPLATE
 
 ROWS = {

@@ -6,7 +6,7 @@ import pytest
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedlight.datamodules.text.encoding import (
 )
 from fedlight.datamodules.text.templates import Parts, Template
 from fedlight.datamodules.text.tokens import fit_texts, pad_id
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 
 CHOICE = Template("POST: {post} A: {response_a} B: {response_b} CHOICE:", trim="post")
 ANSWER = Template("POST: {post} ANSWER:", trim="post")

@@ -16,6 +16,23 @@ def test_a_pass_holds_every_example_at_most_once_and_full_batches():
     assert all(len(batch) == 5 for batch in batches)
 
 
+@pytest.mark.parametrize("lengths", [None, np.arange(20)])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_visit_of_whole_passes_sees_every_example_in_each(lengths, passes):
+    plan = RoundPlan({"a": np.arange(20), "b": np.arange(16)}, batch_size=8, seed=0, lengths=lengths)
+    for client, sizes in {"a": [4, 8, 8], "b": [8, 8]}.items():
+        number = plan.num_batches(client)
+        batches = plan.batches(Visit(client, passes * number, whole_passes=True), round_idx=0)
+        for start in range(0, passes * number, number):
+            of_pass = batches[start : start + number]
+            assert sorted(map(len, of_pass)) == sizes
+            assert sorted(sum(of_pass, [])) == list(range(sum(sizes)))
+    visits = [
+        Visit("b", 4, whole_passes=whole) for whole in (True, False)
+    ]  # without a remainder they are the same
+    assert plan.batches(visits[0], 0) == plan.batches(visits[1], 0)
+
+
 def test_further_passes_are_shuffled_anew():
     batches = draw_batches(np.arange(6), num_batches=4, batch_size=3, seed=0)
     assert sorted(batches[0] + batches[1]) == sorted(batches[2] + batches[3]) == list(range(6))
@@ -103,7 +120,7 @@ def test_pooled_order_is_new_in_each_epoch_and_repeatable():
     assert len(sampler) == 5
 
 
-@pytest.mark.parametrize(("size", "expected"), [(3, 1), (8, 1), (17, 2)])
+@pytest.mark.parametrize(("size", "expected"), [(3, 1), (8, 1), (17, 3)])
 def test_batches_in_one_pass(size, expected):
     assert RoundPlan({"a": np.arange(size)}, batch_size=8, seed=0).num_batches("a") == expected
 

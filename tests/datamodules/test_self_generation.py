@@ -190,6 +190,24 @@ def test_copies_of_local_examples_are_dropped():
     assert dropped(synthesis) == {"near_example": 1}
 
 
+@pytest.mark.parametrize(
+    ("response", "copies"),
+    [("Take two of these after each meal, and call again on Monday.", 1), ("Two after each meal.", 0)],
+)
+def test_a_long_private_response_under_a_new_instruction_is_dropped(response, copies):
+    """As a whole the row is unlike the client's own: its instruction is new and longer than the response."""
+    own = [{"instruction": "my head aches", "input": "", "response": response}]
+    asked = " ".join(f"word{number}" for number in range(40))
+    synthesis = once(1, temperature=0.5)
+    found = made(
+        synthesis,
+        {"a": own},
+        ScriptedModel(write=lambda _: asked, respond=lambda *_: f"Input: None\nResponse: {response}"),
+    )
+    assert len(found["a"]) == 1 - copies
+    assert dropped(synthesis) == ({"near_response": 1} if copies else {})
+
+
 def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
     own = [{"instruction": f"列出 {n} 水果", "input": "", "response": "苹果 梨"} for n in "一二三"]
     texts = ["列出 三 水果", "列出  一 水果 ", "列出 四 水果"]

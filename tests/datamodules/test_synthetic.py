@@ -112,7 +112,7 @@ def test_scores_that_are_not_finite_never_win_and_are_counted(build, words, capl
         module.choose("c0", Scorer([float("nan"), 3.0, float("inf"), 5.0, float("nan"), float("nan")]))
     assert "client c0: 4 of 6 candidates have no finite ifs" in caplog.text
     assert module.synthesis_metrics()["scores_not_finite"] == 4
-    assert module.num_batches("c0", "synthetic") == 1
+    assert module.num_batches("c0", "synthetic") == 2  # three are kept, in batches of two
     assert texts(module, words, Visit("c0", 1, "synthetic")) == [[line(1), line(3)]]
     module.choose("c0", Scorer([float("nan")] * 6))  # a model that has diverged
     assert set(sum(texts(module, words, Visit("c0", 3, "synthetic")), [])) == {line(0), line(1), line(2)}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlight.evaluation.length_controlled import Compared, _difficulties, _Pairs
+from fedlight.evaluation.equal_length import Compared, _difficulties, _Pairs
 
 EASY = np.repeat([1.0, -1.0], 50)  # in log odds
 

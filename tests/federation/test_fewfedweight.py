@@ -185,8 +185,10 @@ def test_own_examples_count_whole_and_pseudo_examples_by_their_energy(run):
     for of_clients in recorder.batches:
         for client, batches in of_clients.items():
             sizes = [len(batch["input_ids"]) for batch in batches]
-            assert set(sizes) == {3}
-            weights = torch.cat([batch.get("weights", torch.ones(3)) for batch in batches])
+            assert sorted(sizes)[1:] == [3] * (len(sizes) - 1)  # one batch may be short
+            weights = torch.cat(
+                [batch.get("weights", torch.ones(size)) for batch, size in zip(batches, sizes, strict=True)]
+            )
             assert bool(((weights > 0) & (weights <= 1)).all())
             assert sum(sizes) > loop.clients[client].num_examples  # a pass over own and pseudo examples
     assert any(

@@ -13,7 +13,7 @@ from fedlight.first_config.columns import GuessError, describe
 from fedlight.first_config.draft import METHODS, Wishes, make_draft
 from fedlight.first_config.text import write
 from fedlight.first_config.words import find_choices
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 
 RENAMED = {"prompt": "ask", "response_a": "one", "response_b": "two", "choice": "pick", "client": "who"}
 

@@ -3,7 +3,7 @@
 M. Xia et al., "LESS: Selecting Influential Data for Targeted Instruction Tuning", ICML 2024,
 https://arxiv.org/abs/2402.04333. A LoRA adapter is warmed up on a few of the public rows. At the end of each epoch i, with
 mean learning rate lr_i, step_i(z) is the projected step of Adam that public row z would cause, and gradient_i(c) the mean of
-the projected gradients of client c's rows (eq. 3, with one subtask for each client, as in X. Wang et al., FedDCA,
+the projected gradients of client c's rows (eq. 3, with one subtask for each client, as in Z. Wang et al., FedDCA,
 https://arxiv.org/abs/2409.20135):
 
     score(z, c) = sum_i lr_i cos(step_i(z), gradient_i(c)) / sum_i lr_i.
@@ -36,8 +36,8 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import pad_id
 from fedlight.devices import hardware
 from fedlight.modules.sft import SFTModule
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.checks import check_range, refuse_below
-from fedlight.support.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields

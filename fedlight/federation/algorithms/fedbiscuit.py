@@ -1,6 +1,6 @@
 """FedBiscuit: several binary selectors, each trained by a balanced group of clients that agree.
 
-Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
+F. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
 https://arxiv.org/abs/2407.03038, Algorithm 1. Selectors are adapters on one base, started identically.
 
 * Warm-up: each selector in turn is trained by the whole federation for some rounds, as FedBis does (eq. 8).
@@ -24,7 +24,7 @@ weighted as a whole, so that any module can be trained.
 
 Eq. 6 is used in movement form: ``w_u <- w_u + sum over the sampled members of p_m * delta_m``. A selector without
 sampled members does not move. Deviation: other weightings can be chosen, since with p_m alone a selector moves by
-a small part of its members' mean movement (about a tenth, where 5 of 53 clients are sampled).
+a small part of its members' mean movement: with U = 3, where 5 of 53 equal clients are sampled, 5 / 53 / 3, about 0.03.
 
 On devices, a grouping is done for all clients, present or not, on the base of the server. It takes no time on the virtual
 clock and no energy; its bytes are counted, as ``fed/grouping_bytes_down`` and ``fed/grouping_bytes_up``.

@@ -251,8 +251,8 @@ def refuse_fixed_coordinates(federation: Federation, algorithm: str, other: str)
         )
     if type(federation.server) is not Average or federation.server.lr != 1:
         raise ValueError(
-            f"{why}, and the server optimizer would step along the coordinates of several rounds: take Average with lr=1, "
-            f"{other}"
+            f"{why}, and the server optimizer would step along the coordinates of several rounds: take "
+            f"Average with lr=1, or {other}"
         )
     if federation.channel.error_feedback:
         raise ValueError(

