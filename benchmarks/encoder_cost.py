@@ -2,7 +2,7 @@
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, Table 4, compares bge-large-en-v1.5 (335 M parameters) with
 all-MiniLM-L6-v2 (22.7 M): 946 and 302 seconds for their public set. ``--shapes`` compares these two by their shapes, with
-random weights and as many random tokens as a text has words and marks. ``--model`` compares a BERT-like encoder from a folder with
+random weights and as many random tokens as a text has words and marks. ``--model`` compares a BERT-like encoder with
 
 * ``cut``: its first layers alone, as they are, with its pooling;
 * ``words``: the mean of its word embeddings (a static embedding: no layers at all).
