@@ -1,7 +1,8 @@
 """What a smaller encoder spares the clients of FedDCA*: size and time of an encoder, and of two that are made of it.
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, Table 4, compares bge-large-en-v1.5 (335 M parameters) with
-all-MiniLM-L6-v2 (22.7 M): 946 and 302 seconds for their public set. Here a BERT-like encoder from a folder is compared with
+all-MiniLM-L6-v2 (22.7 M): 946 and 302 seconds for their public set. ``--shapes`` compares these two by their shapes, with
+random weights and as many random tokens as a text has words and marks. ``--model`` compares a BERT-like encoder with
 
 * ``cut``: its first layers alone, as they are, with its pooling;
 * ``words``: the mean of its word embeddings (a static embedding: no layers at all).
@@ -10,11 +11,13 @@ Nothing is trained. Encoders take turns on the same texts, in batches of texts o
 repetitions counts, so a noisy machine disturbs all alike. ``--make`` keeps the two as folders, which
 ``benchmarks/coverage.py --small`` takes.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/encoder_cost.py --model FOLDER --source FILE --columns question [--make FOLDER]
+Run: OMP_NUM_THREADS=1 python benchmarks/encoder_cost.py --shapes --source FILE --columns question
+     OMP_NUM_THREADS=1 python benchmarks/encoder_cost.py --model FOLDER --source FILE --columns question [--make FOLDER]
 """
 
 import argparse
 import json
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -27,6 +30,31 @@ import torch
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
+
+SHAPES = {"bge-large-en-v1.5": (1024, 24, 16), "all-MiniLM-L6-v2": (384, 6, 12)}  # width, layers, heads
+
+
+class Shape(torch.nn.Module):
+    """A BERT of a given shape with random weights, which takes the time and memory of the encoder of that shape."""
+
+    def __init__(self, width: int, layers: int, heads: int) -> None:
+        from transformers import BertConfig, BertModel
+
+        super().__init__()
+        shape = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+        self.network = BertModel(BertConfig(**shape, intermediate_size=4 * width)).eval()
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str], batch_size: int = 32, **_: object) -> np.ndarray:
+        """Mean vectors ``(texts, width)`` of random tokens, two more than a text has words and marks."""
+        lengths = torch.tensor([2 + len(re.findall(r"\w+|[^\w\s]", text)) for text in texts])
+        vectors = []
+        for part in lengths.split(batch_size):
+            mask = torch.arange(int(part.max())) < part[:, None]
+            tokens = torch.randint(1000, 30000, mask.shape)
+            states = self.network(tokens, attention_mask=mask.long()).last_hidden_state
+            vectors.append((states * mask[..., None]).sum(dim=1) / part[:, None])
+        return torch.cat(vectors).numpy()
 
 
 def cut(folder: str, layers: int) -> Any:
@@ -117,9 +145,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--model", required=True, help="folder of a BERT-like encoder of sentence-transformers"
-    )
+    compared = parser.add_mutually_exclusive_group(required=True)
+    compared.add_argument("--model", help="folder of a BERT-like encoder of sentence-transformers")
+    compared.add_argument("--shapes", action="store_true", help="the paper's two, by their shapes")
     parser.add_argument("--layers", type=int, default=2, help="that the cut encoder keeps")
     parser.add_argument("--make", type=Path, help="where the smaller encoders are kept, as folders")
     parser.add_argument("--source", help="rows whose texts are encoded; without it nothing is measured")
@@ -129,16 +157,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     options = parser.parse_args(arguments)
-    smaller = {
-        f"cut to {options.layers} layers": cut(options.model, options.layers),
-        "words": words(options.model),
-    }
-    if options.make:
-        for name, model in zip(("cut", "words"), smaller.values(), strict=True):
-            model.save(str(options.make / name))
+    if options.shapes:
+        models: dict[str, Any] = {name: Shape(*shape) for name, shape in SHAPES.items()}
+    else:
+        smaller = {
+            f"cut to {options.layers} layers": cut(options.model, options.layers),
+            "words": words(options.model),
+        }
+        if options.make:
+            for name, model in zip(("cut", "words"), smaller.values(), strict=True):
+                model.save(str(options.make / name))
+        models = {Path(options.model).name: load(options.model), **smaller}
     if options.source:
         texts = read_texts(options.source, options.columns, options.texts)
-        models = {Path(options.model).name: load(options.model), **smaller}
         rows = measure(models, texts, options.repetitions, options.batch_size)
         mean = sum(map(len, texts)) / len(texts)
         print(f"{len(texts):,} texts of {mean:,.0f} characters on average, {torch.get_num_threads()} threads")

@@ -3,8 +3,8 @@
 Attack of Carlini et al., "Extracting Training Data from Large Language Models", USENIX Security 2021,
 https://arxiv.org/abs/2012.07805, on instruction tuning, as in Wang et al. (FedDCA, https://arxiv.org/abs/2409.20135,
 appendix A.8). Their one prompt, Figure 8, is the beginning of Alpaca's form for rows without an input, "Below is an
-instruction that describes a task. Write ...", up to ``### Instruction:``. Here the beginning of the form for rows with an
-input is used in turn as well, since such rows are trained with it; ``forms="without_input"`` is Figure 8 alone.
+instruction that describes a task. Write ...", up to ``### Instruction:``. With ``forms="all"`` the beginning of the form for
+rows with an input is used in turn as well, since such rows are trained with it.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ class MemoryExtraction(Attack):
         max_new_tokens: largest number of tokens in a sample.
         batch_size: samples that are written at once.
         clients: ids of the clients whose instructions are searched for in the server's model; None: all.
-        forms: forms of the template with which samples begin: ``all`` in turn, or ``without_input``, only the one for rows
-            without an input (FedDCA's Figure 8, with Alpaca). A template of one form, such as ``alpaca_joined``, begins in
-            one way. The samples are compared with the instructions of all rows in either case.
+        forms: forms of the template with which samples begin: ``without_input``, only the one for rows without an input
+            (FedDCA's Figure 8, with Alpaca), or ``all`` in turn. A template of one form, such as ``alpaca_joined``, begins
+            in one way. The samples are compared with the instructions of all rows in either case.
         kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
@@ -57,7 +57,7 @@ class MemoryExtraction(Attack):
         max_new_tokens: int = 64,
         batch_size: int = 50,
         clients: Sequence[str] | None = None,
-        forms: Forms = "all",
+        forms: Forms = "without_input",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

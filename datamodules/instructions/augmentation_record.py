@@ -76,12 +76,15 @@ class AugmentationRecord:
         refuse_unwritable(self.folder, "augmentation_folder")
 
     def read(self) -> dict[str, list[Added]]:
-        """Return the rows of each client, best first, without clients that got none."""
+        """Return the rows of each client, best first, without clients that got none; raise ValueError without a record."""
         added: dict[str, list[Added]] = {}
-        for line in StringIO(read_text(self.added)):
-            entry = json.loads(line)
+        for entry in _read_lines(self.added):
             added.setdefault(entry["client"], []).append(Added(entry["fields"], entry["row"], entry["score"]))
         return added
+
+    def read_own(self) -> list[tuple[str, Fields]]:
+        """Return the clients' own training rows, each with its client; raise ValueError without a record."""
+        return [(entry["client"], entry["fields"]) for entry in _read_lines(self.private)]
 
     def write(
         self,
@@ -112,6 +115,12 @@ class AugmentationRecord:
         digests = {self.added.name: digest_bytes(added_lines), self.private.name: digest_bytes(own_lines)}
         whole = sealed({"settings": settings, DIGESTS: digests, "notes": notes})
         write_whole(self.settings, (json.dumps(whole, indent=1) + "\n").encode())
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file: give the augmentation_folder of a run")
+    return [json.loads(line) for line in StringIO(read_text(file))]
 
 
 def digest_rows(rows: Iterable[Fields]) -> str:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, StackDataset, default_collate
 
 from fedlight.datamodules.clients.splits import check_validation
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
 from fedlight.datamodules.rows.rows import RowsError, load_rows
@@ -40,6 +41,8 @@ class EmbeddingDataModule(FederatedDataModule):
         split: split of a hub dataset.
         columns: encoded slot -> column, in the order of encoding; ``response``, ``client`` and ``category`` are skipped.
             One mapping for all sources, or a list with one for each.
+        private: ``augmentation_folder`` of a run, whose clients' own training texts are left out of ``source``: of a domain
+            that is in part private the projector then learns the public part. None: nothing is left out.
         max_texts: number of texts to draw, >= 2; None: all.
         val_share: share of the texts to hold out for validation, in [0, 1); 0: no validation.
         val_max: most texts to hold out; validation ranks each text among all of them.
@@ -59,6 +62,7 @@ class EmbeddingDataModule(FederatedDataModule):
         source: str | list[str],
         split: str = "train",
         columns: dict[str, str] | list[dict[str, str]] | None = None,
+        private: str | None = None,
         max_texts: int | None = None,
         val_share: float = 0.05,
         val_max: int = 2000,
@@ -73,7 +77,8 @@ class EmbeddingDataModule(FederatedDataModule):
         self.small, self.large = small, large
         self.ready = False
         self.sources = [source] if isinstance(source, str) else source
-        self.split, self.max_texts, self.val_share, self.val_max = split, max_texts, val_share, val_max
+        self.split, self.private, self.max_texts = split, private, max_texts
+        self.val_share, self.val_max = val_share, val_max
         columns = columns or {"instruction": "instruction", "input": "input"}
         self.columns = [columns] * len(self.sources) if isinstance(columns, dict) else columns
         if not self.sources or len(self.columns) != len(self.sources):
@@ -127,7 +132,8 @@ class EmbeddingDataModule(FederatedDataModule):
         found: list[str] = []
         for source, columns in zip(self.sources, self.columns, strict=True):
             found += _read_texts(source, self.split, columns)
-        texts = sorted({text for text in found if text})
+        own = AugmentationRecord(self.private).read_own() if self.private else []
+        texts = sorted({*found} - {"", *(instruction_text(fields) for _, fields in own)})
         drawn = np.random.default_rng(derive_seed(self.seed, "embeddings")).permutation(len(texts))
         kept = [texts[index] for index in drawn[: self.max_texts]]
         rank_zero_info(

@@ -5,7 +5,6 @@ one and a projector on the server, which changes the retrieved rows.
 """
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 
@@ -54,9 +53,5 @@ def retrieval_overlap(folder: str, reference: str) -> float:
 
 
 def _read_rows(folder: str) -> dict[str, list[int]]:
-    record = AugmentationRecord(Path(folder))
-    if not record.added.is_file():
-        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
-    return {
-        client: [row.row for row in added if row.row is not None] for client, added in record.read().items()
-    }
+    added = AugmentationRecord(folder).read()
+    return {client: [row.row for row in rows if row.row is not None] for client, rows in added.items()}

@@ -14,6 +14,7 @@ from fedlight.callbacks.export.card_facts import (
     settings_of,
     traffic_of,
 )
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.export.opened import Opened
 from fedlight.pretrained.hub import find_licence
 from fedlight.report import augmentations, facts
@@ -79,7 +80,7 @@ def _added(run: Run) -> int:
     """Return the number of rows that an augmentation added to the clients' own; 0 where no record tells."""
     folder = augmentations.folder_of(run)
     try:
-        return 0 if folder is None else sum(map(len, augmentations.read_added(folder).values()))
+        return 0 if folder is None else sum(map(len, AugmentationRecord(folder).read().values()))
     except (OSError, ValueError, KeyError, TypeError):  # a damaged record
         return 0
 

@@ -206,11 +206,9 @@ def _count_new_topics(
 def _held(folder: Path, domain: set[str]) -> tuple[list[str], list[str], dict[str, float]]:
     """Return the clients' own texts and the added ones of the domain, and the share of the added rows in the domain."""
     record = AugmentationRecord(folder)
-    if not record.added.is_file():
-        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
     record.refuse_damaged()
-    own = [instruction_text(row["fields"]) for row in load_rows(str(record.private))]
     added = [(instruction_text(row.fields), row.row is None) for of in record.read().values() for row in of]
+    own = [instruction_text(fields) for _, fields in record.read_own()]
     inside = [text for text, generated in added if generated or text in domain]
     shares = {"in_domain": len(inside) / len(added)} if added else {}
     return own, inside, shares

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,14 +56,6 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
     return found, faults
 
 
-def read_added(folder: str | Path) -> dict[str, list[Added]]:
-    """Return what an augmentation added, client by client; raise ValueError for a folder without a whole record."""
-    record = AugmentationRecord(folder)
-    if not record.added.is_file():
-        raise ValueError(f"{record.added}: there is no such file: give the augmentation_folder of a run")
-    return record.read()
-
-
 def scores_of(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
     """Return the scores that rows were chosen by, ``(rows,)`` for each client, by name; rows without one are left out."""
     return {
@@ -107,7 +98,7 @@ def _read(folder: Path, run: Run) -> Addition:
     record = AugmentationRecord(folder)
     record.refuse_damaged()
     added = record.read()
-    own = [instruction_text(row["fields"]) for row in _lines(record.private)]
+    own = [instruction_text(fields) for _, fields in record.read_own()]
     settings = _settings(record)
     encoder = settings.get("encoder") or settings.get("server_encoder")
     alpha = settings.get("alpha")
@@ -124,10 +115,6 @@ def _settings(record: AugmentationRecord) -> dict[str, Any]:
     """Return the augmentation's settings; raise KeyError for a record without any, which was not finished."""
     settings = json.loads(read_text(record.settings))["settings"]["augmentation"]
     return settings if isinstance(settings, dict) else {}
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in StringIO(read_text(file))]
 
 
 def _cache(augmentation: Any) -> str | None:

@@ -68,3 +68,29 @@ def test_cut_stops_after_its_layers(benchmark, folder):
         torch.testing.assert_close(cut[0].auto_model(**batch).last_hidden_state, states)
     with pytest.raises(ValueError, match="--layers 6: the encoder has 6, give a number from 1 to 5"):
         benchmark.cut(folder, 6)
+
+
+def test_the_shapes_are_as_large_as_the_papers_encoders(benchmark):
+    """Table 4 of FedDCA has 335 M and 22.7 M parameters; a vector is the mean over a text's own tokens."""
+    with torch.device("meta"):
+        sizes = {
+            name: sum(weight.numel() for weight in benchmark.Shape(*shape).parameters())
+            for name, shape in benchmark.SHAPES.items()
+        }
+    assert sizes == {"bge-large-en-v1.5": 335_141_888, "all-MiniLM-L6-v2": 22_713_216}
+    asked = []
+    tiny = benchmark.Shape(8, 1, 2)
+    tiny.network.register_forward_pre_hook(lambda _, given, named: asked.append(named), with_kwargs=True)
+    assert tiny.encode(["one two.", "a b c d e"], batch_size=2).shape == (2, 8)
+    assert asked[0]["attention_mask"].sum(dim=1).tolist() == [5, 7]
+
+
+def test_shapes_are_measured(benchmark, monkeypatch, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"claim {i}"}) + "\n" for i in range(10)))
+    monkeypatch.setattr(benchmark, "SHAPES", {"large": (16, 2, 2), "small": (8, 1, 2)})
+    options = ["--shapes", "--source", str(rows), "--repetitions", "1", "--json", str(tmp_path / "cost.json")]
+    benchmark.main(options)
+    large, small = json.loads((tmp_path / "cost.json").read_text())["rows"]
+    assert (large["dimension"], small["dimension"], large["speed_ratio"]) == (16, 8, 1)
+    assert small["parameters_ratio"] == large["parameters"] / small["parameters"]

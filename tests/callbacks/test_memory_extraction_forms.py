@@ -45,7 +45,7 @@ def without_space(text):
 
 
 def test_the_forms_take_turns():
-    found, model = attacked("alpaca")
+    found, model = attacked("alpaca", forms="all")
     with_input, without = model.prompts[0], model.prompts[-1]
     assert model.prompts == [with_input] * 3 + [without] * 2
     assert "paired with an input" in with_input
@@ -53,22 +53,20 @@ def test_the_forms_take_turns():
     assert found.metrics["exact"] == 1
 
 
-@pytest.mark.parametrize(
-    ("template", "settings"), [("alpaca", {"forms": "without_input"}), ("alpaca_joined", {})]
-)
-def test_the_prompt_of_feddca_alone(template, settings):
-    model = attacked(template, **settings)[1]
+@pytest.mark.parametrize("template", ["alpaca", "alpaca_joined"])
+def test_the_prompt_of_feddca_alone_by_default(template):
+    model = attacked(template)[1]
     assert model.prompts == ["\n\n".join(FIGURE_8.split("\n ")).replace("###", "### ") + "\n"] * 5
 
 
 def test_that_prompt_looks_for_the_instructions_of_all_rows():
-    found, model = attacked("alpaca", forms="without_input")
+    found, model = attacked("alpaca")
     assert found.metrics["exact"] == 1
     assert found.metrics["extracted"] == 0.5
     # And all forms end a sample: a model may go on with an input.
-    assert model.stops == attacked("alpaca")[1].stops
+    assert model.stops == attacked("alpaca", forms="all")[1].stops
 
 
 def test_a_template_of_one_form_begins_in_one_way():
     one = "POST : {instruction} {input}\nCHOICE :"
-    assert attacked(one)[1].prompts == attacked(one, forms="without_input")[1].prompts == ["POST :"] * 5
+    assert attacked(one)[1].prompts == attacked(one, forms="all")[1].prompts == ["POST :"] * 5

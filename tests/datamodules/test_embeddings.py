@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.instructions.embeddings import EmbeddingDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import HashedEncoder
@@ -76,6 +77,20 @@ def test_several_sources_each_with_its_columns(rows, tmp_path):
     assert len(all_rows(data)[0]) == NUMBER + 2
     assert data.val_dataloader() == []
     assert data.client_sizes() == {"server": NUMBER + 2}
+
+
+def test_the_rest_of_a_domain_whose_rows_are_in_part_private(rows, tmp_path):
+    """D^p of FedDCA has the rows of the clients' domain that are no client's: 40 texts, 3 private."""
+    own = [{"instruction": "sort list 1", "input": "abc", "response": "x", "category": "a"}]
+    own += [{"instruction": f"sort list {number}", "input": "", "response": "x"} for number in (0, 2)]
+    AugmentationRecord(tmp_path).write({}, {"u": own[:2], "v": own[2:]}, {}, [], {})
+    small, _ = all_rows(make(rows, private=str(tmp_path)))
+    left = HashedEncoder(16).encode(
+        [f"sort list {number}" + ("\nabc" if number % 2 else "") for number in range(3, NUMBER)]
+    )
+    np.testing.assert_array_equal(small[np.lexsort(small.T)], left[np.lexsort(left.T)])
+    with pytest.raises(ValueError, match=r"nowhere/private\.jsonl: there is no such file: give the augment"):
+        make(rows, private=str(tmp_path / "nowhere")).setup("fit")
 
 
 def test_so_many_texts_are_drawn(rows):

@@ -17,8 +17,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
-from fedlight.datamodules.rows.rows import load_rows
-from fedlight.report.augmentations import read_added, scores_of
+from fedlight.report.augmentations import scores_of
 from fedlight.report.figures.scatter import draw_scatter
 from fedlight.report.figures.style import COLORS, STYLE, new_panels, save
 from fedlight.report.tables import points_of
@@ -156,22 +155,22 @@ def coverage_against_score(
 
 
 def _categories(folder: Path) -> dict[str, dict[str, int]]:
-    file = AugmentationRecord(folder).private
-    if not file.is_file():
-        raise ValueError(f"{file}: there is no such file: give the augmentation_folder of a run")
-    AugmentationRecord(folder).refuse_damaged()
+    record = AugmentationRecord(folder)
+    record.refuse_damaged()
     counts: dict[str, dict[str, int]] = {}
-    for row in load_rows(str(file)):
-        category = row["fields"].get("category")
+    for client, fields in record.read_own():
+        category = fields.get("category")
         if category is None:
-            raise ValueError(f"{file}: a row has no category: map a column to category, or set pseudo_labels")
-        own = counts.setdefault(row["client"], {})
+            raise ValueError(
+                f"{record.private}: a row has no category: map a column to category, or set pseudo_labels"
+            )
+        own = counts.setdefault(client, {})
         own[category] = own.get(category, 0) + 1
     return {client: dict(sorted(counts[client].items())) for client in sorted(counts)}
 
 
 def _scores(folder: Path) -> dict[str, np.ndarray]:
-    scores = scores_of(read_added(folder))
+    scores = scores_of(AugmentationRecord(folder).read())
     if not scores or not all(len(values) for values in scores.values()):
         raise ValueError(
             f"{folder}: a client has no row with a score: give a run that retrieves by similarity"

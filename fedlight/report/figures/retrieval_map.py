@@ -13,11 +13,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
-from fedlight.report.augmentations import read_added
 from fedlight.report.figures.style import STYLE, add_legend, colors, save
 from fedlight.report.tables import shortened
 from fedlight.support.seeding import derive_seed
@@ -161,4 +161,6 @@ def some(texts: Collection[str], number: int, *seed: int | str) -> list[str]:
 
 
 def _texts(folder: str) -> set[str]:
-    return {instruction_text(row.fields) for rows in read_added(folder).values() for row in rows}
+    return {
+        instruction_text(row.fields) for rows in AugmentationRecord(folder).read().values() for row in rows
+    }
