@@ -47,7 +47,7 @@ def draw_batches(
         >>> draw_batches(np.array([4, 5, 6, 7, 8, 9]), num_batches=1, batch_size=4, seed=0, together=2)
         [[8, 9, 4, 5]]
         >>> [len(batch) for batch in draw_batches(np.arange(20), 3, batch_size=8, seed=1, keeps_rest=True)]
-        [8, 4, 8]
+        [4, 8, 8]
     """
     generator = np.random.default_rng(seed)
     groups = indices.reshape(-1, together)

@@ -104,8 +104,7 @@ def test_what_cannot_share_a_batch_is_trained_alone_and_said(caplog):
     alone, *_ = fit(Without(), Points(), 1)
     assert_equal(auto, alone)
     assert (
-        "clients_at_once=auto: one client at a time. federated.clients_at_once above 1: Without has no"
-        in caplog.text
+        "clients_at_once=auto: one client at a time. clients_at_once above 1: Without has no" in caplog.text
     )
 
 

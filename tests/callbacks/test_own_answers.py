@@ -119,7 +119,7 @@ def test_who_was_never_trained_answers_with_the_global_model(tiny_model, rows, t
 
 def test_algorithms_without_own_models_are_refused_after_the_first_round(tiny_model, rows, tmp_path):
     scores = TaskScores({"words": words(rows)}, every_n_epochs=None, own_models=True)
-    with pytest.raises(ValueError, match=r"no client keeps a model of its own: set federated\.algorithm"):
+    with pytest.raises(ValueError, match=r"no client keeps a model of its own: set algorithm"):
         fit(tiny_model, rows, tmp_path, FederatedLoop(clients_per_round=1), scores, rounds=5)
     assert not (tmp_path / "tasks/epoch_5").exists()
     with pytest.raises(ValueError, match="needs clients: add a federated loop"):

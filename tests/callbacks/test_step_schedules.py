@@ -339,7 +339,7 @@ def every_second_batch(optimizer):
         (plateau_by_step, "ReduceLROnPlateau with interval 'step' would compare .* set interval 'epoch'"),
         (
             every_second_batch,
-            "ExponentialLR steps every 2 batches .* federated.local_steps to a multiple of 2",
+            "ExponentialLR steps every 2 batches .* local_steps to a multiple of 2",
         ),
     ],
 )

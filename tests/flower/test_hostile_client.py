@@ -197,7 +197,7 @@ def test_secure_sums_are_protected_from_claims_alone_and_say_so(tmp_path, kind, 
     homes = {n: make_node(kind(f"ten{n}"), tmp_path / f"node{n}", (n, 3), secure=True) for n in range(3)}
     there = Here(homes, LIES["a billion examples"])
     _, loop = deploy("ten0", tmp_path / "server", there, 1, secure=True)
-    assert "federated.limits.norm is not held" in caplog.text
+    assert "limits.norm is not held" in caplog.text
     assert loop.clients[LIAR].num_examples == 115
     assert [row["reason"] for row in rows_of(tmp_path / "server", LIAR)] == ["capped"]
 
@@ -220,7 +220,7 @@ def test_a_deployment_without_answers_ends_with_the_reasons_and_not_as_finished(
     with pytest.raises(ValueError, match=r"5 rounds in a row") as error:
         accuracy(tmp_path, kind("ten"), late)
     assert "dropped: no answer in time, or the node is gone (50)" in str(error.value)
-    assert "federated.limits.empty_rounds" in str(error.value)
+    assert "limits.empty_rounds" in str(error.value)
     entry = json.loads((tmp_path / "server" / "run.json").read_text())["commands"][-1]
     assert entry["state"] == "failed"
     assert {row["round"] for row in rows_of(tmp_path / "server", LIAR)} == set("0123")
