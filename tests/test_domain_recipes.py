@@ -96,7 +96,7 @@ def test_the_full_size_projector_learns_all_public_rows(domain, tmp_path):
     assert learned["data.init_args.private"] == run["data.init_args.augmentation_folder"]
 
 
-def test_clients_of_a_round_count_by_rows_as_in_the_paper(tmp_path):
+def test_clients_of_a_round_count_by_rows(tmp_path):
     for name in ("feddca", "heterogeneity", "feddca_domains", "feddca_table2"):
         for stage in recipes.stages(recipes.load(name), tmp_path, 0):
             algorithm = stage.arguments.get("federated.algorithm", {"init_args": {"weighting": "normalized"}})

@@ -106,7 +106,9 @@ class AdapterExport(Checked, L.Callback):
 
     def _keeper(self, trainer: L.Trainer) -> ModelCheckpoint | None:
         """Return the callback that knows the best epoch; None for the last epoch."""
-        keepers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+        keepers = [
+            one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint) and one.save_top_k
+        ]
         return next(
             (one for one in keepers if self.monitor is not None and one.monitor == self.monitor), None
         )

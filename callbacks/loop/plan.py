@@ -267,9 +267,9 @@ class RoundPlanner:
         of steps of a schedule that continues from round to round, or slightly more where visits differ in length.
         """
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
-        if self.local_steps is None and (
-            cut := [c for c in self.clients if self.data.num_batches(c) % accumulation]
-        ):
+        passes = {client: self.data.num_batches(client) for client in self.clients}
+        cut = [client for client, number in passes.items() if number > accumulation and number % accumulation]
+        if self.local_steps is None and cut:
             rank_zero_info(
                 f"trainer.accumulate_grad_batches={accumulation}: the passes of {count_noun(len(cut), 'client')} are cut to "
                 f"whole optimizer steps, so up to {accumulation - 1} of the batches of a pass are not seen"

@@ -65,20 +65,11 @@ class OwnTexts:
     """
 
     def __init__(self, rows: Sequence[Mapping[str, str]], max_rouge_l: float) -> None:
-        self._instructions, self._examples, self._responses = (KnownTexts(max_rouge_l) for _ in range(3))
+        responses = [row["response"] for row in rows if len(row["response"]) >= LONG_RESPONSE]
+        self._instructions = _Known([row["instruction"] for row in rows], max_rouge_l)
+        self._examples = _Known([_join(row) for row in rows], max_rouge_l)
+        self._responses = _Known(responses, max_rouge_l)
         self._made: set[str] = set()
-        wholes = (
-            [text for row in rows for text in (row["instruction"], row["response"], _join(row))]
-            if max_rouge_l < 1
-            else []
-        )
-        self._without_tokens = {_fold(text) for text in wholes if not tokenize(text)}
-        for instruction in dict.fromkeys(row["instruction"] for row in rows):
-            self._instructions.add(instruction)
-        for row in rows:
-            self._examples.add(_join(row))
-            if len(row["response"]) >= LONG_RESPONSE:
-                self._responses.add(row["response"])
 
     def check_instruction(self, instruction: str) -> str | None:
         """Return the fault of a new instruction; without a fault, remember it and return None.
@@ -93,7 +84,7 @@ class OwnTexts:
         key = _fold(instruction)
         if key in self._made:
             return REPEATED
-        if key in self._without_tokens or self._instructions.near(instruction) is not None:
+        if self._instructions.near(instruction):
             return NEAR_INSTRUCTION
         self._made.add(key)
         return None
@@ -111,15 +102,23 @@ class OwnTexts:
             >>> own.check_example({"instruction": asked, "input": "", "response": long})
             'near_response'
         """
-        whole, response = _join(row), row["response"]
-        if self._is_near(whole, self._examples):
+        if self._examples.near(_join(row)):
             return NEAR_EXAMPLE
-        if len(response) >= LONG_RESPONSE and self._is_near(response, self._responses):
-            return NEAR_RESPONSE
-        return None
+        is_long = len(row["response"]) >= LONG_RESPONSE
+        return NEAR_RESPONSE if is_long and self._responses.near(row["response"]) else None
 
-    def _is_near(self, text: str, known: KnownTexts) -> bool:
-        return _fold(text) in self._without_tokens or known.near(text) is not None
+
+class _Known:
+    """Texts of a client: near by ROUGE-L, or, without a token, by equality up to case and white space."""
+
+    def __init__(self, texts: Sequence[str], max_rouge_l: float) -> None:
+        self._texts = KnownTexts(max_rouge_l)
+        for text in dict.fromkeys(texts):
+            self._texts.add(text)
+        self._without_tokens = {_fold(text) for text in texts if max_rouge_l < 1 and not tokenize(text)}
+
+    def near(self, text: str) -> bool:
+        return _fold(text) in self._without_tokens or self._texts.near(text) is not None
 
 
 def _fold(text: str) -> str:

@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> None:
     if arguments.command is None:
         _list()
         return
-    folder = arguments.to or models_folder() / arguments.name
+    folder = (arguments.to or models_folder() / arguments.name).expanduser().absolute()
     if is_there(folder):
         print(f"{arguments.name} is there: {folder}")
         return

@@ -10,7 +10,7 @@ from fedlight.lightning_cli.given_once import given_at
 OF_PART = re.compile(r"(model|data|federated)\.init_args\.\w+")
 """Keys of arguments that a message may name without their value."""
 OF_LOOP = re.compile(
-    r"(?<![\w.\]'\"/=-])((?:[Ss]et|[Ll]eave|[Ll]ower|[Rr]aise|[Tt]ake out|[Tt]ake|as) )?([a-z]\w*(?:\.\w+)*)(?![\w'])(=?)"
+    r"(?<![\w.\]'\"/=-])((?:[Ss]et|[Ll]eave|[Ll]ower|[Rr]aise|[Tt]ake out|[Tt]ake) )?([a-z]\w*(?:\.\w+)*)(?![\w'])(=?)"
 )
 """A word that may be a setting of the federated loop, with a remedy's verb before it and a value's sign after it."""
 
@@ -89,7 +89,8 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
 def _of_loop(found: re.Match[str], config: dict[str, Any]) -> str:
     """Return a setting of the federated loop that a message names, with the loop's key in front.
 
-    A word such as "server" is taken for a setting only where a value follows, or where it is what a remedy is about.
+    A word such as "server" is taken for a setting only where a value follows, after the verb of a remedy, and as the first
+    word before a colon.
     """
     verb, path, after = found.groups()
     node = (config.get("federated") or {}).get("init_args") or {}
@@ -98,7 +99,8 @@ def _of_loop(found: re.Match[str], config: dict[str, Any]) -> str:
         if name not in node:
             return found[0]
         node = node[name]
-    says = verb or after or "_" in path or "." in path or not found.start()
+    begins = not found.start() and found.string[found.end() :].startswith(":")
+    says = verb or after or "_" in path or "." in path or begins
     return f"{verb or ''}federated.{path}{after}" if says else found[0]
 
 

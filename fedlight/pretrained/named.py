@@ -3,14 +3,18 @@
 import functools
 import hashlib
 import os
-import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from fedlight.support.console import silence_transformers
+from fedlight.support.file_lock import hold
+from fedlight.support.files import whole_folder
 from fedlight.support.words import first_line
 
+WAIT_SECONDS = 600
 GGUF = "dequantized from GGUF to fp32"
 """Words of a model card whose weights were."""
 
@@ -108,19 +112,33 @@ def find_pretrained(name: str, what: str = "model") -> Path | None:
 def _dequantized(file: Path, what: str) -> Path:
     state = file.stat()
     folder = models_folder() / f"{file.stem}-{_digest(file, state.st_size, state.st_mtime_ns)[:16]}"
-    if not is_there(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
-            try:
-                dequantize(file, Path(unfinished))
-            except Exception as error:  # whatever the readers of another's file meet
-                raise OSError(
-                    f"{what}={str(file)!r}: transformers cannot read this GGUF file ({first_line(error)}): give a folder of "
-                    "save_pretrained"
-                ) from None
-            Path(unfinished).rename(folder)
-            Path(unfinished).mkdir()  # for the context, which deletes it
+    with made_alone(folder):
+        if not is_there(folder):
+            with whole_folder(folder) as new:
+                dequantize(file, new, what)
     return folder
+
+
+@contextmanager
+def made_alone(folder: Path) -> Iterator[None]:
+    """Hold the making of a folder; wait for another process that makes it, such as another rank of the run.
+
+    Raises:
+        OSError: another process has held it for ten minutes.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock, end = folder.with_name(f".{folder.name}.lock"), time.monotonic() + WAIT_SECONDS
+    while (handle := hold(lock)) is None:
+        if time.monotonic() > end:
+            raise OSError(
+                f"another process makes {folder}: wait for its end, or delete {lock} if there is none"
+            )
+        time.sleep(0.2)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(handle)
 
 
 @functools.cache
@@ -130,19 +148,31 @@ def _digest(file: Path, size: int, changed: int) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def dequantize(file: Path, folder: Path) -> None:
+def dequantize(file: Path, folder: Path, what: str = "model") -> None:
     """Write the model and the tokenizer of a GGUF file as a folder of ``save_pretrained``, in fp32.
 
-    The tensors are those that ``transformers`` reads; a tied head stays tied.
+    The tensors are those that ``transformers`` reads; a tied head stays tied. ``what`` names the setting in an error.
+
+    Raises:
+        OSError: ``transformers`` cannot read the file.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with silence_transformers(), torch.random.fork_rng(devices=[]):
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        network = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        network.hf_quantizer = None  # else save_pretrained refuses weights that are plain by now
-        if hasattr(network.config, "quantization_config"):
-            del network.config.quantization_config
+    try:
+        with silence_transformers(), torch.random.fork_rng(devices=[]):
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            network = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32
+            )
+    except Exception as error:  # whatever the readers of another's file meet
+        raise OSError(
+            f"{what}={str(file)!r}: transformers cannot read this GGUF file ({first_line(error)}): give a folder of "
+            "save_pretrained"
+        ) from None
+    network.hf_quantizer = None  # else save_pretrained refuses weights that are plain by now
+    if hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config
+    with silence_transformers():
         network.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -38,6 +38,7 @@ def test_clients_side_by_side_have_the_same_bits_where_their_last_batches_differ
 
 @pytest.mark.parametrize(("accumulation", "told"), [(1, False), (2, True)])
 def test_a_pass_that_is_cut_to_whole_steps_says_so(caplog, accumulation, told):
+    """Client b has one step of two batches, and a pass that is shorter than a step would be repeated and not cut."""
     data = Seen({"a": 12, "b": 8})
     with caplog.at_level("INFO"):
         fit(

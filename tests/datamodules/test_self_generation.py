@@ -218,6 +218,7 @@ def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
     known = OwnTexts(own, 0.7)
     assert known.check_example({**own[0], "response": "苹果  梨"}) == "near_example"
     assert known.check_example({**own[0], "response": "梨"}) is None
+    assert known.check_instruction("苹果 梨") is None  # a response, which is compared with responses alone
     assert OwnTexts(own, 1.0).check_instruction(texts[0]) is None
 
 

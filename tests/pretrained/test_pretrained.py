@@ -1,6 +1,8 @@
 """Models by a short name come from packages whose digests are checked, and GGUF files are bases."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,35 @@ def test_a_file_that_is_no_gguf_is_refused_in_one_line(models, tmp_path):
         find_model(str(tmp_path / "own.gguf"))
     assert "\n" not in str(error.value)
     assert not list((tmp_path / "models").iterdir())
+
+
+def test_a_folder_with_something_else_is_left_alone(halves, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    refused = fedlight("models", "get", "tiny", "--to", str(tmp_path / "mine"))
+    assert refused.code == 2
+    assert f"{tmp_path / 'mine'} is not empty, and no model is in it: give another --to" in refused.err
+    assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
+
+
+def test_a_model_fetched_to_a_folder_of_its_own_name_is_named_by_its_whole_path(
+    halves, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    got = fedlight("models", "get", "tiny", "--to", "tiny")
+    assert f"in a config: --model.model {tmp_path / 'tiny'}\n" in got.out
+    assert find_model(str(tmp_path / "tiny")) == str(tmp_path / "tiny")
+
+
+def test_processes_that_start_together_dequantize_a_file_once(models, tmp_path):
+    file = write_gguf(tmp_path / "own.gguf")
+    program = "import sys; from fedlight.pretrained.hub import find_model; print(find_model(sys.argv[1]))"
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program, str(file)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    folders = {rank.communicate()[0].splitlines()[-1] for rank in ranks}
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    (folder,) = folders
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [Path(folder).name]
+    AutoModelForCausalLM.from_pretrained(folder)

@@ -48,7 +48,7 @@ def check_lora_ranks(ranks: Any, algorithm: Any, has_fleet: bool) -> LoraRanks |
     if not algorithm.unlike_ranks:
         raise ValueError(
             f"lora_ranks={ranks!r}: {type(algorithm).__name__} averages adapters of one rank: take HetLoRA or "
-            "FlexLoRA as algorithm, or leave lora_ranks out"
+            "FlexLoRA, or leave lora_ranks out"
         )
     if not isinstance(ranks, Mapping) and not has_fleet:
         raise ValueError(
