@@ -158,7 +158,7 @@ def test_scaffold_and_it_alone_trains_with_sgd(name, twin):
         for stage, one in stages(name, twin=twin).items()
         if "federated.algorithm" in one.arguments
     }
-    scaffold = [a for a in found.values() if a["federated.algorithm"] == {"class_path": "Scaffold"}]
+    scaffold = [a for a in found.values() if a["federated.algorithm"]["class_path"] == "Scaffold"]
     assert len(scaffold) == (7 if name == "feddca_table2" else 1)
     for arguments in scaffold:
         assert arguments["model.init_args.optimizer"] == "SGD"
