@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all superlink oldcpu check docs coverage bench reproduce figures
+.PHONY: help setup demo test test-all superlink oldcpu check docs coverage bench reproduce golden figures
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
@@ -52,6 +52,9 @@ bench: $(VENV)/.dev  ## the measurements of benchmarks/ that need no data (hours
 
 reproduce: $(VENV)/.dev  ## reruns all published figures that fit into half an hour, and compares: build/reproduce.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py
+
+golden: $(VENV)/.dev  ## small runs of every kind: which end with other weights or visits than before, and by how much
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/support/golden_weights.py
 
 figures: $(VENV)/.dev  ## the same with those that take three minutes together
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py check

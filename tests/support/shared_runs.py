@@ -241,7 +241,9 @@ KINDS = {
     "private_mean": lambda root: Kind({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}),
     "trimmed_mean": lambda root: Kind({"aggregation": TrimmedMean(0.3), "clients_per_round": 5}),
     "clipped": lambda root: Kind({"limits": Limits(norm=1.0, enforce=True), "clients_per_round": 5}),
-    "left_out": lambda root: Kind({"limits": Limits(share=None, norm=1.2, action="leave_out", enforce=True)}),
+    "left_out": lambda root: Kind(
+        {"limits": Limits(share=None, norm=1.01, action="leave_out", enforce=True)}
+    ),
     "accumulation": lambda root: Kind(settings={"accumulate_grad_batches": 2}),
     "by_hand": lambda root: Kind(model=ByHand),
     "one_client": lambda root: Kind({"clients_per_round": 1}),
