@@ -49,7 +49,7 @@ class KnownTexts:
     def overlaps(self, text: str) -> bool:
         """Return whether this text or a known one is near a part of the other that is no longer than itself.
 
-        Texts of fewer than five tokens are near no part, since a few common words stand in many long texts.
+        A text with fewer than five tokens matches no part, since many long texts have a few common words.
 
         Examples:
             >>> known = KnownTexts(limit=0.7)
