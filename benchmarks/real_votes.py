@@ -3,8 +3,8 @@
 Data: UKPConvArg1 (Habernal and Gurevych, "Which argument is more convincing?", ACL 2016,
 https://aclanthology.org/P16-1150), which of two arguments convinces more; training on the votes of single workers,
 test on gold labels. Both stances of a debate are on one side. Compared, on the same pairs: the longer argument
-wins; a worker alone; the pooled votes; FedBis with as many optimizer steps as the pooled training, within two in
-a hundred (whole rounds). Every model is asked in both orders of a pair, and its verdict is the mean log-odds of the two.
+wins; a worker alone; the pooled votes; FedBis with as many optimizer steps as the pooled training, within a tenth
+(passes of whole rounds, with seed 0). Every model is asked in both orders of a pair; its verdict is the mean log-odds.
 Two rows say how far people agree on these pairs: how often a worker's vote is that of the majority of the other workers
 (a ceiling for single votes), and how often it is the gold label, to which it has contributed.
 
@@ -283,7 +283,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=8, help="of FedBis")
     parser.add_argument(
-        "--steps", type=int, default=300, help="of the pooled training; as many as FedBis takes"
+        "--steps", type=int, default=340, help="of the pooled training; as many as FedBis takes"
     )
     parser.add_argument("--workers", type=int, default=8, help="how many train alone, drawn from all")
     parser.add_argument(

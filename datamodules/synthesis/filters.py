@@ -2,7 +2,8 @@
 
 Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 3.3: instructions of a wrong format are dropped, then
 instructions near a local one (ROUGE-L above 0.7), which makes the client's training data more diverse. Here a whole example
-and a long response are compared too: a private response under a new instruction would be private text all the same.
+is compared too, and a long response or input with the client's long ones: private text stays private under a new
+instruction, in another field, and amid new text. A new instruction may hold a local one and as much text again.
 """
 
 import re
@@ -19,15 +20,16 @@ NEAR_INSTRUCTION = "near_instruction"
 NO_MATCH = "no_match"
 NEAR_EXAMPLE = "near_example"
 NEAR_RESPONSE = "near_response"
+NEAR_INPUT = "near_input"
 CUT_OFF = "cut_off"
 PROMPT_TOO_LONG = "prompt_too_long"
 REASONS = (
     *(EMPTY, NO_LETTER, TOO_SHORT, REFUSAL, REPEATED, NEAR_INSTRUCTION),
-    *(NO_MATCH, NEAR_EXAMPLE, NEAR_RESPONSE, CUT_OFF, PROMPT_TOO_LONG),
+    *(NO_MATCH, NEAR_EXAMPLE, NEAR_RESPONSE, NEAR_INPUT, CUT_OFF, PROMPT_TOO_LONG),
 )
 
-LONG_RESPONSE = 40
-"""Characters from which a response is compared: names, numbers, yes and no are equal without having been copied."""
+LONG = 40
+"""Characters from which responses and inputs are compared: names, numbers, yes and no are equal without a copy."""
 
 REFUSALS = ("As a", "As an", "Sorry", "I'm sorry", "I am sorry", "I cannot", "I can't")
 """Beginnings of answers in which a model refuses or talks about itself."""
@@ -61,14 +63,15 @@ class OwnTexts:
 
     Args:
         rows: the client's own rows, each with ``instruction``, ``input`` and ``response``.
-        max_rouge_l: most ROUGE-L F1 with its own instructions, examples and long responses, in [0, 1]; 1 for no limit.
+        max_rouge_l: most ROUGE-L F1 with its own instructions and examples, and of a long response or input with its own
+            long ones, whole or in part, in [0, 1]; 1 for no limit.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, str]], max_rouge_l: float) -> None:
-        responses = [row["response"] for row in rows if len(row["response"]) >= LONG_RESPONSE]
+        long = [text for row in rows for text in (row["response"], row["input"]) if len(text) >= LONG]
         self._instructions = _Known([row["instruction"] for row in rows], max_rouge_l)
         self._examples = _Known([_join(row) for row in rows], max_rouge_l)
-        self._responses = _Known(responses, max_rouge_l)
+        self._long = _Known(long, max_rouge_l)
         self._made: set[str] = set()
 
     def check_instruction(self, instruction: str) -> str | None:
@@ -90,7 +93,7 @@ class OwnTexts:
         return None
 
     def check_example(self, row: Mapping[str, str]) -> str | None:
-        """Return the fault of a new example that copies one of the client's own, or its long response; None without a fault.
+        """Return the fault of a new example that copies one of the client's own, or its long text; None without a fault.
 
         Examples:
             >>> own = OwnTexts([{"instruction": "Name it.", "input": "a b c d e", "response": "Saturn."}], 0.7)
@@ -99,13 +102,17 @@ class OwnTexts:
             >>> long = "It is cold, it has rings, and a year there takes longer than twenty-nine of ours."
             >>> own = OwnTexts([{"instruction": "Describe Saturn.", "input": "", "response": long}], 0.7)
             >>> asked = "Write a poem of four lines about the time that the largest of all the gas giants takes."
-            >>> own.check_example({"instruction": asked, "input": "", "response": long})
+            >>> own.check_example({"instruction": asked, "input": "", "response": f"{asked} {long}"})
             'near_response'
+            >>> own.check_example({"instruction": asked, "input": long, "response": "Thirty years."})
+            'near_input'
         """
         if self._examples.near(_join(row)):
             return NEAR_EXAMPLE
-        is_long = len(row["response"]) >= LONG_RESPONSE
-        return NEAR_RESPONSE if is_long and self._responses.near(row["response"]) else None
+        for name, fault in (("response", NEAR_RESPONSE), ("input", NEAR_INPUT)):
+            if len(row[name]) >= LONG and self._long.overlaps(row[name]):
+                return fault
+        return None
 
 
 class _Known:
@@ -119,6 +126,9 @@ class _Known:
 
     def near(self, text: str) -> bool:
         return _fold(text) in self._without_tokens or self._texts.near(text) is not None
+
+    def overlaps(self, text: str) -> bool:
+        return self.near(text) or self._texts.overlaps(text)
 
 
 def _fold(text: str) -> str:

@@ -14,8 +14,8 @@ candidates: each pass generates as many new instructions as candidates are missi
 ``instruction_tries`` instructions are tried.
 
 The paper leaves open, and this file decides: the limit of tries; a copy is an example whose instruction, input and response
-together have a ROUGE-L above 0.7 to a local one; a cut-off answer is a failure. The wording of the prompts is ours, see
-`fedlight.datamodules.synthesis.prompts`.
+together have a ROUGE-L above 0.7 to a local one, or that has a long text of one; a cut-off answer is a failure. The wording
+of the prompts is ours, see `fedlight.datamodules.synthesis.prompts`.
 """
 
 from collections import Counter

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+FEWEST_IN_PART = 5
+
 
 class KnownTexts:
     """Known texts, each tokenized once, with which a new one is compared.
@@ -43,6 +45,23 @@ class KnownTexts:
         """Return the first known text whose ROUGE-L F1 with this one exceeds the limit; None where there is none."""
         found = np.flatnonzero(_f1([_tokens(text, self._numbers)], self._tokens)[0] > self.limit)
         return self._texts[found[0]] if found.size else None
+
+    def overlaps(self, text: str) -> bool:
+        """Return whether this text or a known one is near a part of the other that is no longer than itself.
+
+        A text with fewer than five tokens matches no part, since many long texts have a few common words.
+
+        Examples:
+            >>> known = KnownTexts(limit=0.7)
+            >>> known.add("Name a planet with rings.")
+            >>> known.overlaps("Stand up, name a planet with rings, and sit down again."), known.overlaps("Name rings.")
+            (True, False)
+        """
+        from rapidfuzz.fuzz import partial_ratio
+
+        tokens = _tokens(text, self._numbers)
+        pairs = [own for own in self._tokens if min(len(own), len(tokens)) >= FEWEST_IN_PART]
+        return any(partial_ratio(tokens, own) > 100 * self.limit for own in pairs)
 
 
 def pairwise_rouge_l(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:

@@ -27,6 +27,16 @@ def test_every_example_is_seen_once_in_a_visit():
     assert {row["client"]: row["steps"] for row in rows} == {"a": 2, "b": 2, "c": 1, "d": 2}
 
 
+@pytest.mark.parametrize(
+    ("local_steps", "left"), [(1, {"a": 4, "b": 3, "c": 0, "d": 1}), (None, dict.fromkeys(SIZES, 0))]
+)
+def test_the_rows_that_a_visit_leaves_unseen_follow_from_its_examples_and_steps(local_steps, left):
+    data = Seen(SIZES)
+    _, rows, *_ = fit(Lora(), data, rounds=1, local_steps=local_steps)
+    assert {row["client"]: max(0, row["examples"] - 4 * row["steps"]) for row in rows} == left
+    assert len(set(sum(data.batches, []))) == sum(SIZES.values()) - sum(left.values())
+
+
 def test_clients_side_by_side_have_the_same_bits_where_their_last_batches_differ():
     kind = {"dtype": torch.float64}
     alone, rows, *_ = fit(Lora(**kind), Points(SIZES, **kind), local_steps=None)

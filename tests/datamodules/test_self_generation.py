@@ -1,14 +1,18 @@
 """What becomes of a client's rows and a model's texts: demonstrations, tries, filters and their counts."""
 
+import re
 from collections import Counter
 
 import pytest
+import transformers
 from scripted_model import ScriptedModel
 from self_generating import dropped, made, once, rows
 
-from fedlight.datamodules.synthesis.filters import OwnTexts
+from fedlight import toy
+from fedlight.datamodules.synthesis.filters import LONG, OwnTexts
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.text.templates import Template
+from fedlight.recipes import recipe
 
 
 def test_a_candidate_has_the_new_instruction_and_what_was_answered():
@@ -206,6 +210,45 @@ def test_a_long_private_response_under_a_new_instruction_is_dropped(response, co
     )
     assert len(found["a"]) == 1 - copies
     assert dropped(synthesis) == ({"near_response": 1} if copies else {})
+
+
+LONG_OWN = "Take two of these after each meal, and call again on Monday."
+
+
+@pytest.mark.parametrize(
+    ("answer", "dropped_as"),
+    [
+        (
+            f"Input: None\nResponse: Well now, before all else, let me think about that for you. {LONG_OWN}",
+            "near_response",
+        ),
+        (f"Input: {LONG_OWN}\nResponse: Yes.", "near_input"),
+        ("Input: None\nResponse: take two of these after each meal, and call", "near_response"),
+        (
+            "Input: None\nResponse: Take a walk after each of these, and call on Sunday or Monday instead.",
+            None,
+        ),
+    ],
+)
+def test_a_long_private_text_is_dropped_amid_new_text_and_in_another_field(answer, dropped_as):
+    own = [{"instruction": "my head aches", "input": "", "response": LONG_OWN}]
+    asked = " ".join(f"word{number}" for number in range(40))
+    synthesis = once(1, temperature=0.5)
+    found = made(synthesis, {"a": own}, ScriptedModel(write=lambda _: asked, respond=lambda *_: answer))
+    assert len(found["a"]) == (dropped_as is None)
+    assert dropped(synthesis) == ({dropped_as: 1} if dropped_as else {})
+
+
+@pytest.mark.parametrize("name", ["fewfedpit", "fewfedpit_rule"])
+def test_rows_that_the_toy_world_makes_are_too_short_to_be_compared_with_long_texts(name):
+    """So the filter of long texts drops no row of the recorded runs."""
+    pattern = recipe.load(name)["prompts"]["init_args"]["response_pattern"]
+    words = transformers.AutoTokenizer.from_pretrained(toy.MODEL).get_vocab()
+    word, number = (max(filter(re.compile(kind).fullmatch, words), key=len) for kind in ("[a-z]+", "[0-9]+"))
+    made_up = re.fullmatch(pattern, f"{word} {number}")
+    assert made_up is not None
+    assert made_up.groupdict().keys() == {"response"}  # and no input
+    assert len(made_up["response"]) < LONG
 
 
 def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():

@@ -81,6 +81,33 @@ def test_texts_without_a_latin_word_are_near_to_nothing():
 
 def test_nothing_known():
     assert KnownTexts(0.7).near("a b") is None
+    assert not KnownTexts(0.7).overlaps("a b c d e")
+
+
+@pytest.mark.parametrize(
+    ("text", "overlaps"),
+    [
+        ("x y z a b c d e x y z", True),  # all of the known one, amid as many other words
+        ("x y z a b c d x x y z", True),  # 2 * 4 / (5 + 5)
+        ("x y z a b c x x x y z", False),  # 2 * 3 / (5 + 5)
+        ("a x x x b x x x c x x x d x x x e", False),  # all of it, but in no part of five words
+        ("a b c d", False),  # fewer words than make a part
+    ],
+)
+def test_a_part_of_a_text_is_near_a_shorter_one_whichever_is_known(text, overlaps):
+    for one, other in ((text, "a b c d e"), ("a b c d e", text)):
+        known = KnownTexts(limit=0.7)
+        known.add(one)
+        assert known.overlaps(other) is overlaps
+    known = KnownTexts(limit=1.0)
+    known.add(text)
+    assert not known.overlaps(text)
+
+
+def test_one_latin_word_in_another_script_is_no_part():
+    known = KnownTexts(limit=0.7)
+    known.add("你好 AI 你好")
+    assert not known.overlaps("They say that AI will do it.")
 
 
 @pytest.mark.parametrize("limit", [-0.1, 1.1])
