@@ -5,6 +5,7 @@ pass. A loss on the response needs the head at the response's positions; a choic
 at one position.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +14,25 @@ from torch.nn import functional
 
 from fedlight.modules.functional import IGNORED, token_log_probs
 
+HiddenStates = Callable[[Any, Tensor, Tensor], Tensor]
+"""Function of a model, ``input_ids`` and ``attention_mask``, each ``(batch, tokens)``, that returns hidden states."""
 
-def hidden_states(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the last layer's normalised output, ``(batch, tokens, hidden)``."""
-    output = causal_lm.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+
+def hidden_states(
+    causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
+) -> Tensor:
+    """Return the last layer's normalised output, ``(batch, tokens, hidden)``.
+
+    Args:
+        causal_lm: a ``transformers`` model.
+        input_ids: ``(batch, tokens)``.
+        attention_mask: ``(batch, tokens)``, or ``(batch, 1, tokens, tokens)`` with ``position_ids``.
+        position_ids: ``(batch, tokens)``; None for those that the model counts itself.
+    """
+    positions = {} if position_ids is None else {"position_ids": position_ids}
+    output = causal_lm.base_model(
+        input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
+    )
     states: Tensor = output.last_hidden_state
     return states
 
@@ -45,7 +61,13 @@ def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> T
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def choice_logits(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, rows: Tensor) -> Tensor:
+def choice_logits(
+    causal_lm: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    rows: Tensor,
+    compute: HiddenStates = hidden_states,
+) -> Tensor:
     """Return the logits of the tokens ``rows`` after each text, ``(batch, choices)``.
 
     Args:
@@ -53,26 +75,30 @@ def choice_logits(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, row
         input_ids: ``(batch, tokens)``, padded on the right.
         attention_mask: ``(batch, tokens)``.
         rows: ``(choices,)`` token ids.
+        compute: function that returns the hidden states.
     """
-    hidden = hidden_states(causal_lm, input_ids, attention_mask)
+    hidden = compute(causal_lm, input_ids, attention_mask)
     last = attention_mask.sum(dim=1) - 1
     return head_logits(causal_lm, hidden[torch.arange(len(last), device=last.device), last], rows)
 
 
-def response_log_probs(causal_lm: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def response_log_probs(
+    causal_lm: Any, batch: dict[str, Tensor], compute: HiddenStates = hidden_states
+) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each labelled token given the tokens before it.
 
     Args:
         causal_lm: a ``transformers`` model with an output head.
         batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 at
             positions without a label.
+        compute: function that returns the hidden states.
 
     Returns:
         ``(batch, tokens - 1)`` log-probabilities, 0 where there is no label, and the bool mask of labelled tokens.
     """
     labels = batch["labels"][:, 1:]
     scored = labels != IGNORED
-    hidden = hidden_states(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
+    hidden = compute(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
     found = token_log_probs(head_logits(causal_lm, hidden[scored]), labels[scored])
     return torch.zeros(labels.shape, device=found.device).masked_scatter(scored, found), scored
 

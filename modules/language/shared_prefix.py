@@ -1,0 +1,320 @@
+"""Texts that begin alike in one row: what they share is computed once, under a block mask.
+
+The chosen and the rejected answer, all answers to a prompt, and the two orders of a comparison repeat their prompt. One row
+holds the shared tokens once, then the rest of each text in turn. The positions of each rest continue those of the shared
+tokens, and a token attends to the shared tokens and to its own text alone, so hidden states and gradients are those of
+separate rows up to rounding.
+
+F. Wang and S. Hegde, "Accelerating Direct Preference Optimization with Prefix Sharing", 2024,
+https://arxiv.org/abs/2410.20305.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from fedlight.modules.language.readout import hidden_states
+from fedlight.stacking.dropout import SeededDropout
+from fedlight.support.checks import check_choice
+
+SETTINGS = ("auto", "off")
+LEAST_SHARED = 64
+"""Fewest tokens that a text shares, in the mean over a batch, where a row is shared."""
+LARGEST_COST = 0.9
+"""Largest cost of shared rows, in units of the cost of separate rows, where a row is shared."""
+_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3}
+_ROUNDED = 0.1
+"""Tolerance of the comparison for other types, whose rounding adds up over the layers."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows that several texts share.
+
+    Args:
+        input_ids: ``(shared, width)``, padded with 0.
+        position_ids: place of each token in its text, ``(shared, width)``.
+        allowed: True where a token attends to another, ``(shared, 1, width, width)``.
+        rows: row of each text, ``(texts,)``.
+        columns: column of each token of each text, ``(texts, tokens)``; that of the last token for padding.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    allowed: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    def unpack(self, hidden: Tensor) -> Tensor:
+        """Return ``(texts, tokens, features)`` from ``(shared, width, features)``."""
+        return hidden[self.rows[:, None], self.columns]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Place of each text in the shared rows.
+
+    Args:
+        rows: row of each text, ``(texts,)``, numbered from 0.
+        shared: tokens that all texts of the row begin with, ``(texts,)``.
+        offsets: tokens of the row's earlier texts after the shared ones, ``(texts,)``.
+        lengths: tokens of each text, ``(texts,)``.
+        count: number of rows.
+        width: tokens of the longest row.
+        mean_shared: mean of ``shared`` over texts that are not alone in their row, 0 without one.
+    """
+
+    rows: Tensor
+    shared: Tensor
+    offsets: Tensor
+    lengths: Tensor
+    count: int
+    width: int
+    mean_shared: float
+
+
+def plan(input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int]) -> Layout:
+    """Return where the tokens of each text go; texts with the same number in ``rows`` share a row.
+
+    Args:
+        input_ids: ``(texts, tokens)``, padded on the right.
+        attention_mask: ``(texts, tokens)``.
+        rows: number of each text's row, each number from 0 to the largest at least once.
+
+    Examples:
+        >>> ids = torch.tensor([[5, 6, 7], [5, 6, 8]])
+        >>> layout = plan(ids, torch.ones_like(ids), [0, 0])
+        >>> layout.shared.tolist(), layout.offsets.tolist(), layout.width
+        ([2, 2], [0, 1], 4)
+    """
+    owners = torch.tensor(rows, device=input_ids.device)
+    together = owners[:, None] == owners
+    first = together.int().argmax(dim=1)
+    used = attention_mask.bool()
+    equal = (input_ids == input_ids[first]) & used & used[first]
+    common = equal.long().cumprod(dim=1).sum(dim=1)
+    shared = torch.where(together, common, input_ids.shape[1]).amin(dim=1)
+    lengths = used.sum(dim=1)
+    rest = torch.where(together, lengths - shared, 0)
+    several = together.sum(dim=1) > 1
+    mean_shared = (shared * several).sum() / several.sum().clamp(min=1)
+    width, mean = torch.stack([(shared + rest.sum(dim=1)).max().double(), mean_shared.double()]).tolist()
+    return Layout(owners, shared, rest.tril(-1).sum(dim=1), lengths, max(rows) + 1, int(width), mean)
+
+
+def pack(input_ids: Tensor, layout: Layout) -> Packed:
+    """Return the shared rows of texts, ``(texts, tokens)``.
+
+    Examples:
+        >>> ids = torch.tensor([[5, 6, 7, 9], [5, 6, 8, 0]])
+        >>> packed = pack(ids, plan(ids, torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]), [0, 0]))
+        >>> packed.input_ids.tolist(), packed.position_ids.tolist()
+        ([[5, 6, 7, 9, 8]], [[0, 1, 2, 3, 2]])
+        >>> packed.allowed[0, 0].int().tolist()[-2:]  # 9 sees 5, 6, 7 and itself; 8 sees 5, 6 and itself
+        [[1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
+    """
+    texts, device = len(input_ids), input_ids.device
+    places = torch.arange(input_ids.shape[1], device=device)
+    positions = torch.minimum(places, layout.lengths[:, None] - 1)
+    rest = positions >= layout.shared[:, None]
+    columns = positions + rest * layout.offsets[:, None]
+    at = layout.rows[:, None], columns
+    # Part of a row: 0 for the shared tokens, else 1 + the number of the text; padding is a part for itself.
+    parts = torch.full((layout.count, layout.width), texts + 1, device=device)
+    parts[at] = rest * torch.arange(1, texts + 1, device=device)[:, None]
+    ids, position_ids = (torch.zeros_like(parts) for _ in range(2))
+    ids[at], position_ids[at] = input_ids.gather(1, positions), positions
+    allowed = ((parts[:, None] == 0) | (parts[:, None] == parts[:, :, None])).tril()
+    return Packed(ids, position_ids, allowed[:, None], layout.rows, columns)
+
+
+def find_neighbours(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
+    """Return the number of each text's row, where a text that begins like half of the one before it shares its row.
+
+    Examples:
+        >>> ids = torch.tensor([[5, 6, 7], [5, 6, 8], [9, 6, 7]])
+        >>> find_neighbours(ids, torch.ones_like(ids))
+        [0, 0, 1]
+    """
+    used = attention_mask.bool()
+    equal = (input_ids[1:] == input_ids[:-1]) & used[1:] & used[:-1]
+    common = equal.long().cumprod(dim=1).sum(dim=1)
+    begins = (2 * common < used[1:].sum(dim=1)).long()
+    return [0, *begins.cumsum(dim=0).tolist()]
+
+
+class SharedPrefix:
+    """Hidden states of a batch, from shared rows where they save time and from a row per text elsewhere.
+
+    The first time that a row would be shared both forms are computed, and the module keeps to a row per text where they
+    differ: an architecture may take no such mask, or no positions.
+
+    Args:
+        setting: ``auto``, or ``off`` for a row per text.
+
+    Raises:
+        ValueError: the setting is unknown.
+    """
+
+    def __init__(self, setting: str) -> None:
+        check_choice("prefix", setting, SETTINGS)
+        self.setting = setting
+        self._takes_mask: bool | None = None
+        self._said: set[str] = set()
+
+    def pairs(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the hidden states of texts of which row i and row i + n of 2 n are a pair, as `hidden_states`."""
+        pairs = list(range(len(input_ids) // 2))
+        return self._compute(causal_lm, input_ids, attention_mask, lambda: pairs * 2)
+
+    def neighbours(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the hidden states of texts that may begin like their neighbours, as `hidden_states`."""
+
+        def find() -> list[int]:
+            # Rows of stacked adapters belong to clients by their number, which this changes.
+            if len(input_ids) < 2 or _is_stacked(causal_lm):
+                return [*range(len(input_ids))]
+            return find_neighbours(input_ids, attention_mask)
+
+        return self._compute(causal_lm, input_ids, attention_mask, find)
+
+    def _compute(
+        self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, find: Callable[[], list[int]]
+    ) -> Tensor:
+        packed = None
+        # A batch without weights is counted, not computed: a cost does not depend on which texts are alike.
+        if self.setting == "auto" and self._takes_mask is not False and causal_lm.device.type != "meta":
+            packed = self._pack(causal_lm, input_ids, attention_mask, find)
+        if packed is None:
+            return hidden_states(causal_lm, input_ids, attention_mask)
+        return _compute_packed(causal_lm, packed)
+
+    def _pack(
+        self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, find: Callable[[], list[int]]
+    ) -> Packed | None:
+        """Return the shared rows; None where they do not pay, or cannot be computed."""
+        tokens, config = input_ids.shape[1], causal_lm.config.get_text_config()
+        if tokens <= LEAST_SHARED or bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
+            return None  # short, or not padded on the right
+        layout = plan(input_ids, attention_mask, find())
+        if not pays(len(input_ids), tokens, layout, config.hidden_size):
+            return None
+        if reason := _refuse(causal_lm, config, tokens, layout.width):
+            self._say(reason)
+            return None
+        packed = pack(input_ids, layout)
+        if self._takes_mask is None:
+            difference = _compare(causal_lm, input_ids, attention_mask, packed, layout)
+            self._takes_mask = not difference
+            if difference:
+                self._say(f"{config.model_type} {difference}: prompts are computed once per text")
+            else:
+                shares = f"{layout.count} x {layout.width} tokens in place of {len(input_ids)} x {tokens}"
+                self._say(f"texts that begin alike share a row ({shares} in the first batch)")
+        return packed if self._takes_mask else None
+
+    def _say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            rank_zero_info(f"prefix: auto: {line}")
+
+
+def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
+    """Return whether shared rows cost less than a row per text, by a count of multiplications.
+
+    A layer multiplies about ``12 * hidden_size**2`` times per token, and its attention ``2 * width * hidden_size`` times,
+    because the kernels compute the masked products too. Rows of many long rests may therefore cost more than they save.
+
+    Args:
+        texts: number of texts.
+        tokens: width of the batch with a row per text.
+        layout: the shared rows.
+        hidden_size: of the model.
+
+    Examples:
+        >>> ids = torch.arange(184).repeat(2, 1)
+        >>> ids[1, 140:] = 0
+        >>> layout = plan(ids, torch.ones_like(ids), [0, 0])
+        >>> layout.width, pays(2, 184, layout, hidden_size=576)
+        (228, True)
+    """
+    if layout.mean_shared < LEAST_SHARED:
+        return False
+    separate, shared = (
+        count * width * (6 * hidden_size + width)
+        for count, width in ((texts, tokens), (layout.count, layout.width))
+    )
+    return shared <= LARGEST_COST * separate
+
+
+def _refuse(causal_lm: nn.Module, config: Any, tokens: int, width: int) -> str:
+    """Return why rows cannot be shared, empty where they can.
+
+    Masks of windows and chunks would replace the block mask or be replaced by it; texts within one window have none. Some
+    architectures cut masks by column, of which they have as many as positions.
+    """
+    for name, length in (
+        ("sliding_window", tokens),
+        ("attention_chunk_size", tokens),
+        ("window_size", width),
+        ("max_position_embeddings", width),
+    ):
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and length > limit:
+            return f"no shared rows for texts beyond {name}={limit}"
+    rates = (_active_rate(layer) for layer in causal_lm.modules())
+    if rate := max(rates, default=0.0):
+        return (
+            f"dropout of {rate:g} draws for each text, so training computes prompts once per text; with lora_dropout=0 "
+            "they share rows"
+        )
+    return ""
+
+
+def _active_rate(layer: nn.Module) -> float:
+    if not layer.training:
+        return 0.0
+    if isinstance(layer, SeededDropout):
+        return layer.rate
+    return layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else 0.0
+
+
+def _is_stacked(causal_lm: nn.Module) -> bool:
+    """Return whether `fedlight.stacking.StackedAdapters` computes the adapters now."""
+    return any("forward" in vars(layer) and hasattr(layer, "lora_A") for layer in causal_lm.modules())
+
+
+def _compute_packed(causal_lm: Any, packed: Packed) -> Tensor:
+    mask = packed.allowed
+    if causal_lm.config._attn_implementation != "sdpa":  # what is not allowed is added to the scores
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    return packed.unpack(hidden_states(causal_lm, packed.input_ids, mask, packed.position_ids))
+
+
+@torch.no_grad()
+def _compare(
+    causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: Packed, layout: Layout
+) -> str:
+    """Return how both forms differ in tokens after the shared ones, empty where they agree."""
+    expected = hidden_states(causal_lm, input_ids, attention_mask)
+    try:
+        found = _compute_packed(causal_lm, packed)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
+        return f"does not compute shared rows ({type(error).__name__})"
+    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+    rest = (places >= layout.shared[:, None]) & attention_mask.bool()
+    if not bool(rest.any()):
+        return ""
+    apart = (found[rest].double() - expected[rest].double()).norm(dim=-1) / expected[rest].double().norm(
+        dim=-1
+    )
+    largest = float(apart.max())
+    if largest <= _TOLERANCES.get(expected.dtype, _ROUNDED):
+        return ""
+    return f"computes other hidden states in shared rows (apart by {largest:.2g})"
