@@ -93,7 +93,7 @@ def _order(starts: Mapping[tuple[int, ...], int], least_shared: int | None) -> l
     """Return inputs, the longest first, but those after one prompt of ``least_shared`` tokens as neighbours.
 
     Args:
-        starts: token ids of each input -> the place at which its scored part begins.
+        starts: token ids of each input -> the place where its scored part begins.
         least_shared: None to leave prompts aside.
     """
     groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}

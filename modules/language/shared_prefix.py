@@ -1,4 +1,4 @@
-"""Texts that begin alike in one row: what they share is computed once, under a block mask.
+"""Texts that begin alike share a row, which holds their common tokens once, under a block mask.
 
 The chosen and the rejected answer, all answers to a prompt, and the two orders of a comparison repeat their prompt. One row
 holds the shared tokens once, then the rest of each text in turn. The positions of each rest continue those of the shared
@@ -9,7 +9,7 @@ F. Wang and S. Hegde, "Accelerating Direct Preference Optimization with Prefix S
 https://arxiv.org/abs/2410.20305.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,6 @@ LEAST_SHARED = 64
 """Fewest tokens that a text shares, in the mean over a batch, where a row is shared."""
 LARGEST_COST = 0.9
 """Largest cost of shared rows, in units of the cost of separate rows, where a row is shared."""
-_TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3}
-_ROUNDED = 0.1
-"""Tolerance of the comparison for other types, whose rounding adds up over the layers."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +93,14 @@ def plan(input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int]) -> Layo
     first = together.int().argmax(dim=1)
     used = attention_mask.bool()
     equal = (input_ids == input_ids[first]) & used & used[first]
-    common = equal.long().cumprod(dim=1).sum(dim=1)
-    shared = torch.where(together, common, input_ids.shape[1]).amin(dim=1)
     lengths = used.sum(dim=1)
+    # The last token is never shared: every text keeps one by which both forms can be compared.
+    common = equal.long().cumprod(dim=1).sum(dim=1).minimum(lengths - 1)
+    shared = torch.where(together, common, input_ids.shape[1]).amin(dim=1)
     rest = torch.where(together, lengths - shared, 0)
     several = together.sum(dim=1) > 1
     mean_shared = (shared * several).sum() / several.sum().clamp(min=1)
-    width, mean = torch.stack([(shared + rest.sum(dim=1)).max().double(), mean_shared.double()]).tolist()
+    width, mean = torch.stack([(shared + rest.sum(dim=1)).max().float(), mean_shared.float()]).tolist()
     return Layout(owners, shared, rest.tril(-1).sum(dim=1), lengths, max(rows) + 1, int(width), mean)
 
 
@@ -150,8 +148,8 @@ def find_neighbours(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
 class SharedPrefix:
     """Hidden states of a batch, from shared rows where they save time and from a row per text elsewhere.
 
-    The first time that a row would be shared both forms are computed, and the module keeps to a row per text where they
-    differ: an architecture may take no such mask, or no positions.
+    The first time that a row would be shared both forms are computed. Where they differ, because the architecture takes no
+    such mask or no positions, the module keeps to a row per text.
 
     Args:
         setting: ``auto``, or ``off`` for a row per text.
@@ -167,60 +165,58 @@ class SharedPrefix:
         self._said: set[str] = set()
 
     def pairs(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the hidden states of texts of which row i and row i + n of 2 n are a pair, as `hidden_states`."""
-        pairs = list(range(len(input_ids) // 2))
-        return self._compute(causal_lm, input_ids, attention_mask, lambda: pairs * 2)
+        """Return `hidden_states` of 2 n texts, where texts i and n + i are a pair."""
+        return self._compute(causal_lm, input_ids, attention_mask, in_pairs=True)
 
     def neighbours(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the hidden states of texts that may begin like their neighbours, as `hidden_states`."""
+        """Return `hidden_states` of texts that may begin like the texts before them."""
+        return self._compute(causal_lm, input_ids, attention_mask, in_pairs=False)
 
-        def find() -> list[int]:
-            # Rows of stacked adapters belong to clients by their number, which this changes.
-            if len(input_ids) < 2 or _is_stacked(causal_lm):
-                return [*range(len(input_ids))]
-            return find_neighbours(input_ids, attention_mask)
-
-        return self._compute(causal_lm, input_ids, attention_mask, find)
-
-    def _compute(
-        self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, find: Callable[[], list[int]]
-    ) -> Tensor:
+    def _compute(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool) -> Tensor:
         packed = None
-        # A batch without weights is counted, not computed: a cost does not depend on which texts are alike.
+        # A batch is counted without weights, and its cost must not depend on which texts are alike.
         if self.setting == "auto" and self._takes_mask is not False and causal_lm.device.type != "meta":
-            packed = self._pack(causal_lm, input_ids, attention_mask, find)
+            packed = self._pack(causal_lm, input_ids, attention_mask, in_pairs)
         if packed is None:
             return hidden_states(causal_lm, input_ids, attention_mask)
         return _compute_packed(causal_lm, packed)
 
     def _pack(
-        self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, find: Callable[[], list[int]]
+        self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool
     ) -> Packed | None:
         """Return the shared rows; None where they do not pay, or cannot be computed."""
-        tokens, config = input_ids.shape[1], causal_lm.config.get_text_config()
-        if tokens <= LEAST_SHARED or bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
-            return None  # short, or not padded on the right
-        layout = plan(input_ids, attention_mask, find())
-        if not pays(len(input_ids), tokens, layout, config.hidden_size):
+        texts, tokens = input_ids.shape
+        if texts < 2 or tokens <= LEAST_SHARED:
             return None
-        if reason := _refuse(causal_lm, config, tokens, layout.width):
+        if bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any() | (attention_mask[:, 0] == 0).any()):
+            return None  # padded on the left
+        rows = [*range(texts // 2)] * 2 if in_pairs else find_neighbours(input_ids, attention_mask)
+        layout, config = plan(input_ids, attention_mask, rows), causal_lm.config.get_text_config()
+        if not pays(texts, tokens, layout, config.hidden_size):
+            return None
+        if not in_pairs and _is_stacked(causal_lm):
+            reason = "texts of clients side by side have a row each, by which their adapters tell them apart"
+        else:
+            reason = _explain_limit(config, tokens, layout.width) or _explain_dropout(causal_lm)
+        if reason:
             self._say(reason)
             return None
         packed = pack(input_ids, layout)
         if self._takes_mask is None:
-            difference = _compare(causal_lm, input_ids, attention_mask, packed, layout)
+            difference = _compare(causal_lm, input_ids, attention_mask, packed)
             self._takes_mask = not difference
-            if difference:
-                self._say(f"{config.model_type} {difference}: prompts are computed once per text")
-            else:
-                shares = f"{layout.count} x {layout.width} tokens in place of {len(input_ids)} x {tokens}"
-                self._say(f"texts that begin alike share a row ({shares} in the first batch)")
+            shares = f"{layout.count} x {layout.width} tokens in place of {texts} x {tokens}"
+            self._say(
+                f"{config.model_type} {difference}, so each text has a row"
+                if difference
+                else f"texts that begin alike share a row, in the first batch {shares}"
+            )
         return packed if self._takes_mask else None
 
     def _say(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
-            rank_zero_info(f"prefix: auto: {line}")
+            rank_zero_info(f"prefix=auto: {line}")
 
 
 def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
@@ -251,36 +247,28 @@ def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
     return shared <= LARGEST_COST * separate
 
 
-def _refuse(causal_lm: nn.Module, config: Any, tokens: int, width: int) -> str:
-    """Return why rows cannot be shared, empty where they can.
+def _explain_limit(config: Any, tokens: int, width: int) -> str:
+    """Return why texts or rows are too long, empty where they are not.
 
-    Masks of windows and chunks would replace the block mask or be replaced by it; texts within one window have none. Some
-    architectures cut masks by column, of which they have as many as positions.
+    Within one window or chunk of attention, texts need no mask but the block mask. Some architectures cut their masks by
+    column, and have one column per position.
     """
-    for name, length in (
-        ("sliding_window", tokens),
-        ("attention_chunk_size", tokens),
-        ("window_size", width),
-        ("max_position_embeddings", width),
-    ):
+    lengths = {"sliding_window": tokens, "attention_chunk_size": tokens}
+    for name, length in (lengths | {"window_size": width, "max_position_embeddings": width}).items():
         limit = getattr(config, name, None)
         if isinstance(limit, int) and length > limit:
-            return f"no shared rows for texts beyond {name}={limit}"
-    rates = (_active_rate(layer) for layer in causal_lm.modules())
-    if rate := max(rates, default=0.0):
-        return (
-            f"dropout of {rate:g} draws for each text, so training computes prompts once per text; with lora_dropout=0 "
-            "they share rows"
-        )
+            return f"texts or shared rows longer than the model's {name}={limit} have a row each"
     return ""
 
 
-def _active_rate(layer: nn.Module) -> float:
-    if not layer.training:
-        return 0.0
-    if isinstance(layer, SeededDropout):
-        return layer.rate
-    return layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else 0.0
+def _explain_dropout(causal_lm: nn.Module) -> str:
+    """Return that dropout is on, which draws for each row; empty where it is off."""
+    layers = [layer for layer in causal_lm.modules() if layer.training]
+    rates = [layer.rate for layer in layers if isinstance(layer, SeededDropout)]
+    rates += [layer.p for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    if not (rate := max(rates, default=0.0)):
+        return ""
+    return f"dropout of {rate:g} draws for each text: in training each has a row, and shares it with lora_dropout=0"
 
 
 def _is_stacked(causal_lm: nn.Module) -> bool:
@@ -290,31 +278,25 @@ def _is_stacked(causal_lm: nn.Module) -> bool:
 
 def _compute_packed(causal_lm: Any, packed: Packed) -> Tensor:
     mask = packed.allowed
-    if causal_lm.config._attn_implementation != "sdpa":  # what is not allowed is added to the scores
+    if causal_lm.config._attn_implementation != "sdpa":  # these add the mask to the scores
         mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     return packed.unpack(hidden_states(causal_lm, packed.input_ids, mask, packed.position_ids))
 
 
 @torch.no_grad()
-def _compare(
-    causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: Packed, layout: Layout
-) -> str:
-    """Return how both forms differ in tokens after the shared ones, empty where they agree."""
-    expected = hidden_states(causal_lm, input_ids, attention_mask)
+def _compare(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: Packed) -> str:
+    """Return how both forms differ, empty where they agree up to rounding."""
+    used = attention_mask.bool()
+    expected = hidden_states(causal_lm, input_ids, attention_mask)[used]
     try:
-        found = _compute_packed(causal_lm, packed)
+        found = _compute_packed(causal_lm, packed)[used]
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         return f"does not compute shared rows ({type(error).__name__})"
-    places = torch.arange(input_ids.shape[1], device=input_ids.device)
-    rest = (places >= layout.shared[:, None]) & attention_mask.bool()
-    if not bool(rest.any()):
-        return ""
-    apart = (found[rest].double() - expected[rest].double()).norm(dim=-1) / expected[rest].double().norm(
-        dim=-1
-    )
+    apart = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     largest = float(apart.max())
-    if largest <= _TOLERANCES.get(expected.dtype, _ROUNDED):
+    # Rounding to 16 bits adds up over the layers.
+    if largest <= (0.1 if expected.dtype.itemsize == 2 else 1e-3):
         return ""
     return f"computes other hidden states in shared rows (apart by {largest:.2g})"
