@@ -24,8 +24,7 @@ from fedlight.modules.language import adapter_folders, adapters, base_model, che
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
 from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
-from fedlight.modules.language.readout import check_readout
-from fedlight.modules.language.shared_prefix import SharedPrefix
+from fedlight.modules.language.readout import SharedPrefix, check_readout
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.stacking.dropout import DropoutMasks, seed_dropout
 from fedlight.stacking.stacked_adapters import StackedAdapters

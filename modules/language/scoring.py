@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedlight.evaluation.tasks.model import Likelihood
-from fedlight.modules.language.readout import HiddenStates, head_logits, hidden_states
-from fedlight.modules.language.shared_prefix import LEAST_SHARED, SharedPrefix
+from fedlight.modules.language.readout import HiddenStates, SharedPrefix, head_logits, hidden_states
 from fedlight.pretrained.openings import opening_ids
+from fedlight.stacking.shared_rows import LEAST_SHARED
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 

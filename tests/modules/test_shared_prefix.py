@@ -13,9 +13,9 @@ from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
 from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
 from fedlight.modules.functional import IGNORED
-from fedlight.modules.language.readout import hidden_states
-from fedlight.modules.language.shared_prefix import LEAST_SHARED, SharedPrefix, pays, plan
+from fedlight.modules.language.readout import SharedPrefix, hidden_states
 from fedlight.stacking import StackedAdapters
+from fedlight.stacking.shared_rows import LEAST_SHARED, pays, plan
 
 SIZES = {
     "vocab_size": 97,
@@ -86,7 +86,7 @@ def make_pairs(**changes) -> dict:
 @pytest.fixture
 def said(monkeypatch):
     lines = []
-    monkeypatch.setattr("fedlight.modules.language.shared_prefix.rank_zero_info", lines.append)
+    monkeypatch.setattr("fedlight.modules.language.readout.rank_zero_info", lines.append)
     return lines
 
 
@@ -99,7 +99,7 @@ def widths(monkeypatch):
         shapes.append(tuple(input_ids.shape))
         return hidden_states(causal_lm, input_ids, *rest)
 
-    monkeypatch.setattr("fedlight.modules.language.shared_prefix.hidden_states", compute)
+    monkeypatch.setattr("fedlight.modules.language.readout.hidden_states", compute)
     return shapes
 
 
@@ -155,16 +155,18 @@ def test_an_architecture_without_block_masks_keeps_a_row_per_text(kind, said, wi
     assert said[0].endswith("so each text has a row")
 
 
-def test_texts_padded_on_the_left_and_texts_beyond_a_window_have_a_row_each(said, widths):
-    texts = make_texts()
-    ids, mask = texts["input_ids"].flip(1), texts["attention_mask"].flip(1)
-    SharedPrefix("auto").pairs(make_model(CONFIGS["llama"]()), ids, mask)
-    assert widths == [(4, 130)]
+def test_other_padding_and_texts_beyond_a_window_have_a_row_each(said, widths):
+    texts, model = make_texts(), make_model(CONFIGS["llama"]())
+    SharedPrefix("auto").pairs(model, texts["input_ids"].flip(1), texts["attention_mask"].flip(1))
+    holes = texts["attention_mask"].clone()
+    holes[:, 85] = 0
+    SharedPrefix("auto").pairs(model, texts["input_ids"], holes)
+    assert widths == [(4, 130)] * 2
     assert not said
     config = CONFIGS["gemma3"]()
     config.sliding_window = 129
     SharedPrefix("auto").pairs(make_model(config), texts["input_ids"], texts["attention_mask"])
-    assert widths == [(4, 130)] * 2
+    assert widths == [(4, 130)] * 3
     assert "sliding_window=129" in said[0]
 
 
@@ -238,11 +240,13 @@ def test_both_orders_of_a_selector(long_llama, said, widths):
 def test_continuations_of_one_prompt(long_llama, widths):
     prompts = ["the cat sat on the mat. " * 12, "a dog ran to the park: B " * 12, "a short one"]
     texts = [[" a dog", " the cat sat", " day after day"], [" A warm", " B soft ones"], [" A mat", " a park"]]
-    expected = ready(SFTModule, long_llama, "off").log_likelihoods(prompts, texts)
-    computed = [rows * tokens for rows, tokens in widths]
-    widths.clear()
-    found = ready(SFTModule, long_llama).log_likelihoods(prompts, texts)
-    assert sum(rows * tokens for rows, tokens in widths[2:]) < 0.6 * sum(computed)
+    plain, module = ready(SFTModule, long_llama, "off"), ready(SFTModule, long_llama)
+    widths.clear()  # of checks when a model is loaded
+    expected, found = (one.log_likelihoods(prompts, texts) for one in (plain, module))
+    rows, columns = widths.pop()
+    assert widths[0] == widths[1] == (7, 100)  # in a row each, and again for the comparison
+    assert rows == 3  # one for each prompt
+    assert rows * columns < 0.5 * 7 * 100
     for own, wanted in zip(found, expected, strict=True):
         for one, other in zip(own, wanted, strict=True):
             assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)

@@ -11,17 +11,10 @@ https://arxiv.org/abs/2410.20305.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedlight.modules.language.readout import hidden_states
-from fedlight.stacking.dropout import SeededDropout
-from fedlight.support.checks import check_choice
-
-SETTINGS = ("auto", "off")
 LEAST_SHARED = 64
 """Fewest tokens that a text shares, in the mean over a batch, where a row is shared."""
 LARGEST_COST = 0.9
@@ -145,80 +138,6 @@ def find_neighbours(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
     return [0, *begins.cumsum(dim=0).tolist()]
 
 
-class SharedPrefix:
-    """Hidden states of a batch, from shared rows where they save time and from a row per text elsewhere.
-
-    The first time that a row would be shared both forms are computed. Where they differ, because the architecture takes no
-    such mask or no positions, the module keeps to a row per text.
-
-    Args:
-        setting: ``auto``, or ``off`` for a row per text.
-
-    Raises:
-        ValueError: the setting is unknown.
-    """
-
-    def __init__(self, setting: str) -> None:
-        check_choice("prefix", setting, SETTINGS)
-        self.setting = setting
-        self._takes_mask: bool | None = None
-        self._said: set[str] = set()
-
-    def pairs(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return `hidden_states` of 2 n texts, where texts i and n + i are a pair."""
-        return self._compute(causal_lm, input_ids, attention_mask, in_pairs=True)
-
-    def neighbours(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return `hidden_states` of texts that may begin like the texts before them."""
-        return self._compute(causal_lm, input_ids, attention_mask, in_pairs=False)
-
-    def _compute(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool) -> Tensor:
-        packed = None
-        # A batch is counted without weights, and its cost must not depend on which texts are alike.
-        if self.setting == "auto" and self._takes_mask is not False and causal_lm.device.type != "meta":
-            packed = self._pack(causal_lm, input_ids, attention_mask, in_pairs)
-        if packed is None:
-            return hidden_states(causal_lm, input_ids, attention_mask)
-        return _compute_packed(causal_lm, packed)
-
-    def _pack(
-        self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool
-    ) -> Packed | None:
-        """Return the shared rows; None where they do not pay, or cannot be computed."""
-        texts, tokens = input_ids.shape
-        if texts < 2 or tokens <= LEAST_SHARED:
-            return None
-        if bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any() | (attention_mask[:, 0] == 0).any()):
-            return None  # padded on the left
-        rows = [*range(texts // 2)] * 2 if in_pairs else find_neighbours(input_ids, attention_mask)
-        layout, config = plan(input_ids, attention_mask, rows), causal_lm.config.get_text_config()
-        if not pays(texts, tokens, layout, config.hidden_size):
-            return None
-        if not in_pairs and _is_stacked(causal_lm):
-            reason = "texts of clients side by side have a row each, by which their adapters tell them apart"
-        else:
-            reason = _explain_limit(config, tokens, layout.width) or _explain_dropout(causal_lm)
-        if reason:
-            self._say(reason)
-            return None
-        packed = pack(input_ids, layout)
-        if self._takes_mask is None:
-            difference = _compare(causal_lm, input_ids, attention_mask, packed)
-            self._takes_mask = not difference
-            shares = f"{layout.count} x {layout.width} tokens in place of {texts} x {tokens}"
-            self._say(
-                f"{config.model_type} {difference}, so each text has a row"
-                if difference
-                else f"texts that begin alike share a row, in the first batch {shares}"
-            )
-        return packed if self._takes_mask else None
-
-    def _say(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            rank_zero_info(f"prefix=auto: {line}")
-
-
 def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
     """Return whether shared rows cost less than a row per text, by a count of multiplications.
 
@@ -245,58 +164,3 @@ def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
         for count, width in ((texts, tokens), (layout.count, layout.width))
     )
     return shared <= LARGEST_COST * separate
-
-
-def _explain_limit(config: Any, tokens: int, width: int) -> str:
-    """Return why texts or rows are too long, empty where they are not.
-
-    Within one window or chunk of attention, texts need no mask but the block mask. Some architectures cut their masks by
-    column, and have one column per position.
-    """
-    lengths = {"sliding_window": tokens, "attention_chunk_size": tokens}
-    for name, length in (lengths | {"window_size": width, "max_position_embeddings": width}).items():
-        limit = getattr(config, name, None)
-        if isinstance(limit, int) and length > limit:
-            return f"texts or shared rows longer than the model's {name}={limit} have a row each"
-    return ""
-
-
-def _explain_dropout(causal_lm: nn.Module) -> str:
-    """Return that dropout is on, which draws for each row; empty where it is off."""
-    layers = [layer for layer in causal_lm.modules() if layer.training]
-    rates = [layer.rate for layer in layers if isinstance(layer, SeededDropout)]
-    rates += [layer.p for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]
-    if not (rate := max(rates, default=0.0)):
-        return ""
-    return f"dropout of {rate:g} draws for each text: in training each has a row, and shares it with lora_dropout=0"
-
-
-def _is_stacked(causal_lm: nn.Module) -> bool:
-    """Return whether `fedlight.stacking.StackedAdapters` computes the adapters now."""
-    return any("forward" in vars(layer) and hasattr(layer, "lora_A") for layer in causal_lm.modules())
-
-
-def _compute_packed(causal_lm: Any, packed: Packed) -> Tensor:
-    mask = packed.allowed
-    if causal_lm.config._attn_implementation != "sdpa":  # these add the mask to the scores
-        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
-    return packed.unpack(hidden_states(causal_lm, packed.input_ids, mask, packed.position_ids))
-
-
-@torch.no_grad()
-def _compare(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: Packed) -> str:
-    """Return how both forms differ, empty where they agree up to rounding."""
-    used = attention_mask.bool()
-    expected = hidden_states(causal_lm, input_ids, attention_mask)[used]
-    try:
-        found = _compute_packed(causal_lm, packed)[used]
-    except torch.OutOfMemoryError:
-        raise
-    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
-        return f"does not compute shared rows ({type(error).__name__})"
-    apart = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
-    largest = float(apart.max())
-    # Rounding to 16 bits adds up over the layers.
-    if largest <= (0.1 if expected.dtype.itemsize == 2 else 1e-3):
-        return ""
-    return f"computes other hidden states in shared rows (apart by {largest:.2g})"
