@@ -87,7 +87,7 @@ def plan(input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int]) -> Layo
     used = attention_mask.bool()
     equal = (input_ids == input_ids[first]) & used & used[first]
     lengths = used.sum(dim=1)
-    # The last token is never shared: every text keeps one by which both forms can be compared.
+    # The last token is never shared, so that both forms can be compared in every text.
     common = equal.long().cumprod(dim=1).sum(dim=1).minimum(lengths - 1)
     shared = torch.where(together, common, input_ids.shape[1]).amin(dim=1)
     rest = torch.where(together, lengths - shared, 0)

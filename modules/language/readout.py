@@ -148,7 +148,7 @@ class SharedPrefix:
 
     def _compute(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool) -> Tensor:
         packed = None
-        # A batch is counted without weights, and its cost must not depend on which texts are alike.
+        # Costs are counted on shapes, and must not depend on which texts are alike.
         if self.setting == "auto" and self._takes_mask is not False and causal_lm.device.type != "meta":
             packed = self._pack(causal_lm, input_ids, attention_mask, in_pairs)
         if packed is None:
