@@ -131,7 +131,7 @@ def make_methods(folder: str, prompt: int, response: int, options: argparse.Name
     ]
     methods = {}
     for name, kind, view, sequences, tokens, new in kinds:
-        module = kind(folder, lora_rank=options.rank, dtype="fp32")
+        module = kind(folder, lora_rank=options.rank, dtype="fp32", prefix="off")
         module.configure_model()
         methods[name] = {
             "step": make_step(module, view, new, prompt, response, options),

@@ -77,7 +77,8 @@ class DPOModule(PairModule):
 
     def pair_log_probs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities of the chosen and the rejected response, ``(batch, 2)``, in one forward pass."""
-        log_probs, _ = response_log_probs(self.causal_lm, join(batch["chosen"], batch["rejected"]))
+        joined = join(batch["chosen"], batch["rejected"])
+        log_probs, _ = response_log_probs(self.causal_lm, joined, self.shared_prefix.pairs)
         return torch.stack(log_probs.sum(dim=1).chunk(2), dim=1)
 
     def reference_log_probs(self, batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import bradley_terry_loss
 from fedlight.modules.language import skeleton
 from fedlight.modules.language.module import Batch
-from fedlight.modules.language.readout import hidden_states
+from fedlight.modules.language.readout import HiddenStates, hidden_states
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
 
@@ -38,11 +38,12 @@ class RewardModule(PairModule):
     def sketch_batch(self, shape: BatchShape) -> Batch:
         return {side: skeleton.make_texts(shape) for side in ("chosen", "rejected")}
 
-    def rewards(self, batch: dict[str, Tensor]) -> Tensor:
+    def rewards(self, batch: dict[str, Tensor], compute: HiddenStates = hidden_states) -> Tensor:
         """Return the reward of each text, ``(batch,)``.
 
         Args:
             batch: ``input_ids`` and ``attention_mask``, ``(batch, tokens)``, padded on the right.
+            compute: function that returns the hidden states of a language model.
         """
         network, mask = self.causal_lm, batch["attention_mask"]
         head = getattr(network, "score", None)
@@ -50,14 +51,15 @@ class RewardModule(PairModule):
             found = network(input_ids=batch["input_ids"], attention_mask=mask).logits
         else:
             # Where padding and end are one token, transformers would read the last token before the end.
-            states, last = hidden_states(network, batch["input_ids"], mask), mask.sum(dim=1) - 1
+            states, last = compute(network, batch["input_ids"], mask), mask.sum(dim=1) - 1
             found = head(states[torch.arange(len(last), device=last.device), last])
         rewards: Tensor = found.float().squeeze(dim=1)
         return rewards
 
     def pair_rewards(self, batch: Batch) -> Tensor:
         """Return the rewards of the chosen and the rejected response, ``(batch, 2)``, in one forward pass."""
-        return torch.stack(self.rewards(join(batch["chosen"], batch["rejected"])).chunk(2), dim=1)
+        joined = join(batch["chosen"], batch["rejected"])
+        return torch.stack(self.rewards(joined, self.shared_prefix.pairs).chunk(2), dim=1)
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return Bradley-Terry loss and accuracy (1 where the chosen reward is higher, 1/2 in a tie), ``(batch,)`` each."""

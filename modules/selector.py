@@ -94,7 +94,8 @@ class SelectorModule(LanguageModule):
             logits: Tensor = self.network(**{name: batch[name] for name in TEXTS if name in batch}).logits
             return logits.float()
         rows = self.choice_rows.to(batch["input_ids"].device)
-        return readout.choice_logits(self.causal_lm, batch["input_ids"], batch["attention_mask"], rows)
+        texts, compute = (batch["input_ids"], batch["attention_mask"]), self.shared_prefix.neighbours
+        return readout.choice_logits(self.causal_lm, *texts, rows, compute)
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Return the logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active adapter stays active."""

@@ -71,7 +71,7 @@ class HarnessModel:
         return getattr(self.module.causal_lm.config, "max_position_embeddings", None) or 2048
 
     def _score(self, texts: Sequence[Scored]) -> list[Any]:
-        return score(self.module.causal_lm, texts, self.batch_size)
+        return score(self.module.causal_lm, texts, self.batch_size, self.module.shared_prefix)
 
 
 def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:

@@ -1,22 +1,42 @@
-"""Logits of a causal language model at the needed positions and tokens only.
+"""Hidden states and logits of a language model, computed only where they are needed.
 
 The output head over the whole vocabulary at every position is often the costliest product of a small model's forward
 pass. A loss on the response needs the head at the response's positions; a choice between two tokens needs two rows of it
-at one position.
+at one position. Tokens that several texts begin with are computed once (`fedlight.stacking.shared_rows`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedlight.modules.functional import IGNORED, token_log_probs
+from fedlight.stacking.dropout import SeededDropout
+from fedlight.stacking.shared_rows import LEAST_SHARED, Packed, find_neighbours, pack, pays, plan
+from fedlight.support.checks import check_choice
+
+HiddenStates = Callable[[Any, Tensor, Tensor], Tensor]
+"""Function of a model, ``input_ids`` and ``attention_mask``, each ``(batch, tokens)``, that returns hidden states."""
 
 
-def hidden_states(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the last layer's normalised output, ``(batch, tokens, hidden)``."""
-    output = causal_lm.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+def hidden_states(
+    causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
+) -> Tensor:
+    """Return the last layer's normalised output, ``(batch, tokens, hidden)``.
+
+    Args:
+        causal_lm: a ``transformers`` model.
+        input_ids: ``(batch, tokens)``.
+        attention_mask: ``(batch, tokens)``, or ``(batch, 1, tokens, tokens)`` with ``position_ids``.
+        position_ids: ``(batch, tokens)``; None for those that the model counts itself.
+    """
+    positions = {} if position_ids is None else {"position_ids": position_ids}
+    output = causal_lm.base_model(
+        input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
+    )
     states: Tensor = output.last_hidden_state
     return states
 
@@ -45,7 +65,13 @@ def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> T
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def choice_logits(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, rows: Tensor) -> Tensor:
+def choice_logits(
+    causal_lm: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    rows: Tensor,
+    compute: HiddenStates = hidden_states,
+) -> Tensor:
     """Return the logits of the tokens ``rows`` after each text, ``(batch, choices)``.
 
     Args:
@@ -53,26 +79,30 @@ def choice_logits(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, row
         input_ids: ``(batch, tokens)``, padded on the right.
         attention_mask: ``(batch, tokens)``.
         rows: ``(choices,)`` token ids.
+        compute: function that returns the hidden states.
     """
-    hidden = hidden_states(causal_lm, input_ids, attention_mask)
+    hidden = compute(causal_lm, input_ids, attention_mask)
     last = attention_mask.sum(dim=1) - 1
     return head_logits(causal_lm, hidden[torch.arange(len(last), device=last.device), last], rows)
 
 
-def response_log_probs(causal_lm: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def response_log_probs(
+    causal_lm: Any, batch: dict[str, Tensor], compute: HiddenStates = hidden_states
+) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each labelled token given the tokens before it.
 
     Args:
         causal_lm: a ``transformers`` model with an output head.
         batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 at
             positions without a label.
+        compute: function that returns the hidden states.
 
     Returns:
         ``(batch, tokens - 1)`` log-probabilities, 0 where there is no label, and the bool mask of labelled tokens.
     """
     labels = batch["labels"][:, 1:]
     scored = labels != IGNORED
-    hidden = hidden_states(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
+    hidden = compute(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
     found = token_log_probs(head_logits(causal_lm, hidden[scored]), labels[scored])
     return torch.zeros(labels.shape, device=found.device).masked_scatter(scored, found), scored
 
@@ -87,3 +117,132 @@ def check_readout(causal_lm: Any, model: str) -> None:
     if not torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
         kind = causal_lm.config.model_type
         raise ValueError(f"model={model!r}: {kind} computes its logits in an unknown way: use another model")
+
+
+class SharedPrefix:
+    """Hidden states of a batch, from shared rows where they save time and from a row per text elsewhere.
+
+    The first time that a row would be shared both forms are computed. Where they differ, because the architecture takes no
+    such mask or no positions, the module keeps to a row per text.
+
+    Args:
+        setting: ``auto``, or ``off`` for a row per text.
+
+    Raises:
+        ValueError: the setting is unknown.
+    """
+
+    def __init__(self, setting: str) -> None:
+        check_choice("prefix", setting, ("auto", "off"))
+        self.setting = setting
+        self._takes_mask: bool | None = None
+        self._said: set[str] = set()
+
+    def pairs(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return `hidden_states` of 2 n texts, where texts i and n + i are a pair."""
+        return self._compute(causal_lm, input_ids, attention_mask, in_pairs=True)
+
+    def neighbours(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return `hidden_states` of texts that may begin like the texts before them."""
+        return self._compute(causal_lm, input_ids, attention_mask, in_pairs=False)
+
+    def _compute(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool) -> Tensor:
+        packed = None
+        # Costs are counted on shapes, and must not depend on which texts are alike.
+        if self.setting == "auto" and self._takes_mask is not False and causal_lm.device.type != "meta":
+            packed = self._pack(causal_lm, input_ids, attention_mask, in_pairs)
+        if packed is None:
+            return hidden_states(causal_lm, input_ids, attention_mask)
+        return _compute_packed(causal_lm, packed)
+
+    def _pack(
+        self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool
+    ) -> Packed | None:
+        """Return the shared rows; None where they do not pay, or cannot be computed."""
+        texts, tokens = input_ids.shape
+        if texts < 2 or tokens <= LEAST_SHARED:
+            return None
+        if bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any() | (attention_mask[:, 0] == 0).any()):
+            return None  # padded on the left
+        rows = [*range(texts // 2)] * 2 if in_pairs else find_neighbours(input_ids, attention_mask)
+        layout, config = plan(input_ids, attention_mask, rows), causal_lm.config.get_text_config()
+        if not pays(texts, tokens, layout, config.hidden_size):
+            return None
+        if not in_pairs and _is_stacked(causal_lm):
+            reason = "texts of clients side by side have a row each, by which their adapters tell them apart"
+        else:
+            reason = _explain_limit(config, tokens, layout.width) or _explain_dropout(causal_lm)
+        if reason:
+            self._say(reason)
+            return None
+        packed = pack(input_ids, layout)
+        if self._takes_mask is None:
+            difference = _compare(causal_lm, input_ids, attention_mask, packed)
+            self._takes_mask = not difference
+            shares = f"{layout.count} x {layout.width} tokens in place of {texts} x {tokens}"
+            self._say(
+                f"{config.model_type} {difference}, so each text has a row"
+                if difference
+                else f"texts that begin alike share a row, in the first batch {shares}"
+            )
+        return packed if self._takes_mask else None
+
+    def _say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            rank_zero_info(f"prefix=auto: {line}")
+
+
+def _explain_limit(config: Any, tokens: int, width: int) -> str:
+    """Return why texts or rows are too long, empty where they are not.
+
+    Within one window or chunk of attention, texts need no mask but the block mask. Some architectures cut their masks by
+    column, and have one column per position.
+    """
+    lengths = {"sliding_window": tokens, "attention_chunk_size": tokens}
+    for name, length in (lengths | {"window_size": width, "max_position_embeddings": width}).items():
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and length > limit:
+            return f"texts or shared rows longer than the model's {name}={limit} have a row each"
+    return ""
+
+
+def _explain_dropout(causal_lm: nn.Module) -> str:
+    """Return that dropout is on, which draws for each row; empty where it is off."""
+    layers = [layer for layer in causal_lm.modules() if layer.training]
+    rates = [layer.rate for layer in layers if isinstance(layer, SeededDropout)]
+    rates += [layer.p for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    if not (rate := max(rates, default=0.0)):
+        return ""
+    return f"dropout of {rate:g} draws for each text: in training each has a row, and shares it with lora_dropout=0"
+
+
+def _is_stacked(causal_lm: nn.Module) -> bool:
+    """Return whether `fedlight.stacking.StackedAdapters` computes the adapters now."""
+    return any("forward" in vars(layer) and hasattr(layer, "lora_A") for layer in causal_lm.modules())
+
+
+def _compute_packed(causal_lm: Any, packed: Packed) -> Tensor:
+    mask = packed.allowed
+    if causal_lm.config._attn_implementation != "sdpa":  # these add the mask to the scores
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    return packed.unpack(hidden_states(causal_lm, packed.input_ids, mask, packed.position_ids))
+
+
+@torch.no_grad()
+def _compare(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: Packed) -> str:
+    """Return how both forms differ, empty where they agree up to rounding."""
+    used = attention_mask.bool()
+    expected = hidden_states(causal_lm, input_ids, attention_mask)[used]
+    try:
+        found = _compute_packed(causal_lm, packed)[used]
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
+        return f"does not compute shared rows ({type(error).__name__})"
+    apart = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    largest = float(apart.max())
+    # Rounding to 16 bits adds up over the layers.
+    if largest <= (0.1 if expected.dtype.itemsize == 2 else 1e-3):
+        return ""
+    return f"computes other hidden states in shared rows (apart by {largest:.2g})"

@@ -5,15 +5,16 @@ token across it belongs to the continuation. Continuations that differ in their 
 multiple-choice question) are computed in one pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlight.evaluation.tasks.model import Likelihood
-from fedlight.modules.language.readout import head_logits, hidden_states
+from fedlight.modules.language.readout import HiddenStates, SharedPrefix, head_logits, hidden_states
 from fedlight.pretrained.openings import opening_ids
+from fedlight.stacking.shared_rows import LEAST_SHARED
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 
@@ -31,6 +32,7 @@ def log_likelihoods(
     prompts: Sequence[str],
     continuations: Sequence[Sequence[str]],
     batch_size: int = 16,
+    shared_prefix: SharedPrefix | None = None,
 ) -> list[list[Likelihood]]:
     """Return how likely each continuation is after its prompt.
 
@@ -41,6 +43,7 @@ def log_likelihoods(
         continuations: per prompt its continuations, with the blank between the two; a continuation that begins with a blank
             has the same tokens after an empty prompt as after another.
         batch_size: texts per forward pass.
+        shared_prefix: computes continuations of one prompt in one row where that saves time; None: each in a row.
 
     Returns:
         Per prompt a likelihood for each continuation.
@@ -49,11 +52,13 @@ def log_likelihoods(
         ValueError: a continuation is empty, or a text does not fit into the model.
     """
     pairs = [(prompt, one) for prompt, own in zip(prompts, continuations, strict=True) for one in own]
-    each = iter(score(causal_lm, encode_continuations(tokenizer, pairs), batch_size))
+    each = iter(score(causal_lm, encode_continuations(tokenizer, pairs), batch_size, shared_prefix))
     return [[next(each) for _ in own] for own in continuations]
 
 
-def score(causal_lm: Any, texts: Sequence[Scored], batch_size: int) -> list[Likelihood]:
+def score(
+    causal_lm: Any, texts: Sequence[Scored], batch_size: int, shared_prefix: SharedPrefix | None = None
+) -> list[Likelihood]:
     """Return how likely the scored part of each text, which may not begin at its first token, is after the rest.
 
     Raises:
@@ -63,12 +68,15 @@ def score(causal_lm: Any, texts: Sequence[Scored], batch_size: int) -> list[Like
     by_input: dict[tuple[int, ...], list[int]] = {}
     for index, text in enumerate(texts):
         by_input.setdefault(tuple(text.ids[:-1]), []).append(index)
-    inputs = sorted(by_input, key=len, reverse=True)
+    starts = {ids: texts[own[0]].start for ids, own in by_input.items()}
+    shares = shared_prefix is not None and shared_prefix.setting == "auto"
+    inputs = _order(starts, LEAST_SHARED if shares else None)
+    compute = hidden_states if shared_prefix is None else shared_prefix.neighbours
     found: dict[int, Likelihood] = {}
     with eval_mode(causal_lm), torch.no_grad():
         for at in range(0, len(inputs), batch_size):
             batch = inputs[at : at + batch_size]
-            for ids, hidden in zip(batch, _compute_hidden(causal_lm, batch), strict=True):
+            for ids, hidden in zip(batch, _compute_hidden(causal_lm, batch, compute), strict=True):
                 first = min(texts[index].start for index in by_input[ids])
                 log_probs = head_logits(causal_lm, hidden[first - 1 : len(ids)]).log_softmax(dim=-1)
                 for index in by_input[ids]:
@@ -79,6 +87,20 @@ def score(causal_lm: Any, texts: Sequence[Scored], batch_size: int) -> list[Like
                     greedy = bool((own.argmax(dim=1) == wanted).all())
                     found[index] = Likelihood(log_prob, len(wanted), greedy)
     return [found[index] for index in range(len(texts))]
+
+
+def _order(starts: Mapping[tuple[int, ...], int], least_shared: int | None) -> list[tuple[int, ...]]:
+    """Return inputs, the longest first, but those after one prompt of ``least_shared`` tokens as neighbours.
+
+    Args:
+        starts: token ids of each input -> the place where its scored part begins.
+        least_shared: None to leave prompts aside.
+    """
+    groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for ids, start in starts.items():
+        alike = least_shared is not None and start >= least_shared
+        groups.setdefault(ids[:start] if alike else ids, []).append(ids)
+    return [ids for own in sorted(groups.values(), key=lambda own: -max(map(len, own))) for ids in own]
 
 
 def free_energies(
@@ -173,9 +195,11 @@ def _check_lengths(causal_lm: Any, texts: Sequence[Scored]) -> None:
         )
 
 
-def _compute_hidden(causal_lm: Any, batch: Sequence[Sequence[int]]) -> Tensor:
+def _compute_hidden(
+    causal_lm: Any, batch: Sequence[Sequence[int]], compute: HiddenStates = hidden_states
+) -> Tensor:
     """Return hidden states of texts padded on the right, ``(batch, tokens, hidden)``."""
     width = max(map(len, batch))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in batch], device=causal_lm.device)
     lengths = torch.tensor([len(row) for row in batch], device=causal_lm.device)
-    return hidden_states(causal_lm, ids, (torch.arange(width, device=ids.device) < lengths[:, None]).long())
+    return compute(causal_lm, ids, (torch.arange(width, device=ids.device) < lengths[:, None]).long())

@@ -77,6 +77,11 @@ def other_llama(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
+def long_llama(tmp_path_factory) -> str:
+    return make_llama(tmp_path_factory.mktemp("long"), seed=0, max_position_embeddings=512)
+
+
+@pytest.fixture(scope="session")
 def larger_llama(tmp_path_factory) -> str:
     """Heads of 64 numbers, as kernels on GPUs want them."""
     sizes = {"hidden_size": 256, "max_position_embeddings": 128}

@@ -1,0 +1,32 @@
+"""benchmarks/shared_prefix.py with a tiny model."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from fedlight.toy import MODEL
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_both_ways_compute_the_same(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("shared_prefix", ROOT / "benchmarks/shared_prefix.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(benchmark, "VOCABULARY", len(tokenizer))
+    file = tmp_path / "found.json"
+    options = ["--sizes=120x20", "--dtypes=fp32", "--steps=1", f"--json={file}"]
+    benchmark.main([f"--model={tmp_path / 'model'}", *options])
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["work"] for row in rows] == [f"{work}, 120 + 20" for work in benchmark.WORKS]
+    for row in rows:
+        assert row["apart"] < 1e-4
+        assert row["ratio"] == pytest.approx(row["shared"] / row["plain"])

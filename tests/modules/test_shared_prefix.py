@@ -1,0 +1,302 @@
+"""Texts that share a row, against a row per text: hidden states, losses, gradients, and when rows are shared."""
+
+from functools import partial
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from fedlight import Partition
+from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.devices.cost import CostMeter
+from fedlight.devices.shape import BatchShape
+from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
+from fedlight.modules.functional import IGNORED
+from fedlight.modules.language.readout import SharedPrefix, hidden_states
+from fedlight.stacking import StackedAdapters
+from fedlight.stacking.shared_rows import LEAST_SHARED, pays, plan
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+GATED = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2}
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**GATED),
+    "gpt2": lambda: transformers.GPT2Config(**GPT2),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**GATED, head_dim=8, sliding_window=160),
+    "qwen3": lambda: transformers.Qwen3Config(**GATED, head_dim=8),
+    "opt": lambda: transformers.OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES, intermediate_size=64),
+}
+OTHERS = {  # positions by distance, positions by the mask, no attention
+    "mpt": lambda: transformers.MptConfig(vocab_size=97, d_model=32, n_layers=2, n_heads=4, max_seq_len=256),
+    "bloom": lambda: transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4),
+    "mamba": lambda: transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2),
+}
+
+
+def make_model(config):
+    config.initializer_range = 0.2
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    for layer in model.modules():
+        if type(layer).__name__.endswith("RMSNorm"):
+            layer.forward = partial(normalise, layer)
+    return model
+
+
+def normalise(layer, x):
+    """RMSNorm in fp64, which transformers computes in fp32 whatever the model's type."""
+    eps = layer.eps if hasattr(layer, "eps") else layer.variance_epsilon
+    weight = layer.weight + 1 if type(layer).__name__.startswith("Gemma") else layer.weight
+    return weight * x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+
+
+def make_texts(prompts=(70, 80), rests=((40, 50), (30, 17)), vocabulary=97, seed=0) -> dict[str, Tensor]:
+    """Return texts of unlike lengths, padded on the right: those of the first rests, then those of the second."""
+    stream = torch.Generator().manual_seed(seed)
+    starts = [torch.randint(5, vocabulary, (length,), generator=stream) for length in prompts]
+    rows = [
+        torch.cat([start, torch.randint(5, vocabulary, (length,), generator=stream)])
+        for own in rests
+        for start, length in zip(starts, own, strict=True)
+    ]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    lengths = torch.tensor(prompts).repeat(len(rests))[:, None]
+    labels = torch.where(mask.bool() & (torch.arange(ids.shape[1]) >= lengths), ids, IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def make_pairs(**changes) -> dict:
+    texts = make_texts(vocabulary=320, **changes)
+    halves = zip(*(part.chunk(2) for part in texts.values()), strict=True)
+    return {
+        side: dict(zip(texts, half, strict=True))
+        for side, half in zip(("chosen", "rejected"), halves, strict=True)
+    }
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr("fedlight.modules.language.readout.rank_zero_info", lines.append)
+    return lines
+
+
+@pytest.fixture
+def widths(monkeypatch):
+    """Shapes of all ids that a model has computed."""
+    shapes = []
+
+    def compute(causal_lm, input_ids, *rest):
+        shapes.append(tuple(input_ids.shape))
+        return hidden_states(causal_lm, input_ids, *rest)
+
+    monkeypatch.setattr("fedlight.modules.language.readout.hidden_states", compute)
+    return shapes
+
+
+def ready(kind, folder, prefix="auto", **settings):
+    """Return a module whose adapter is not at its start."""
+    module = kind(folder, **{"lora_dropout": 0.0, "dtype": "fp32", "prefix": prefix, **settings})
+    module.configure_model()
+    stream = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, weight in module.state_dict().items():
+            if "lora_B" in name:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=stream))
+    return module.train()
+
+
+@pytest.mark.parametrize("form", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_shared_rows_equal_a_row_per_text(kind, form, widths):
+    config = CONFIGS[kind]()
+    config._attn_implementation = form
+    model, texts = make_model(config), make_texts()
+    given, scored = (texts["input_ids"], texts["attention_mask"]), texts["attention_mask"].bool()
+    goal = torch.randn(4, 130, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    shared, found = SharedPrefix("auto"), {}
+    for way in (hidden_states, shared.pairs, shared.pairs):
+        model.zero_grad()
+        states = way(model, *given)
+        (states * goal)[scored].sum().backward()
+        weights = model.named_parameters()
+        found[way] = states[scored], {n: w.grad.clone() for n, w in weights if w.grad is not None}
+    # One row for each pair: 70 + 40 + 30 and 80 + 50 + 17 tokens, after a comparison in both forms.
+    assert widths == [(4, 130), (2, 147), (2, 147), (2, 147)]
+    # Eager attention computes its softmax in fp32 whatever the model's type.
+    tolerance = {"rtol": 1e-10, "atol": 1e-10} if form == "sdpa" else {"rtol": 1e-4, "atol": 1e-4}
+    for (states, gradients), (expected, wanted) in [(found[shared.pairs], found[hidden_states])]:
+        torch.testing.assert_close(states, expected, **tolerance)
+        assert gradients.keys() == wanted.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, wanted[name], **tolerance)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_an_architecture_without_block_masks_keeps_a_row_per_text(kind, said, widths):
+    model, texts = make_model(OTHERS[kind]()), make_texts()
+    given, shared = (texts["input_ids"], texts["attention_mask"]), SharedPrefix("auto")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(shared.pairs(model, *given), hidden_states(model, *given))
+    assert widths[-1] == (4, 130)
+    assert len(widths) == 4  # both forms once, then the plain one twice
+    assert len(said) == 1
+    assert kind in said[0]
+    assert said[0].endswith("so each text has a row")
+
+
+def test_other_padding_and_texts_beyond_a_window_have_a_row_each(said, widths):
+    texts, model = make_texts(), make_model(CONFIGS["llama"]())
+    SharedPrefix("auto").pairs(model, texts["input_ids"].flip(1), texts["attention_mask"].flip(1))
+    holes = texts["attention_mask"].clone()
+    holes[:, 85] = 0
+    SharedPrefix("auto").pairs(model, texts["input_ids"], holes)
+    assert widths == [(4, 130)] * 2
+    assert not said
+    config = CONFIGS["gemma3"]()
+    config.sliding_window = 129
+    SharedPrefix("auto").pairs(make_model(config), texts["input_ids"], texts["attention_mask"])
+    assert widths == [(4, 130)] * 3
+    assert "sliding_window=129" in said[0]
+
+
+@pytest.mark.parametrize("kind", [DPOModule, RewardModule])
+def test_pairs_of_a_module(kind, long_llama, widths):
+    batch, found = make_pairs(), []
+    for prefix in ("off", "auto"):
+        module = ready(kind, long_llama, prefix)
+        if kind is DPOModule:  # the reference as well
+            found += [module.reference_log_probs(batch)]
+        losses = module.example_losses(batch)
+        losses.sum().backward()
+        trained = (weight.grad.flatten() for weight in module.parameters() if weight.requires_grad)
+        found += [losses.detach(), torch.cat([*trained])]
+    half = len(found) // 2
+    assert widths.count((2, 147)) == half  # a comparison, and the passes of the policy and the reference
+    for expected, values in zip(found[:half], found[half:], strict=True):
+        torch.testing.assert_close(values, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_pairs_of_clients_side_by_side(long_llama, widths):
+    batch, module = make_pairs(), ready(DPOModule, long_llama)
+    reference = module.reference_pass(batch)
+    alone = [
+        module.pair_metrics({s: {n: v[k : k + 1] for n, v in part.items()} for s, part in batch.items()}, row)
+        for k, row in enumerate(reference.split(1))
+    ]
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    stacked = StackedAdapters(module, trained)
+    stacked.enter([{}, {}], [None, None])
+    stacked.set_rows([1, 1], [3, 4])
+    together = module.pair_metrics(batch, reference)["loss"].detach()
+    stacked.leave()
+    assert widths[-1] == (2, 147)
+    expected = torch.cat([one["loss"].detach() for one in alone])
+    torch.testing.assert_close(together, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_in_training_keeps_a_row_per_text(long_llama, said):
+    batch, losses = make_pairs(), []
+    for prefix in ("off", "auto"):
+        module = ready(DPOModule, long_llama, prefix, lora_dropout=0.3)
+        with module.dropout_masks.seeded(5):
+            losses.append([module.pair_log_probs(batch).detach() for _ in range(2)])
+    assert all(torch.equal(one, other) for one, other in zip(*losses, strict=True))
+    assert len(said) == 1
+    assert "dropout of 0.3" in said[0]
+    assert "lora_dropout=0" in said[0]
+    module.reference_pass(batch)  # which has no dropout
+    assert "in the first batch 2 x 147 tokens in place of 4 x 130" in said[1]
+
+
+def test_both_orders_of_a_selector(long_llama, said, widths):
+    texts = make_texts(prompts=(90, 100), rests=((20, 30), (30, 20)), vocabulary=320)
+    order = torch.tensor([0, 2, 1, 3])  # both orders of a comparison are neighbours
+    batch = {name: part[order] for name, part in texts.items()} | {"labels": torch.tensor([0, 1, 0, 1])}
+    expected = ready(SelectorModule, long_llama, "off").choice_logits(batch)
+    module = ready(SelectorModule, long_llama)
+    torch.testing.assert_close(module.choice_logits(batch), expected, rtol=1e-4, atol=1e-4)
+    assert widths[-1] == (2, 150)
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    stacked = StackedAdapters(module, trained)
+    stacked.enter([{}, {}], [None, None])
+    stacked.set_rows([2, 2], [3, 4])
+    torch.testing.assert_close(module.choice_logits(batch), expected, rtol=1e-4, atol=1e-4)
+    stacked.leave()
+    assert widths[-1] == (4, 130)
+    assert "side by side" in said[-1]
+
+
+def test_continuations_of_one_prompt(long_llama, widths):
+    prompts = ["the cat sat on the mat. " * 12, "a dog ran to the park: B " * 12, "a short one"]
+    texts = [[" a dog", " the cat sat", " day after day"], [" A warm", " B soft ones"], [" A mat", " a park"]]
+    plain, module = ready(SFTModule, long_llama, "off"), ready(SFTModule, long_llama)
+    widths.clear()  # of checks when a model is loaded
+    expected, found = (one.log_likelihoods(prompts, texts) for one in (plain, module))
+    rows, columns = widths.pop()
+    assert widths[0] == widths[1] == (7, 100)  # in a row each, and again for the comparison
+    assert rows == 3  # one for each prompt
+    assert rows * columns < 0.5 * 7 * 100
+    for own, wanted in zip(found, expected, strict=True):
+        for one, other in zip(own, wanted, strict=True):
+            assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
+            assert (one.tokens, one.greedy) == (other.tokens, other.greedy)
+
+
+def test_the_counted_cost_is_that_of_a_row_per_text(long_llama):
+    shape = BatchShape(examples=2, tokens=130, responses=40)
+    auto, off = (
+        CostMeter(ready(DPOModule, long_llama, prefix).skeleton()).cost(shape) for prefix in ("auto", "off")
+    )
+    assert auto == off
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rest", "expected"), [(140, 44, True), (63, 10, False), (70, 300, False), (400, 1500, False)]
+)
+def test_rows_are_shared_where_that_saves_time(prompt, rest, expected):
+    texts = make_texts(prompts=(prompt,), rests=((rest,), (rest,)))
+    layout = plan(texts["input_ids"], texts["attention_mask"], [0, 0])
+    assert layout.width == prompt + 2 * rest
+    assert pays(2, prompt + rest, layout, hidden_size=576) is expected
+
+
+def test_rows_of_many_long_rests_do_not_pay():
+    # 11 x 410 = 4,510 tokens become 3,110, but attention sees 3,110^2 pairs instead of 11 x 410^2 = 1,360^2.
+    texts = make_texts(prompts=(140,), rests=((270,),) * 11)
+    layout = plan(texts["input_ids"], texts["attention_mask"], [0] * 11)
+    assert layout.width == 140 + 11 * 270
+    assert not pays(11, 410, layout, hidden_size=64)
+    assert pays(11, 410, layout, hidden_size=4096)
+
+
+@pytest.mark.slow
+def test_the_embedded_world_has_shorter_prompts():
+    data = PreferenceDataModule(
+        source="toy:votes",
+        view="dpo",
+        columns={name: name for name in ("prompt", "response_a", "response_b", "choice", "client")},
+        choice_values={"a": "a", "b": "b", "tie": "tie"},
+        generation_template="toy_generation",
+        tokenizer="toy",
+        max_tokens=128,
+        partition=Partition("client", min_size=1),
+    )
+    data.prepare_data()
+    data.setup("fit")
+    assert max(data.train_set[index]["chosen"]["prompt_length"] for index in range(300)) < LEAST_SHARED
+
+
+def test_an_unknown_setting_is_refused(long_llama):
+    with pytest.raises(ValueError, match="prefix='on'"):
+        DPOModule(long_llama, prefix="on")
