@@ -10,7 +10,6 @@ Run: OMP_NUM_THREADS=1 python benchmarks/memory_forecast.py [--models smollm2-13
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -68,24 +67,20 @@ def forecast(model: str, settings: dict[str, Any], examples: int, tokens: int) -
     return count_training("fit", config, config.as_dict(), model, {}).peak_bytes / 1e9
 
 
-def measure(model: str, base: str, shape: str, checkpointing: bool) -> dict[str, float | str]:
-    """A row of the table; the training runs in a process of its own."""
+def measure(model: str, base: str, shape: str, checkpointing: bool) -> dict[str, float]:
+    """Peak and forecast of a case in GB; the training runs in a process of its own."""
     form, dtype = BASES[base]
-    settings: dict[str, Any] = {"base": form, "dtype": dtype}
-    if checkpointing:
-        settings["gradient_checkpointing"] = True
+    settings = {"base": form, "dtype": dtype} | ({"gradient_checkpointing": True} if checkpointing else {})
     size = dict(zip(("examples", "tokens"), map(int, shape.split("x")), strict=True))
     case = json.dumps({"model": model, "settings": settings, **size})
-    done = subprocess.run(
-        [sys.executable, __file__, "--case", case],
-        check=True,
-        text=True,
-        stdout=subprocess.PIPE,
-        env=os.environ,
-    )
+    command = [sys.executable, __file__, "--case", case]
+    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE)
     peak, said = float(done.stdout.splitlines()[-1]), forecast(model, settings, **size)
-    name = {"model": model, "base": base, "shape": shape}
-    return name | {"peak_gb": peak, "forecast_gb": said, "ratio": said / peak}
+    print(
+        f"{model} {base:4} {shape:6} peak {peak:.2f} GB, forecast {said:.2f} GB, {said / peak:.2f}",
+        flush=True,
+    )
+    return {f"peak_gb_{shape}": peak, f"forecast_gb_{shape}": said}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -101,18 +96,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.case:
         print(train(**options.case))
         return
-    cases = [(m, b, s) for m in options.models for b in options.bases for s in options.shapes]
-    rows = []
-    for model, base, shape in cases:
-        rows.append(measure(model, base, shape, options.checkpointing))
-        print(
-            "{model} {base:4} {shape:6} peak {peak_gb:.2f} GB, forecast {forecast_gb:.2f}, {ratio:.2f}".format(
-                **rows[-1]
-            ),
-            flush=True,
-        )
-        if options.json:
-            options.json.write_text(json.dumps({"rows": rows}, indent=1))
+    rows: list[dict[str, Any]] = []
+    for model in options.models:
+        for base in options.bases:
+            rows.append({"case": f"{model}, {base}"})
+            for shape in options.shapes:
+                rows[-1] |= measure(model, base, shape, options.checkpointing)
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from fedlight.conf import path as conf_path
 from fedlight.devices import hardware
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.forecast import Workload, forecast_at_largest
+from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import read_config, width_of
-from fedlight.modules.language.number_types import choose_dtype
 from fedlight.plan.plan import workload, works_by_device
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.finding import Finding, ok, problem, unknown
@@ -38,10 +38,11 @@ SHAPES = {
 }
 """Models of the papers -> their architecture in ``conf/shapes``, for which no hub is needed."""
 BITS = {"int8": 8, "nf4": 4}
-PROCESS_BYTES = 530_000_000
-"""Memory of Python, torch, transformers and PEFT, once imported."""
-KEPT = 1.25
-"""Memory of activations on a CPU over their bytes: the C library keeps freed tensors below 32 MiB between living ones."""
+PROCESS_BYTES, WORD_BYTES = 530_000_000, 1250
+"""Memory of Python, torch, transformers and PEFT, once imported, and of each word of a tokenizer."""
+KEPT = {"plain": 1.1, "int8": 1.35, "nf4": 1.35}
+"""Memory of activations on a CPU over their bytes: the C library keeps freed tensors below 32 MiB between living ones, and
+where a base is quantized each of its layers is unpacked for a moment."""
 MOST_TEXTS = 0.5
 """A batch that fits at this share of the longest texts may fit in practice: a finding of "unknown", not of a problem."""
 
@@ -83,8 +84,9 @@ class Training:
 
     @property
     def process_bytes(self) -> int:
-        """Bytes of this machine's memory that a process takes before it loads a model; 0 of a GPU's."""
-        return 0 if self.cuda else PROCESS_BYTES
+        """Bytes of this machine's memory for libraries and tokenizer; 0 of a GPU's."""
+        words: int = self.work.meter.module.causal_lm.config.get_text_config().vocab_size
+        return 0 if self.cuda else PROCESS_BYTES + WORD_BYTES * words
 
     @property
     def trained_bytes(self) -> int:
@@ -97,7 +99,7 @@ class Training:
         """Bytes of the activations of a batch of the longest texts, counted in the base's number type."""
         meter, shape = self.work.meter, self.work.shape
         cost = meter.forward_cost(shape) if self.work.train == "forward" else meter.cost(shape)
-        return cost.activation_bytes if self.cuda else round(KEPT * cost.activation_bytes)
+        return cost.activation_bytes if self.cuda else round(KEPT[self.base] * cost.activation_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -170,7 +172,7 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     resting = peak - training.activation_bytes
     trained = "a copy" if shape.get("train") == "forward" else "gradients and moments"
     parts = (
-        f"{size_text(peak)} at the peak: Python and libraries {size_text(training.process_bytes)}, base "
+        f"{size_text(peak)} at the peak: libraries and tokenizer {size_text(training.process_bytes)}, base "
         f"{size_text(training.base_bytes)}, adapter with {trained} "
         f"{size_text(training.trained_bytes)}, activations {size_text(training.activation_bytes)} for {shape['batch_size']} "
         f"texts of {shape['max_tokens']} tokens; {memory.words}"

@@ -15,8 +15,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedlight.devices import hardware
+from fedlight.devices.measure.number_type import DTYPES, NumberType
 from fedlight.devices.quantization import HEADS, quiet_int8
-from fedlight.modules.language.number_types import DTYPES, NumberType
 from fedlight.modules.language.streams import own_stream
 from fedlight.pretrained import hub
 from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_errors
@@ -43,7 +43,7 @@ def load_base(
     Args:
         model: hub name, folder, or ``"toy"``.
         base: ``plain``, ``int8`` or ``nf4``.
-        dtype: ``fp32``, ``bf16`` or ``fp16``, see `fedlight.modules.language.number_types.choose_dtype`.
+        dtype: ``fp32``, ``bf16`` or ``fp16``, see `fedlight.devices.measure.number_type.choose_dtype`.
         trust_remote_code: run code that comes with the model.
         num_labels: outputs of an encoder's classification head; None for a causal language model.
         seed: seed of weights that the folder does not have (a new classification head).

@@ -17,13 +17,13 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fedlight.devices.measure.number_type import DTYPES, NumberType, choose_dtype
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules import vllm_engine
 from fedlight.modules.evaluation import Results, evaluate_together
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
 from fedlight.modules.language.generation import Request, complete, encode_prompts
-from fedlight.modules.language.number_types import DTYPES, NumberType, choose_dtype
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.readout import check_readout
 from fedlight.modules.language.streams import joint_key, text_keys
@@ -56,7 +56,7 @@ class LanguageModule(Checked, LightningModule):
         optimizer_args: further arguments of the optimizer, such as ``{"betas": [0.9, 0.95]}``.
         lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
         dtype: number type of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``, the fastest here, see
-            `fedlight.modules.language.number_types`. A run that goes on from a checkpoint keeps what ``auto`` was on a CPU.
+            `fedlight.devices.measure.number_type`. A run that goes on from a checkpoint keeps what ``auto`` was on a CPU.
         adapter: a folder of `save_adapter` to start from, with its rank, alpha, dropout and targets. A folder with
             several adapters decides their number; from a folder with one all ``num_adapters`` start.
         merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlight.devices.measure.number_type import DTYPES
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import IGNORED
 from fedlight.modules.language import adapters, base_model
 from fedlight.modules.language.adapter_folders import find_adapters, name_adapters
-from fedlight.modules.language.number_types import DTYPES
 
 
 def make_skeleton(module: Any, dtype: str = "bf16") -> Any:

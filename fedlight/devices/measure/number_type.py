@@ -37,9 +37,9 @@ class NumberType(NamedTuple):
 def choose_dtype(setting: str, device: torch.device, width: int) -> NumberType:
     """Return the number type of a base.
 
-    ``auto`` is bf16 on a GPU that computes in it and fp16 on an older one. On a CPU with instructions for bf16 training steps
-    are timed in both types, and bf16 is taken where it is 1.2 times as fast. All other CPUs, and models narrower than 256,
-    have fp32.
+    ``auto`` is bf16 on a GPU that computes in it and fp16 on an older one. On a CPU with instructions for bf16, training
+    steps are timed in both types, and bf16 is taken where it is 1.2 times as fast. All other CPUs, and models narrower than
+    256, have fp32.
 
     Args:
         setting: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
