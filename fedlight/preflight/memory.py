@@ -8,7 +8,7 @@ this comes to the peak of a process on a CPU is measured by ``benchmarks/memory_
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import read_config, width_of
+from fedlight.plan.duration import step_seconds, steps_of
 from fedlight.plan.plan import workload, works_by_device
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
 from fedlight.preflight.models import is_local
 from fedlight.recipes.steps import merge_adapter
+from fedlight.support.words import in_largest_unit
 
 SHAPES = {
     "Qwen/Qwen2-0.5B": "qwen2_0.5b",
@@ -60,6 +62,8 @@ class Training:
         settings: settings that ``work`` follows from.
         number_bytes: bytes of a number of an unquantized base.
         cuda: whether it runs on a GPU.
+        config: its parsed settings.
+        steps: stages of this kind -> batches of all rounds and clients, None where that depends on the data.
     """
 
     name: str
@@ -71,6 +75,8 @@ class Training:
     settings: dict[str, Any]
     number_bytes: int
     cuda: bool
+    config: Any
+    steps: dict[str, int | None] = field(default_factory=dict)
 
     @cached_property
     def at_rest(self) -> Footprint:
@@ -144,12 +150,13 @@ def trainings(
             if _has_fleet(one.config)
             else _loop_settings(one.config).get("train"),
         )
-        if key in found:
-            continue
         try:
-            found[key] = count_training(one.stage.name, one.namespace, one.config, base, configs)
+            if key not in found:
+                found[key] = count_training(one.stage.name, one.namespace, one.config, base, configs)
         except (ValueError, OSError) as error:
             unknowns.setdefault(base, unknown(f"memory for {base}", " ".join(str(error).split())))
+        else:
+            found[key].steps[one.stage.name] = steps_of(one.config)
     return list(found.values()), list(unknowns.values())
 
 
@@ -193,6 +200,38 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     return problem(what, detail) if share < MOST_TEXTS else unknown(what, detail)
 
 
+def check_time(trained: Sequence[Training]) -> list[Finding]:
+    """Return a finding with tokens and seconds for each kind of training whose model is here and fits."""
+    return [
+        takes(one)
+        for one in trained
+        if is_local(one.model) and one.peak_bytes <= memory_of(one.cuda).size and one.work.train != "forward"
+    ]
+
+
+def takes(training: Training) -> Finding:
+    """Return the finding how long a training takes on this machine, by two of its batches."""
+    shape, size = training.work.shape, training.settings
+    what = f"time of {size['module']} on {training.model}"
+    try:
+        seconds = step_seconds(training.config, training.work, training.cuda)
+    except (ValueError, OSError) as error:
+        return unknown(what, " ".join(str(error).split()))
+    said = [
+        f"{in_largest_unit(seconds)} for a batch of {shape.examples} texts of {shape.tokens} tokens, measured here"
+    ]
+    for name, steps in training.steps.items():
+        if steps is None:
+            said.append(f"{name}: as many batches as the data have")
+            continue
+        tokens = steps * shape.examples * shape.tokens
+        said.append(
+            f"{name}: {steps:,} batches with at most {tokens:,} tokens, at most "
+            f"{in_largest_unit(steps * seconds)} without validation"
+        )
+    return ok(what, "; ".join(said))
+
+
 def _fleet(training: Training) -> Finding:
     loop = training.loop
     reasons = {
@@ -223,7 +262,7 @@ def _is_language_model(one: ParsedStage) -> bool:
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
     model, data = config["model"]["init_args"], config["data"]["init_args"]
-    names = ("lora_rank", "lora_targets", "base", "dtype", "optimizer")
+    names = ("lora_rank", "lora_targets", "base", "dtype", "optimizer", "gradient_checkpointing")
     return (*(str(model.get(name)) for name in names), data.get("batch_size"), data.get("max_tokens"))
 
 
@@ -269,7 +308,9 @@ def count_training(
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
         number_bytes = chosen.dtype.itemsize
-        training = Training(*(name, base, options["base"], here, works, loop, settings, number_bytes, cuda))
+        training = Training(
+            *(name, base, options["base"], here, works, loop, settings, number_bytes, cuda), parsed
+        )
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training
 
