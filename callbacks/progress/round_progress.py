@@ -1,7 +1,7 @@
 """Progress of a run by round, client, loss and time left, live or in one line per round, and tables at its end."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -23,6 +23,7 @@ from fedlight.callbacks.progress.run_summary import (
     traffic,
 )
 from fedlight.callbacks.progress.time_left import TimeLeft
+from fedlight.devices import hardware
 from fedlight.devices.outcomes import took_part
 from fedlight.federation.client import Visit
 from fedlight.support.checks import Checked
@@ -30,6 +31,8 @@ from fedlight.support.console import wide_console
 from fedlight.support.files import quoted
 from fedlight.support.words import count_noun, in_largest_unit
 
+FORETOLD_AFTER, MINUTE = 20, 60
+"""Seconds after which a fit says what it takes, and the least that is worth saying."""
 BEFORE_ITS_END = 1 - 1e-9
 """Share of a round whose last batch is done, but not its end: a validation may follow."""
 STEP_LOSSES = {"train/loss", "train_loss"}
@@ -112,6 +115,8 @@ class RoundProgress(Checked, ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit_started = time.monotonic()
+        self._tokens: list[int] = []
+        self._foretold = False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._losses = []
@@ -132,9 +137,35 @@ class RoundProgress(Checked, ProgressBar):
             self._client += model_age(self._loop.visits, trainer.current_epoch)
         if (losses := step_losses(trainer, outputs)) is not None:
             self._losses.append(losses)
+        self._foretell(trainer, batch, batch_idx + 1)
         if self._is_due(batch_idx + 1):
             last = f"loss {self._losses[-1].mean().item():.4f}" if self._losses else ""
             self._show(batch_idx + 1, f"{self._client}  {last}".strip())
+
+    def _foretell(self, trainer: L.Trainer, batch: Any, done: int) -> None:
+        """Say once, in the first minute, what a run that takes longer than that still takes."""
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        self._tokens.append(0 if ids is None else ids.numel())
+        if (
+            self._foretold
+            or self._rounds_after is None
+            or time.monotonic() - self._fit_started < FORETOLD_AFTER
+        ):
+            return
+        share = min(done / self._total, BEFORE_ITS_END)
+        seconds = self._time_left.seconds(share, self._rounds_after, self._validations_left)
+        if len(self._tokens) < 2 or seconds is None:
+            return
+        self._foretold = True
+        if seconds <= MINUTE:
+            return
+        batches = round((self._rounds_after + 1) * self._total) - done
+        tokens = round(sum(self._tokens) / len(self._tokens) * batches)
+        said = [f"{batches:,} batches", *([f"about {tokens:,} tokens"] if tokens else []), self._left(share)]
+        peak = hardware.peak_memory()
+        self._print_line(
+            ", ".join(said) + (f"; {peak / 1e9:.1f} GB of memory at the peak so far" if peak else "")
+        )
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         shown = {"loss": torch.cat(self._losses).mean().item()} if self._losses else {}

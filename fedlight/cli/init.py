@@ -61,6 +61,10 @@ def main(argv: Sequence[str]) -> None:
     )
     if options.dry_run:
         sys.exit(_check(file))
+    from fedlight.preflight.dry_run import foretell
+
+    for finding in foretell(file):
+        print(f"{finding.what}: {finding.detail}")
 
 
 def _write_opinions(options: argparse.Namespace) -> None:

@@ -44,9 +44,10 @@ class Workload:
     train: Train = "backprop"
     perturbations: int = 1
 
-    def resting(self, weight_bits: int) -> Footprint:
-        """Return the memory without activations, with a base of so many bits."""
-        return resting_footprint(self.meter.module, weight_bits, self.moment_bytes_per_weight, self.trained)
+    def resting(self, weight_bits: int, number_bytes: int = 2) -> Footprint:
+        """Return the memory without activations, with a base of so many bits; see `resting_footprint`."""
+        moments = self.moment_bytes_per_weight
+        return resting_footprint(self.meter.module, weight_bits, moments, self.trained, number_bytes)
 
     def shortened(self, tokens: int) -> "Workload":
         """Return the same work with texts of so many tokens and the same share of labelled ones."""

@@ -40,6 +40,18 @@ def computes_bf16(device: torch.device) -> bool:
     return any(has.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last: 64-bit Arm
 
 
+def peak_memory() -> int | None:
+    """Return the most bytes that this process occupied so far, of the GPU where there is one; None where it is not known."""
+    if has_cuda():
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 class FreedMemory:
     """Count of weights whose temporary copies were freed, which go back to the system after every `TRIM_WEIGHTS`."""
 

@@ -85,12 +85,13 @@ def resting_footprint(
     weight_bits: int,
     moment_bytes_per_weight: float,
     trained: Collection[str] | None = None,
+    number_bytes: int = 2,
 ) -> Footprint:
     """Return the memory of a visit before its first step, without activations.
 
-    Frozen ``nn.Linear`` layers that bitsandbytes quantizes take 2 bytes a weight at 16 bits, 1 and a 4-byte scale a row at
-    8, 1/2 and a 4-byte scale for each 64 weights at 4. Other frozen weights take 2 bytes each, and trained ones are fp32. A
-    weight that two layers share counts once.
+    Frozen ``nn.Linear`` layers that bitsandbytes quantizes take 1 byte a weight and a 4-byte scale a row at 8 bits, 1/2 and
+    a 4-byte scale for each 64 weights at 4. Other frozen weights, at 16 bits all of them, take ``number_bytes`` each, and
+    trained ones are fp32. A weight that two layers share counts once.
 
     Args:
         module: skeleton or loaded; its weights are not read.
@@ -99,6 +100,7 @@ def resting_footprint(
         trained: names of the parameters that the visit trains; None for all that require a gradient. Others that require
             one, such as the A of FFA-LoRA, rest there in fp32 beside their gradients; adapters of other groups are not on
             the device.
+        number_bytes: bytes of a weight that is not quantized: 2, as on a device, or 4 for a base in fp32.
 
     Raises:
         ValueError: ``weight_bits`` is not 16, 8 or 4.
@@ -118,10 +120,10 @@ def resting_footprint(
             learning += weight.numel()
         elif weight.requires_grad:
             idle += 0 if elsewhere & {*name.split(".")} else weight.numel()
-        elif id(weight) in quantized:
-            base += _weight_bytes(weight, weight_bits)
+        elif weight_bits < 16 and id(weight) in quantized:
+            base += _quantized_bytes(weight, weight_bits)
         else:
-            base += 2 * weight.numel()
+            base += number_bytes * weight.numel()
     moments = math.ceil(moment_bytes_per_weight * learning)
     return Footprint(base + 4 * idle, 4 * learning, 4 * (learning + idle), moments)
 
@@ -133,9 +135,7 @@ def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[s
     return {*module.adapter_names} - {part for name in trained for part in name.split(".")}
 
 
-def _weight_bytes(weight: nn.Parameter, weight_bits: int) -> int:
-    if weight_bits == 16:
-        return 2 * weight.numel()
+def _quantized_bytes(weight: nn.Parameter, weight_bits: int) -> int:
     if weight_bits == 8:
         return weight.numel() + 4 * weight.shape[0]
     return math.ceil(weight.numel() / 2) + 4 * math.ceil(weight.numel() / NF4_BLOCK)

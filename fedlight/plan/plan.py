@@ -99,7 +99,7 @@ def workload(
     Raises:
         ValueError: a setting is missing, or the module is not derived from LanguageModule.
     """
-    module, loop = _build(config)
+    module, loop = build(config)
     if not isinstance(module, LanguageModule):
         raise ValueError(
             f"model={type(module).__name__}: a plan needs a module of which a skeleton can be made: derive it from "
@@ -109,7 +109,7 @@ def workload(
     return loop, work, {"model": module.options.model, **settings}
 
 
-def _build(config: Any) -> tuple[LightningModule, FederatedLoop]:
+def build(config: Any) -> tuple[Any, FederatedLoop]:
     """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``."""
     parser = OneLineParser(parser_mode="omegaconf+")
     parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)

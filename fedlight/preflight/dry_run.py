@@ -16,7 +16,7 @@ from fedlight.preflight.disk import check_disk, check_output
 from fedlight.preflight.finding import Finding, State, exit_code, ok, problem, show, unknown
 from fedlight.preflight.hub import Hub
 from fedlight.preflight.machine import check_shared, memory_of, size_text
-from fedlight.preflight.memory import check_memory, trainings
+from fedlight.preflight.memory import check_memory, check_time, trainings
 from fedlight.preflight.models import check_models
 from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
@@ -88,11 +88,21 @@ def _check(
             )
         )
     trained, uncounted = trainings(parsed, models.configs)
-    findings += check_memory(trained) + uncounted
+    findings += check_memory(trained) + check_time(trained) + uncounted
     findings += check_disk(parsed, trained, folder, len(seeds), models.downloads, rows.downloads, rows.counts)
     findings += [_key(server, stages_) for server, stages_ in _of(wanted, Server).items()]
     findings += [_package(package, stages_) for package, stages_ in _of(wanted, Package).items()]
     return findings + [_memory(memory, stages_) for memory, stages_ in _of(wanted, Memory).items()]
+
+
+def foretell(file: Path) -> list[Finding]:
+    """Return what a run of a config takes on this machine: memory and time; nothing for a model that is not here."""
+    recipe = {"stages": {"fit": {"fit": str(file)}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parsed, _ = parse_stages(recipes.stages(recipe, Path("runs") / file.stem, 0))
+        trained, _ = trainings(parsed, {})
+    return check_memory(trained) + check_time(trained)
 
 
 def _of(wanted: Mapping[Need, list[str]], kind: type) -> dict:

@@ -1,13 +1,14 @@
 """Memory checks: does each training fit into this machine, and into the devices of its fleet?
 
 Memory is counted on shapes, without weights. Base, adapter, gradients and moments follow from the model's config and the
-settings; activations are those of a batch of the longest texts that the settings allow, so most batches take less.
+settings; activations are those of a batch of the longest texts that the settings allow, so most batches take less. How near
+this comes to the peak of a process on a CPU is measured by ``benchmarks/memory_forecast.py``.
 """
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,20 @@ import torch
 
 from fedlight.conf import path as conf_path
 from fedlight.devices import hardware
+from fedlight.devices.cost import CostMeter
 from fedlight.devices.forecast import Workload, forecast_at_largest
+from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
-from fedlight.modules.language.base_model import choose_dtype
+from fedlight.modules.language.base_model import read_config, width_of
+from fedlight.plan.duration import step_seconds, steps_of
 from fedlight.plan.plan import workload, works_by_device
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
 from fedlight.preflight.models import is_local
 from fedlight.recipes.steps import merge_adapter
+from fedlight.support.words import in_largest_unit
 
 SHAPES = {
     "Qwen/Qwen2-0.5B": "qwen2_0.5b",
@@ -35,6 +40,11 @@ SHAPES = {
 }
 """Models of the papers -> their architecture in ``conf/shapes``, for which no hub is needed."""
 BITS = {"int8": 8, "nf4": 4}
+PROCESS_BYTES, WORD_BYTES = 530_000_000, 1250
+"""Memory of Python, torch, transformers and PEFT, once imported, and of each word of a tokenizer."""
+KEPT = {"plain": 1.1, "int8": 1.35, "nf4": 1.35}
+"""Memory of activations on a CPU over their bytes: the C library keeps freed tensors below 32 MiB between living ones, and
+where a base is quantized each of its layers is unpacked for a moment."""
 MOST_TEXTS = 0.5
 """A batch that fits at this share of the longest texts may fit in practice: a finding of "unknown", not of a problem."""
 
@@ -52,6 +62,8 @@ class Training:
         settings: settings that ``work`` follows from.
         number_bytes: bytes of a number of an unquantized base.
         cuda: whether it runs on a GPU.
+        config: its parsed settings.
+        steps: stages of this kind -> batches of all rounds and clients, None where that depends on the data.
     """
 
     name: str
@@ -63,18 +75,24 @@ class Training:
     settings: dict[str, Any]
     number_bytes: int
     cuda: bool
+    config: Any
+    steps: dict[str, int | None] = field(default_factory=dict)
 
     @cached_property
     def at_rest(self) -> Footprint:
-        """Memory without activations, with a base in 16 bits; cached, since it is counted layer by layer."""
-        return self.work.resting(16)
+        """Memory without activations; cached, since it is counted layer by layer."""
+        return self.work.resting(BITS.get(self.base, 16), self.number_bytes)
 
-    @cached_property
+    @property
     def base_bytes(self) -> int:
         """Bytes of the frozen weights as they are loaded here."""
-        if self.base in BITS:
-            return self.work.resting(BITS[self.base]).base_bytes
-        return self.at_rest.base_bytes * self.number_bytes // 2
+        return self.at_rest.base_bytes
+
+    @property
+    def process_bytes(self) -> int:
+        """Bytes of this machine's memory for libraries and tokenizer; 0 of a GPU's."""
+        words: int = self.work.meter.module.causal_lm.config.get_text_config().vocab_size
+        return 0 if self.cuda else PROCESS_BYTES + WORD_BYTES * words
 
     @property
     def trained_bytes(self) -> int:
@@ -82,12 +100,17 @@ class Training:
         rest = forward_only(self.at_rest) if self.work.train == "forward" else self.at_rest
         return rest.adapter_bytes + rest.gradient_bytes + rest.moment_bytes
 
-    @property
+    @cached_property
     def activation_bytes(self) -> int:
-        """Bytes of the activations of a batch of the longest texts; counted with a base in 16 bits."""
+        """Bytes of the activations of a batch of the longest texts, counted in the base's number type."""
         meter, shape = self.work.meter, self.work.shape
         cost = meter.forward_cost(shape) if self.work.train == "forward" else meter.cost(shape)
-        return cost.activation_bytes * self.number_bytes // 2
+        return cost.activation_bytes if self.cuda else round(KEPT[self.base] * cost.activation_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes at the peak of the process, or of the GPU."""
+        return self.process_bytes + self.base_bytes + self.trained_bytes + self.activation_bytes
 
 
 def trainings(
@@ -127,12 +150,13 @@ def trainings(
             if _has_fleet(one.config)
             else _loop_settings(one.config).get("train"),
         )
-        if key in found:
-            continue
         try:
-            found[key] = count_training(one.stage.name, one.namespace, one.config, base, configs)
+            if key not in found:
+                found[key] = count_training(one.stage.name, one.namespace, one.config, base, configs)
         except (ValueError, OSError) as error:
             unknowns.setdefault(base, unknown(f"memory for {base}", " ".join(str(error).split())))
+        else:
+            found[key].steps[one.stage.name] = steps_of(one.config)
     return list(found.values()), list(unknowns.values())
 
 
@@ -151,14 +175,16 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     """Return the finding whether a training fits into a memory, part by part."""
     shape = training.settings
     what = f"memory of {shape['module']} on {training.model}"
-    peak = training.base_bytes + training.trained_bytes + training.activation_bytes
+    peak = training.peak_bytes
+    resting = peak - training.activation_bytes
     trained = "a copy" if shape.get("train") == "forward" else "gradients and moments"
     parts = (
-        f"{size_text(peak)} at the peak: base {size_text(training.base_bytes)}, adapter with {trained} "
+        f"{size_text(peak)} at the peak: libraries and tokenizer {size_text(training.process_bytes)}, base "
+        f"{size_text(training.base_bytes)}, adapter with {trained} "
         f"{size_text(training.trained_bytes)}, activations {size_text(training.activation_bytes)} for {shape['batch_size']} "
         f"texts of {shape['max_tokens']} tokens; {memory.words}"
     )
-    if training.base_bytes + training.trained_bytes > memory.size:
+    if resting > memory.size:
         smaller = "a smaller model" if training.base == "nf4" else "base=nf4 (int8), or a smaller model"
         return problem(
             what, f"{parts}: it does not even hold the weights; take {smaller}, or a larger machine"
@@ -166,12 +192,44 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     if peak <= memory.size:
         return ok(what, parts)
     # Activations grow with the examples, and at least as fast with the tokens.
-    share = (memory.size - training.base_bytes - training.trained_bytes) / training.activation_bytes
+    share = (memory.size - resting) / training.activation_bytes
     tokens, examples = int(share * shape["max_tokens"]), int(share * shape["batch_size"])
     smaller = f", or a batch_size of {examples}" if examples else ""
     detail = f"{parts}: that fits for texts of {tokens} tokens{smaller}; set these, or take a larger machine"
     # Most texts are shorter than the settings allow.
     return problem(what, detail) if share < MOST_TEXTS else unknown(what, detail)
+
+
+def check_time(trained: Sequence[Training]) -> list[Finding]:
+    """Return a finding with tokens and seconds for each kind of training whose model is here and fits."""
+    return [
+        takes(one)
+        for one in trained
+        if is_local(one.model) and one.peak_bytes <= memory_of(one.cuda).size and one.work.train != "forward"
+    ]
+
+
+def takes(training: Training) -> Finding:
+    """Return the finding how long a training takes on this machine, by two of its batches."""
+    shape, size = training.work.shape, training.settings
+    what = f"time of {size['module']} on {training.model}"
+    try:
+        seconds = step_seconds(training.config, training.work, training.cuda)
+    except (ValueError, OSError) as error:
+        return unknown(what, " ".join(str(error).split()))
+    said = [
+        f"{in_largest_unit(seconds)} for a batch of {shape.examples} texts of {shape.tokens} tokens, measured here"
+    ]
+    for name, steps in training.steps.items():
+        if steps is None:
+            said.append(f"{name}: as many batches as the data have")
+            continue
+        tokens = steps * shape.examples * shape.tokens
+        said.append(
+            f"{name}: {steps:,} batches with at most {tokens:,} tokens, at most "
+            f"{in_largest_unit(steps * seconds)} without validation"
+        )
+    return ok(what, "; ".join(said))
 
 
 def _fleet(training: Training) -> Finding:
@@ -204,7 +262,7 @@ def _is_language_model(one: ParsedStage) -> bool:
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
     model, data = config["model"]["init_args"], config["data"]["init_args"]
-    names = ("lora_rank", "lora_targets", "base", "dtype", "optimizer")
+    names = ("lora_rank", "lora_targets", "base", "dtype", "optimizer", "gradient_checkpointing")
     return (*(str(model.get(name)) for name in names), data.get("batch_size"), data.get("max_tokens"))
 
 
@@ -239,16 +297,20 @@ def count_training(
     if "model.init_args.num_adapters" in parsed:  # one is trained at a time, and all are equally large
         parsed["model.init_args.num_adapters"] = 1
     cuda = hardware.has_cuda() and config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
-    dtype = choose_dtype(options["dtype"], torch.device("cuda" if cuda else "cpu"))
     with _shape(base, configs) as folder:
+        width = width_of(read_config(folder))
+        chosen = choose_dtype(options["dtype"], torch.device("cuda" if cuda else "cpu"), width)
         parsed["model.init_args.model"] = folder
         batch = config["data"]["init_args"].get("batch_size")
         counted = partial(workload, parsed, batch if isinstance(batch, int) else 1)
         loop, work, settings = counted()
+        here = replace(work, meter=CostMeter(work.meter.module.skeleton(chosen.name)))
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
-        number_bytes = torch.finfo(dtype).bits // 8
-        training = Training(*(name, base, options["base"], work, works, loop, settings, number_bytes, cuda))
+        number_bytes = chosen.dtype.itemsize
+        training = Training(
+            *(name, base, options["base"], here, works, loop, settings, number_bytes, cuda), parsed
+        )
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training
 

@@ -86,7 +86,7 @@ def merge_adapter(model: str, adapter: str, output: str) -> None:
     """Write base and adapter (a PEFT folder) as one model, for stages that train a new adapter on it."""
     from fedlight.modules.sft import SFTModule
 
-    module = SFTModule(model, adapter=adapter)
+    module = SFTModule(model, adapter=adapter, dtype="fp32")
     module.configure_model()
     module.save_merged(output)
 

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedlight.devices import hardware
+from fedlight.devices.measure.number_type import DTYPES, NumberType
 from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.modules.language.streams import own_stream
 from fedlight.pretrained import hub
@@ -22,7 +23,6 @@ from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_err
 from fedlight.support.console import silence_transformers
 
 BASES = ("plain", "int8", "nf4")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LOGGED_AS = {"plain": "base", "int8": "int8 base with the rest", "nf4": "nf4 base, computed"}
 
 
@@ -43,7 +43,7 @@ def load_base(
     Args:
         model: hub name, folder, or ``"toy"``.
         base: ``plain``, ``int8`` or ``nf4``.
-        dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        dtype: ``fp32``, ``bf16`` or ``fp16``, see `fedlight.devices.measure.number_type.choose_dtype`.
         trust_remote_code: run code that comes with the model.
         num_labels: outputs of an encoder's classification head; None for a causal language model.
         seed: seed of weights that the folder does not have (a new classification head).
@@ -58,11 +58,9 @@ def load_base(
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     where, device = find_model(model), torch.get_default_device()
-    number_type = choose_dtype(dtype, device)
-    if reason := explain_dtype(dtype, device):
-        _log_once(f"{_LOGGED_AS[base]} in {reason}")
     loader = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
     config = read_config(model, trust_remote_code, num_labels)
+    number_type = DTYPES[dtype]
     as_in_files = base == "plain" and config.dtype == number_type
     with (
         nullcontext() if as_in_files else _tensor_by_tensor(),
@@ -110,6 +108,12 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
     return config
 
 
+def width_of(config: Any) -> int:
+    """Return the width of a model's hidden states, of its text part where it has several."""
+    width: int = config.get_text_config().hidden_size
+    return width
+
+
 def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of a model; without a padding token it pads with its end token.
 
@@ -129,46 +133,10 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Return the number type of unquantized weights, and of products with NF4 weights.
-
-    ``auto`` is bf16 on a GPU that computes in it, fp16 on an older one, and fp32 on every CPU. With bf16 on CPUs that have
-    instructions for it, a run's figures would change with the processor, to save less than a third of the time
-    (``benchmarks/number_types.py``).
-
-    Args:
-        dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
-        device: device of the base.
-
-    Examples:
-        >>> choose_dtype("auto", torch.device("cpu")), choose_dtype("bf16", torch.device("cpu"))
-        (torch.float32, torch.bfloat16)
-    """
-    if dtype != "auto":
-        return DTYPES[dtype]
-    if device.type == "cuda":
-        return torch.bfloat16 if hardware.computes_bf16(device) else torch.float16
-    return torch.float32
-
-
-def explain_dtype(dtype: str, device: torch.device) -> str:
-    """Return what `choose_dtype` chose and why; empty where the setting names a type that is not slow.
-
-    Examples:
-        >>> explain_dtype("auto", torch.device("cpu")), explain_dtype("fp32", torch.device("cpu"))
-        ('fp32, as on every CPU (dtype: auto)', '')
-    """
-    if dtype == "auto" and device.type == "cuda":
-        has_bf16 = hardware.computes_bf16(device)
-        chosen = (
-            "bf16, in which this GPU computes" if has_bf16 else "fp16, as this GPU does not compute in bf16"
-        )
-        return f"{chosen} (dtype: auto)"
-    if dtype == "auto":
-        return f"fp32, as on every {device.type.upper()} (dtype: auto)"
-    if dtype == "bf16" and device.type == "cpu" and not hardware.computes_bf16(device):
-        return "bf16 as asked for, without instructions of this processor: many times slower than dtype: fp32"
-    return ""
+def log_number_type(base: str, chosen: NumberType) -> None:
+    """Log in which number type a base is and why, unless the settings name a type that is not slow."""
+    if chosen.why:
+        _log_once(f"{_LOGGED_AS[base]} in {chosen.name}, {chosen.why}")
 
 
 @functools.cache

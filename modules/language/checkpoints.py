@@ -12,6 +12,8 @@ from fedlight.support.settings_record import described, refuse_other_settings
 
 BASE_KEY = "base_model"
 """Key of the base's description in a Lightning checkpoint."""
+NUMBER_TYPE_KEY = "number_type"
+"""Key of the number type of the base's unquantized weights."""
 
 
 def describe_base(

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fedlight.devices.measure.number_type import DTYPES, NumberType, choose_dtype
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules import vllm_engine
 from fedlight.modules.evaluation import Results, evaluate_together
@@ -26,6 +27,7 @@ from fedlight.modules.language.generation import Request, complete, encode_promp
 from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
 from fedlight.modules.language.readout import SharedPrefix, check_readout
 from fedlight.modules.language.streams import joint_key, text_keys
+from fedlight.processes.work import once
 from fedlight.stacking.dropout import DropoutMasks, seed_dropout
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
@@ -53,8 +55,8 @@ class LanguageModule(Checked, LightningModule):
         optimizer: name of a class in ``torch.optim``.
         optimizer_args: further arguments of the optimizer, such as ``{"betas": [0.9, 0.95]}``.
         lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
-        dtype: number type of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``: fp32 on every CPU; on a GPU bf16, or fp16
-            where it has no bf16.
+        dtype: number type of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``, the fastest here, see
+            `fedlight.devices.measure.number_type`. A run that goes on from a checkpoint keeps what ``auto`` was on a CPU.
         adapter: a folder of `save_adapter` to start from, with its rank, alpha, dropout and targets. A folder with
             several adapters decides their number; from a folder with one all ``num_adapters`` start.
         merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.
@@ -68,6 +70,7 @@ class LanguageModule(Checked, LightningModule):
         vllm: further arguments of ``vllm.LLM``, such as ``{"gpu_memory_utilization": 0.4}``, with which vLLM completes
             prompts; ``{}`` for its defaults. None: ``transformers`` completes them.
         prefix: ``auto``: texts of a batch that begin alike share a row where that saves time; ``off``: a row per text.
+        gradient_checkpointing: compute activations twice instead of keeping them: less memory, about a third more time.
 
     Attributes:
         task: PEFT's name for the kind of model.
@@ -110,12 +113,13 @@ class LanguageModule(Checked, LightningModule):
         num_adapters: int = 1,
         vllm: dict[str, Any] | None = None,
         prefix: str = "auto",
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.save_hyperparameters(with_plain_values(self.hparams))
         check_choice("base", base, base_model.BASES)
-        check_choice("dtype", dtype, ("auto", *base_model.DTYPES))
+        check_choice("dtype", dtype, ("auto", *DTYPES))
         check_choice("lr_schedule", lr_schedule, SCHEDULES)
         check_optimizer(optimizer, optimizer_args or {})
         check_range("num_adapters", num_adapters, 1, float("inf"))
@@ -130,6 +134,7 @@ class LanguageModule(Checked, LightningModule):
         self.network: Any = None
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
+        self._number_type: NumberType | None = None
         self.dropout_masks = DropoutMasks()
         self.shared_prefix = SharedPrefix(prefix)
         self._warned_of_length = False
@@ -152,9 +157,14 @@ class LanguageModule(Checked, LightningModule):
     def setup(self, stage: str) -> None:
         check_precision(str(self.trainer.precision))
         options, data = self.options, getattr(self.trainer, "datamodule", None)
-        check_max_tokens(
-            base_model.read_config(options.model, options.trust_remote_code), options.model, data
-        )
+        config = base_model.read_config(options.model, options.trust_remote_code)
+        check_max_tokens(config, options.model, data)
+        # Processes that measure may find unlike types.
+        self._number_type = NumberType(*once(lambda: tuple(self._choose_dtype())))
+
+    def _choose_dtype(self) -> NumberType:
+        config = base_model.read_config(self.options.model, self.options.trust_remote_code)
+        return choose_dtype(self.options.dtype, torch.get_default_device(), base_model.width_of(config))
 
     def configure_model(self) -> None:
         if self.network is not None:
@@ -165,6 +175,8 @@ class LanguageModule(Checked, LightningModule):
         merged = self.options.adapter if self.options.merge_adapter else None
         self.base = checkpoints.describe_base(network, new, self.options.model, self.options.base, merged)
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
+        if self.options.gradient_checkpointing:
+            self.checkpoint_gradients(True)
         if self.options.vllm is not None:
             vllm_engine.check_network(self.network)
         seed_dropout(self.network, self.dropout_masks)
@@ -175,9 +187,11 @@ class LanguageModule(Checked, LightningModule):
 
     def load_base(self) -> tuple[Any, list[str]]:
         """Return the base without an adapter, and the names of its parameters that are in no folder."""
-        names = ("model", "base", "dtype", "trust_remote_code", "seed")
-        options = {name: self.options[name] for name in names}
-        network, new = base_model.load_base(**options, num_labels=self.num_labels)
+        options = {name: self.options[name] for name in ("model", "base", "trust_remote_code", "seed")}
+        self._number_type = self._number_type or self._choose_dtype()
+        base_model.log_number_type(self.options.base, self._number_type)
+        dtype = self._number_type.name
+        network, new = base_model.load_base(**options, dtype=dtype, num_labels=self.num_labels)
         if self.num_labels is None:
             check_readout(network, self.options.model)
         return network, new
@@ -195,6 +209,8 @@ class LanguageModule(Checked, LightningModule):
     def checkpoint_gradients(self, enabled: bool) -> None:
         """Keep all activations, or only the inputs of the layers and recompute the rest on the same random numbers.
 
+        With ``gradient_checkpointing`` they are always recomputed.
+
         Raises:
             ValueError: the architecture does not support it.
         """
@@ -202,6 +218,7 @@ class LanguageModule(Checked, LightningModule):
         # reentrant checkpoints need.
         contexts = self.dropout_masks.checkpoint_contexts
         function = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
+        enabled = enabled or self.options.gradient_checkpointing
         self.causal_lm._set_gradient_checkpointing(enable=enabled, gradient_checkpointing_func=function)
 
     @property
@@ -463,11 +480,27 @@ class LanguageModule(Checked, LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[checkpoints.BASE_KEY] = dict(self.base)
+        if self._number_type is not None:
+            checkpoint[checkpoints.NUMBER_TYPE_KEY] = self._number_type.name
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoints.check_base(checkpoint.get(checkpoints.BASE_KEY), self.base)
+        self._keep_number_type(checkpoint.get(checkpoints.NUMBER_TYPE_KEY))
         if self._trainer is not None and self._trainer.state.fn == "fit":
             checkpoints.check_optimizer_settings(checkpoint["hyper_parameters"], self.hparams)
+
+    def _keep_number_type(self, saved: str | None) -> None:
+        """Load the base anew where ``auto`` was another type on the CPU of the run that is continued."""
+        if (
+            self.options.dtype != "auto"
+            or self.causal_lm.device.type != "cpu"
+            or saved not in ("fp32", "bf16")
+        ):
+            return
+        if self._number_type is None or saved != self._number_type.name:
+            self._number_type = NumberType(saved, "as in the checkpoint (dtype: auto)")
+            self.network = None
+            self.configure_model()
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

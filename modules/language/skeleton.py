@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlight.devices.measure.number_type import DTYPES
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import IGNORED
 from fedlight.modules.language import adapters, base_model
@@ -35,10 +36,10 @@ def make_skeleton(module: Any, dtype: str = "bf16") -> Any:
     options = module.options
     settings = {name: value for name, value in options.items() if not name.startswith("_")}  # _class_path
     made = _construct(type(module), {**settings, "base": "plain", "dtype": dtype})
-    network = _make_base(
-        options.model, base_model.DTYPES[dtype], options.trust_remote_code, module.num_labels
-    )
+    network = _make_base(options.model, DTYPES[dtype], options.trust_remote_code, module.num_labels)
     made.network = _add_adapters(network, module)
+    if options.gradient_checkpointing:
+        made.checkpoint_gradients(True)
     return made
 
 

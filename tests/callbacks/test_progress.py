@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import re
+import time
 
 import lightning as L
 import pytest
@@ -9,6 +11,7 @@ import torch
 from rich.console import Console
 from torch.utils.data import DataLoader
 
+from fedlight.callbacks.progress import round_progress
 from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.federation.client import Visit
 
@@ -189,3 +192,33 @@ def test_the_age_of_the_model_is_named(terminal):
     assert "staleness 0 to 1" in lines[-1]
     if terminal:
         assert "client c9, model of 1 round ago" in output.getvalue()
+
+
+@pytest.mark.parametrize(("least", "said"), [(0.0, True), (60.0, False)])
+def test_a_long_fit_is_foretold_once(monkeypatch, least, said):
+    """Ten batches in each of two rounds; the loss is that of a batch of one number."""
+    monkeypatch.setattr(round_progress, "FORETOLD_AFTER", 0.0)
+    monkeypatch.setattr(round_progress, "MINUTE", least)
+    monkeypatch.setattr(round_progress.hardware, "peak_memory", lambda: 3_140_000_000)
+    file, trainer = trainer_with(terminal=False)
+    trainer.fit(TokensLoss(), LOADER)
+    lines = [line for line in file.getvalue().splitlines() if "so far" in line]
+    assert len(lines) == said
+    if said:
+        assert re.fullmatch(
+            r"18 batches, about 54 tokens, .* left( and validation)?; 3\.1 GB of memory at the peak so far",
+            lines[0],
+        )
+
+
+class TokensLoss(FixedLoss):
+    """Each number of the loader is a batch of three tokens; rounding to whole seconds needs steps that last."""
+
+    validation_step = None
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {"input_ids": batch.expand(1, 3)}
+
+    def training_step(self, batch, *args):
+        time.sleep(0.06)
+        return super().training_step(batch["input_ids"][:, 0], *args)

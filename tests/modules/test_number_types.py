@@ -1,15 +1,18 @@
-"""The number type of a base: what ``auto`` is, that it is the same on every CPU, and that modules work in bf16.
+"""The number type of a base: what ``auto`` is, that a run keeps it, and that modules work in bf16.
 
 bf16 is really computed in: by instructions where this processor has them, else by torch's slower way.
 """
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from fedlight.devices import hardware
+from fedlight.devices.measure import number_type
+from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.quantization import QuantizedBase, quantizable_layers
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language import base_model
@@ -18,6 +21,7 @@ from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
 
+NARROW = "fp32, as for every narrow model on a CPU (dtype: auto)"
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MODULES = {
     "sft": (SFTModule, "llama", {}),
@@ -56,18 +60,45 @@ def build(request, make_sft_batch, make_choice_batch, make_pair_batch):
     return make
 
 
-def test_auto_is_fp32_on_every_cpu(has_bf16):
-    assert base_model.choose_dtype("auto", CPU) == torch.float32
-    assert base_model.choose_dtype("auto", torch.device("mps")) == torch.float32
+def test_auto_is_fp32_for_a_narrow_model_on_every_cpu(has_bf16, monkeypatch):
+    monkeypatch.setattr(number_type, "bf16_speed", lambda width: 9.0)
+    assert choose_dtype("auto", CPU, 255).dtype == torch.float32
+    assert choose_dtype("auto", torch.device("mps"), 4096).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("speed", "faster"), [(1.1, False), (1.2, True), (1.6, True)])
+def test_auto_on_a_cpu_is_what_trains_faster(has_bf16, monkeypatch, speed, faster):
+    monkeypatch.setattr(number_type, "bf16_speed", lambda width: speed)
+    name, why = choose_dtype("auto", CPU, 576)
+    assert name == ("bf16" if has_bf16 and faster else "fp32")
+    assert (f"{speed:.1f} times as fast" if has_bf16 else "no instructions for bf16") in why
+
+
+def test_the_speeds_are_those_of_training_steps(monkeypatch):
+    """Steps of one layer of the model's width, up to 2048 and in whole heads; the random stream stays as it is."""
+    seen = []
+
+    def steps(sizes, kind, device, seconds):
+        seen.append((sizes.width, sizes.layers, kind))
+        torch.rand(3)
+        return 30.0 if kind == torch.bfloat16 else 20.0
+
+    monkeypatch.setattr(number_type, "step_flops", steps)
+    before = torch.random.get_rng_state()
+    assert number_type.bf16_speed.__wrapped__(600) == 1.5
+    number_type.bf16_speed.__wrapped__(4096)
+    assert seen[:2] == [(576, 1, torch.float32), (576, 1, torch.bfloat16)]
+    assert seen[2][0] == 2048
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_auto_on_a_gpu_is_what_it_computes_in(has_bf16):
-    assert base_model.choose_dtype("auto", CUDA) == (torch.bfloat16 if has_bf16 else torch.float16)
+    assert choose_dtype("auto", CUDA, 4096).dtype == (torch.bfloat16 if has_bf16 else torch.float16)
 
 
-@pytest.mark.parametrize(("name", "dtype"), base_model.DTYPES.items())
+@pytest.mark.parametrize(("name", "dtype"), number_type.DTYPES.items())
 def test_what_is_asked_for_is_taken(has_bf16, name, dtype):
-    assert {base_model.choose_dtype(name, device) for device in (CPU, CUDA)} == {dtype}
+    assert {choose_dtype(name, device, 4096).dtype for device in (CPU, CUDA)} == {dtype}
 
 
 @pytest.mark.parametrize("base", base_model.BASES)
@@ -104,7 +135,7 @@ def is_twin(cell):
 def test_what_was_chosen_is_said_once(build, has_bf16, said):
     for _ in range(2):
         build("sft")
-    assert said() == ["base in fp32, as on every CPU (dtype: auto)"]
+    assert said() == [f"base in {NARROW}"]
 
 
 @pytest.mark.parametrize(
@@ -112,12 +143,12 @@ def test_what_was_chosen_is_said_once(build, has_bf16, said):
 )
 def test_of_a_quantized_base_too(build, has_bf16, said, base, words):
     build("sft", base=base)
-    assert said() == [f"{words} fp32, as on every CPU (dtype: auto)"]
+    assert said() == [f"{words} {NARROW}"]
 
 
 def test_bf16_that_will_be_slow_is_said(build, has_bf16, said):
     build("sft", dtype="bf16")
-    slow = "base in bf16 as asked for, without instructions of this processor: many times slower than dtype: fp32"
+    slow = "base in bf16, as asked for, without instructions of this processor: many times slower than dtype: fp32"
     assert said() == ([] if has_bf16 else [slow])
 
 
@@ -131,8 +162,49 @@ def test_what_is_asked_for_and_not_slow_needs_no_words(build, has_bf16, said):
     [("cuda", ("bf16, in which this GPU computes", "fp16, as this GPU does not compute in bf16"))],
 )
 def test_a_gpu_is_named_as_the_reason(has_bf16, device, words):
-    expected = f"{words[0] if has_bf16 else words[1]} (dtype: auto)"
-    assert base_model.explain_dtype("auto", torch.device(device)) == expected
+    name, why = choose_dtype("auto", torch.device(device), 4096)
+    assert f"{name}, {why}" == f"{words[0] if has_bf16 else words[1]} (dtype: auto)"
+
+
+def wide_on_a_cpu_with_bf16(monkeypatch, speed):
+    """The tiny models count as wide, on a CPU that trains so many times as fast in bf16."""
+    monkeypatch.setattr(hardware, "computes_bf16", lambda device: True)
+    monkeypatch.setattr(number_type, "NARROW", 1)
+    monkeypatch.setattr(number_type, "bf16_speed", lambda width: speed)
+
+
+@pytest.mark.parametrize(("speed", "dtype"), [(1.5, torch.bfloat16), (1.0, torch.float32)])
+def test_a_module_is_loaded_in_what_auto_is(build, monkeypatch, speed, dtype):
+    wide_on_a_cpu_with_bf16(monkeypatch, speed)
+    module, _ = build("sft")
+    assert module.causal_lm.dtype == dtype
+
+
+def test_all_processes_take_what_the_first_one_measured(llama, monkeypatch):
+    from fedlight.modules.language import module as language_module
+
+    wide_on_a_cpu_with_bf16(monkeypatch, 1.0)
+    monkeypatch.setattr(language_module, "once", lambda work: ("bf16", "as the first process says"))
+    module = SFTModule(llama)
+    monkeypatch.setattr(SFTModule, "trainer", SimpleNamespace(precision="32-true"))
+    module.setup("fit")
+    module.configure_model()
+    assert module.causal_lm.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp32"])
+def test_a_checkpoint_keeps_what_auto_was(build, monkeypatch, tmp_path, make_sft_batch, dtype):
+    """On a CPU without bf16, too; where the setting names a type that one counts."""
+    wide_on_a_cpu_with_bf16(monkeypatch, 1.5)
+    module, batch = build("sft", dtype=dtype)
+    loss = module.example_losses(batch)
+    checkpoint = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)}
+    module.on_save_checkpoint(checkpoint)
+    torch.save({**checkpoint, "pytorch-lightning_version": "2.6.0"}, tmp_path / "one.ckpt")
+    wide_on_a_cpu_with_bf16(monkeypatch, 1.0)
+    loaded = SFTModule.load_from_checkpoint(tmp_path / "one.ckpt").eval()
+    assert loaded.causal_lm.dtype == (torch.bfloat16 if dtype == "auto" else torch.float32)
+    assert torch.equal(loaded.example_losses(batch), loss)
 
 
 @pytest.mark.parametrize("kind", MODULES)

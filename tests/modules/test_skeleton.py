@@ -139,3 +139,30 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(kind, model, sett
         assert torch.equal(found[name], gradient), name
         assert torch.equal(again[name], gradient), name
     assert any(gradient.abs().max() > 0 for gradient in expected.values())
+
+
+def test_gradient_checkpointing_is_a_setting(llama, make_sft_batch):
+    """Losses and gradients of the plain form, with layers computed twice, and less memory is counted."""
+    plain, twice = (
+        SFTModule(llama, lora_dropout=0.3, dtype="fp32", gradient_checkpointing=on) for on in (False, True)
+    )
+    found = []
+    for module in (plain, twice):
+        module.configure_model()
+        layer = next(part for name, part in module.named_modules() if name.endswith("q_proj"))
+        calls: list[int] = []
+        layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        module.checkpoint_gradients(False)  # as after a visit on an emulated device
+        module.train()
+        with module.dropout_masks.seeded(3):
+            loss = module.example_losses(make_sft_batch()).mean()
+        loss.backward()
+        gradients = {name: weight.grad for name, weight in trained_parameters(module).items()}
+        cost = CostMeter(module.skeleton("fp32")).cost(BatchShape(4, 32, 64))
+        found.append((loss, gradients, len(calls), cost))
+    (loss, gradients, once, cost), (same_loss, same, two, less) = found
+    assert (once, two) == (1, 2)
+    assert torch.equal(loss, same_loss)
+    assert all(torch.equal(same[name], gradient) for name, gradient in gradients.items())
+    assert less.activation_bytes < 0.8 * cost.activation_bytes
+    assert less == CostMeter(plain.skeleton("fp32")).cost(BatchShape(4, 32, 64), checkpointing=True)

@@ -260,7 +260,9 @@ def test_what_does_not_fit_says_what_would(monkeypatch, activations, base, state
         loop=SimpleNamespace(fleet=None),
         settings={"module": "SFTModule", "batch_size": 8, "max_tokens": 97},
         base_bytes=base * 10**9,
+        process_bytes=0,
         trained_bytes=0,
+        peak_bytes=(base + activations) * 10**9,
         activation_bytes=activations * 10**9,
     )
     monkeypatch.setattr(

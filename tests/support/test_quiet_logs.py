@@ -59,10 +59,9 @@ def test_on_standard_output_are_rounds_and_the_table_of_the_end(printed):
 
 
 def test_on_standard_error_is_what_became_of_the_data(printed):
-    source, clients, base = printed[1].splitlines()
+    source, clients = printed[1].splitlines()
     assert source.startswith(f"{VOTES}: ")
     assert re.match(r"6 clients with \d+ to \d+ pairs", clients)
-    assert base == "base in fp32, as on every CPU (dtype: auto)"
 
 
 def test_nothing_but_the_named_notices_is_left_out(caplog):

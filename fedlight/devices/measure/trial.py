@@ -107,7 +107,7 @@ def measure(
     copied = _copy_bytes(sizes.copied_bytes, place, share)
     rapl, no_watts = _counters(place, counters)
     before, start = rapl.read() if rapl else {}, time.perf_counter()
-    steps = {name: _step_flops(sizes, kind, place, share) for name, kind in KINDS.items()}
+    steps = {name: step_flops(sizes, kind, place, share) for name, kind in KINDS.items()}
     watts = rapl.joules(before, rapl.read()) / (time.perf_counter() - start) if rapl else None
     if watts == 0:
         watts, no_watts = None, f"the counters of {counters} stand still"
@@ -154,7 +154,8 @@ def _copy_bytes(size: int, device: torch.device, seconds: float) -> float:
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), seconds, device)
 
 
-def _step_flops(sizes: Sizes, kind: torch.dtype, device: torch.device, seconds: float) -> float:
+def step_flops(sizes: Sizes, kind: torch.dtype, device: torch.device, seconds: float) -> float:
+    """Return the operations a second in training steps of a `SmallTransformer`, timed for so many seconds."""
     shape = (sizes.width, sizes.layers, sizes.heads, sizes.words, sizes.rank)
     model = SmallTransformer(*shape, dtype=kind).to(device)
     ids = torch.randint(sizes.words, (sizes.examples, sizes.tokens + 1), device=device)

@@ -1,0 +1,58 @@
+"""Duration of a training on this machine: a step is timed, on two batches, and the steps of all rounds are counted."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedlight.devices.forecast import Workload
+from fedlight.devices.hardware import choose_device
+from fedlight.plan.plan import build
+
+TIMED_TOKENS = 1024
+"""Most tokens of a timed batch, if that is one text or more; a larger batch takes longer by its operations."""
+
+
+def step_seconds(config: Any, work: Workload, cuda: bool = False) -> float:
+    """Return the seconds of a training step, forward and backward, on a batch of the longest texts.
+
+    The model is loaded. Of two batches the second counts, because the first one fills caches.
+
+    Args:
+        config: parsed settings of ``fedlight fit``; the model is on this machine.
+        work: work of a visit, for the size of a batch.
+        cuda: whether to train on the GPU.
+    """
+    shape = work.shape
+    examples = min(shape.examples, max(1, TIMED_TOKENS // max(1, shape.tokens)))
+    part = replace(shape, examples=examples, responses=shape.responses * examples // shape.examples)
+    module, _ = build(config)
+    seconds = 0.0
+    with choose_device("cuda" if cuda else "cpu"), torch.random.fork_rng(), torch.enable_grad():
+        module.configure_model()
+        batch = module.train().sketch_batch(part)
+        for _ in range(2):
+            start = time.perf_counter()
+            module.sketch_losses(batch).mean().backward()
+            if cuda:
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+    return seconds * work.meter.cost(shape).flops / work.meter.cost(part).flops
+
+
+def steps_of(config: Mapping[str, Any]) -> int | None:
+    """Return the batches of a federated run with all its clients; None where that depends on the data.
+
+    Examples:
+        >>> loop = {"init_args": {"local_steps": 5, "clients_per_round": 4}}
+        >>> steps_of({"trainer": {"max_epochs": 3, "accumulate_grad_batches": 2}, "federated": loop})
+        120
+    """
+    trainer, loop = config["trainer"], (config.get("federated") or {}).get("init_args") or {}
+    factors = (trainer.get("max_epochs"), loop.get("local_steps"), loop.get("clients_per_round"))
+    if not all(isinstance(one, int) and one > 0 for one in factors):
+        return None
+    rounds, steps, clients = factors
+    return rounds * steps * clients * (trainer.get("accumulate_grad_batches") or 1)

@@ -1,0 +1,97 @@
+"""Forecast of a training's memory and time on this machine: `fedlight.preflight.memory`, `fedlight.plan.duration`."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from fedlight.devices.cost import CostMeter
+from fedlight.devices.forecast import Workload
+from fedlight.devices.shape import BatchShape
+from fedlight.lightning_cli.cli import ReadSettings, find_config
+from fedlight.modules.sft import SFTModule
+from fedlight.plan import duration
+from fedlight.preflight import memory
+from fedlight.preflight.finding import State
+from fedlight.preflight.machine import MachineMemory
+
+
+def counted(*settings):
+    arguments = [
+        "fit",
+        "--config",
+        find_config("sft.yaml"),
+        "--data.batch_size=4",
+        "--data.max_tokens=64",
+        *settings,
+    ]
+    config = ReadSettings(arguments).config["fit"]
+    return memory.count_training("train", config, config.as_dict(), "toy", {})
+
+
+def test_the_peak_is_the_sum_of_its_parts():
+    """Libraries with a tokenizer, the base in its number type, fp32 adapters, and activations in that number type."""
+    found = counted()
+    skeleton = SFTModule("toy").skeleton("fp32")
+    frozen, trained = (
+        sum(weight.numel() for weight in skeleton.parameters() if weight.requires_grad is learns)
+        for learns in (False, True)
+    )
+    words = skeleton.causal_lm.config.vocab_size
+    activations = CostMeter(skeleton).cost(BatchShape(4, 64, 4 * 63)).activation_bytes
+    parts = [530_000_000 + 1250 * words, 4 * frozen, (4 + 4 + 8) * trained, round(1.1 * activations)]
+    assert [found.process_bytes, found.base_bytes, found.trained_bytes, found.activation_bytes] == parts
+    assert found.peak_bytes == sum(parts)
+
+
+def test_a_base_in_16_bits_takes_half_and_its_activations_more_than_that():
+    """Adapters, losses and softmax stay in fp32, so twice the activations in bf16 would be too many for fp32."""
+    wide, narrow = counted(), counted("--model.dtype=bf16")
+    assert wide.base_bytes == 2 * narrow.base_bytes
+    assert narrow.activation_bytes < wide.activation_bytes < 1.6 * narrow.activation_bytes
+
+
+def test_what_a_quantized_base_leaves_unquantized_is_in_the_number_type():
+    plain, nf4, half = (
+        counted(),
+        counted("--model.base=nf4"),
+        counted("--model.base=nf4", "--model.dtype=bf16"),
+    )
+    rest = 2 * (nf4.base_bytes - half.base_bytes)
+    assert 0 < rest < nf4.base_bytes < plain.base_bytes
+    assert nf4.base_bytes - rest == pytest.approx((plain.base_bytes - rest) / 4 * (0.5 + 4 / 64), rel=1e-3)
+
+
+def test_gradient_checkpointing_is_in_the_forecast():
+    assert counted("--model.gradient_checkpointing=true").activation_bytes < 0.8 * counted().activation_bytes
+
+
+def test_a_step_is_the_second_of_two_batches_and_grows_with_the_operations(monkeypatch):
+    """Ticks of 1, 2, 3 ... seconds: the first batch takes 1 s, the second 3 s; timed are 4 of 8 texts of 256 tokens."""
+    config = ReadSettings(["fit", "--config", find_config("sft.yaml")]).config["fit"]
+    meter = CostMeter(SFTModule("toy").skeleton("fp32"))
+    shape = BatchShape(8, 256, 8 * 255)
+    ticks = itertools.accumulate([0.0, 1.0, 0.0, 3.0])
+    monkeypatch.setattr(duration, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    work = Workload(meter, (), 8.0, shape, 1, 0, 0)
+    assert duration.step_seconds(config, work) == pytest.approx(6.0, rel=1e-3)
+
+
+def test_time_and_tokens_of_each_stage_are_said(monkeypatch):
+    training = counted()
+    training.steps.update(short=60, long=1200, pooled=None)
+    monkeypatch.setattr(memory, "step_seconds", lambda config, work, cuda: 3.0)
+    (found,) = memory.check_time([training])
+    assert found.state is State.OK
+    assert found.detail == (
+        "3 seconds for a batch of 4 texts of 64 tokens, measured here; "
+        "short: 60 batches with at most 15,360 tokens, at most 3 minutes without validation; "
+        "long: 1,200 batches with at most 307,200 tokens, at most 1 hour without validation; "
+        "pooled: as many batches as the data have"
+    )
+
+
+def test_what_does_not_fit_is_not_tried(monkeypatch):
+    monkeypatch.setattr(memory, "step_seconds", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(memory, "memory_of", lambda cuda: MachineMemory(10**6, "this machine has 1.0 MB"))
+    assert memory.check_time([counted()]) == []
