@@ -21,7 +21,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 def turn_tokens(tokenizer: Any) -> set[int]:
-    """Return the tokens outside of the ordinary vocabulary between an answer and the next question; none without a chat template."""
+    """Return the added tokens between an answer and the next question; none without a chat template."""
     if not getattr(tokenizer, "chat_template", None):
         return set()
     messages = [{"role": role, "content": content} for role, content in CONVERSATION]
@@ -30,4 +30,6 @@ def turn_tokens(tokenizer: Any) -> set[int]:
     between, found, _ = rest.partition(CONVERSATION[2][1])
     if not found:  # a template that leaves earlier turns out
         return set()
-    return {*tokenizer(between, add_special_tokens=False)["input_ids"]} & tokenizer.added_tokens_decoder.keys()
+    return {
+        *tokenizer(between, add_special_tokens=False)["input_ids"]
+    } & tokenizer.added_tokens_decoder.keys()

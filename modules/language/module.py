@@ -442,7 +442,8 @@ class LanguageModule(Checked, LightningModule):
         options = {name: self.options[name] for name in ("temperature", "top_p", "max_new_tokens")}
         # Not from batch_idx: a run that is resumed at the tenth batch counts it as the first.
         seed = derive_seed(self.options.seed, "completions", *batch["prompt"])
-        return self.generate(batch["prompt"], n=self.options.completions, seed=seed, **options)
+        stop = batch.get("stop", ())
+        return self.generate(batch["prompt"], n=self.options.completions, seed=seed, stop=stop, **options)
 
     # Saving
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,13 @@ from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, Row
+
+
+@runtime_checkable
+class KnowsStops(Protocol):
+    """Source that knows how its next question would begin; an answer ends before it."""
+
+    stops: Sequence[str]
 
 
 class Prompts(Protocol):
@@ -88,7 +95,7 @@ class Task(Checked, ABC):
         samples: answers to each prompt; more than one requires a temperature.
         temperature: of the answers; 0 is greedy.
         top_p: share of the probability to draw from, in (0, 1].
-        stop: texts that end an answer; None: the task's own ``stops``.
+        stop: texts that end an answer, besides those of the template; None: the task's own ``stops``.
         seed: of the limit, the shots and the answers.
 
     Attributes:
@@ -132,6 +139,8 @@ class Task(Checked, ABC):
         self.max_new_tokens = self.answer_tokens if max_new_tokens is None else max_new_tokens
         self._ready: Ready | None = None
         self.stop, self.seed = list(self.stops) if stop is None else list(stop), seed
+        if isinstance(data, KnowsStops):  # a run-on is never wanted
+            self.stop = [*self.stop, *data.stops]
 
     @abstractmethod
     def example(self, row: Row) -> Example:
