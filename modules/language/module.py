@@ -239,7 +239,8 @@ class LanguageModule(Checked, LightningModule):
         self._check_batch(batch)
 
     def _check_batch(self, batch: Batch) -> None:
-        check_batch(batch, self.batch_form, type(self).__name__, self.data_hint)
+        if batch:  # that of tasks without a loss is empty
+            check_batch(batch, self.batch_form, type(self).__name__, self.data_hint)
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return one loss per example, ``(batch,)``."""
@@ -304,7 +305,7 @@ class LanguageModule(Checked, LightningModule):
         return self.evaluate_batch("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Any:
-        return self.evaluate_batch("test", batch)
+        return self.evaluate_batch("test", batch) if batch else None
 
     def on_validation_epoch_start(self) -> None:
         self._evaluated = evaluate_together(self, "val")
