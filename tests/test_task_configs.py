@@ -87,7 +87,8 @@ def test_a_file_of_tasks(name, tiny_model, tmp_path):
         lines = (tmp_path / f"run/tasks/test/{task}.jsonl").read_text().splitlines()
         assert len(lines) == number
         assert all("### Response:" in json.loads(line)["prompt"] for line in lines)
-    assert "test/loss" not in outcome.out and "score/" in outcome.out
+    assert "test/loss" not in outcome.out
+    assert "score/" in outcome.out
 
 
 def test_few_shot_from_the_command_line(tiny_model, tmp_path):

@@ -40,7 +40,7 @@ class TaskScores(Checked, L.Callback):
     """Lightning callback that runs tasks, logs the model's scores and keeps every answer.
 
     For each task it logs ``score/NAME``, its interval ``low/NAME`` and ``high/NAME``, ``unread/NAME`` (share of answers that
-    could not be read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME``. Where they have choices,
+    could not be read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME``. With choices,
     ``generated/NAME`` and ``likelihood/NAME`` are the accuracies of the written and the likeliest choice, and
     ``share/NAME/generated/A`` the share of a letter. In training it scores the global model at the end of epochs, which are
     rounds; training continues as if nothing had been measured. The answers go to ``OUTPUT/MOMENT/NAME.jsonl`` and the scores

@@ -1,11 +1,17 @@
 """Batched generation: padding, cache, streams, limits."""
 
+import copy
+
 import pytest
 import torch
+from tokenizers import AddedToken
 from transformers import GenerationConfig
 
+from fedlight.modules.language import adapters
 from fedlight.modules.language.generation import encode_prompts, pad_left
 from fedlight.modules.sft import SFTModule
+from fedlight.pretrained.endings import end_tokens
+from fedlight.stacking.fused_lora import FusedLora
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"]
 
@@ -139,3 +145,60 @@ def test_raw_answers_are_those_of_the_base(llama):
     assert tuned.generate(PROMPTS, **settings) != untuned
     assert tuned.generate(PROMPTS, raw=True, **settings) == untuned
     assert all(parameter.requires_grad == ("lora_" in name) for name, parameter in tuned.named_parameters())
+
+
+def test_a_completion_ends_with_the_turn_of_a_chat(module, monkeypatch):
+    """The end of the turn is no end token of the model or of the tokenizer."""
+    monkeypatch.setattr(module, "tokenizer", copy.deepcopy(module.tokenizer))
+    [[plain]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)
+    written = module.tokenizer(plain, add_special_tokens=False)["input_ids"]
+    turn = module.tokenizer.convert_ids_to_tokens(written[2])
+    module.tokenizer.add_tokens([AddedToken(turn, normalized=False)])
+    module.tokenizer.chat_template = f"{{% for m in messages %}}{{{{ m.content }}}}{turn}{{% endfor %}}"
+    assert written[2] in end_tokens(module.causal_lm, module.tokenizer)
+    [[cut]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)
+    assert len(module.tokenizer(cut, add_special_tokens=False)["input_ids"]) < len(written)
+    assert plain.startswith(cut)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_adapter_of_zeros_is_not_computed(llama, dtype, monkeypatch):
+    module = SFTModule(llama, dtype=dtype)
+    module.configure_model()
+    layers = [part for part in module.network.modules() if isinstance(part, FusedLora)]
+    calls = []
+    for layer in layers:
+        layer.lora_A["default"].register_forward_hook(lambda *_: calls.append(1))
+    fresh = module.generate(PROMPTS, temperature=0.7, max_new_tokens=6, seed=2)
+    assert not calls
+    monkeypatch.setattr(adapters, "_zero_layers", lambda network: [])
+    assert module.generate(PROMPTS, temperature=0.7, max_new_tokens=6, seed=2) == fresh
+    assert calls
+
+
+def test_an_adapter_that_is_zero_in_one_layer_is_computed_in_the_others(llama):
+    module = SFTModule(llama)
+    module.configure_model()
+    layers = [part for part in module.network.modules() if isinstance(part, FusedLora)]
+    with torch.no_grad():
+        layers[1].lora_B["default"].weight += 0.1
+    assert adapters._zero_layers(module.network) == [layers[0], *layers[2:]]
+    calls = []
+    for layer in layers:
+        layer.lora_A["default"].register_forward_hook(lambda part, *_: calls.append(part))
+    module.generate(PROMPTS, temperature=0, max_new_tokens=3)
+    assert set(calls) == {layers[1].lora_A["default"]}
+    assert not any(layer.disable_adapters for layer in layers)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_head_reads_no_view_with_gaps(module, monkeypatch, number):
+    """torch would copy the frozen weights of the head once for each text."""
+    strides = []
+    head = module.causal_lm.get_output_embeddings()
+    forward = head.forward
+    monkeypatch.setattr(head, "forward", lambda states: strides.append(states.stride()) or forward(states))
+    module.generate(PROMPTS[:number], temperature=0, max_new_tokens=2)
+    width = module.causal_lm.config.hidden_size
+    assert strides == [(width, width, 1)] * 2
+    assert not head._forward_pre_hooks
