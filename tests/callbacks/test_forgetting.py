@@ -5,6 +5,7 @@ import math
 import lightning as L
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from fedlight.callbacks.scores.forgetting import Forgetting, measure
 from fedlight.evaluation.forgetting import QUESTIONS, TEXTS
@@ -17,7 +18,11 @@ def make_trainer(folder):
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     return L.Trainer(
-        default_root_dir=folder, accelerator="cpu", max_epochs=1, callbacks=[Forgetting()], **quiet
+        default_root_dir=folder,
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[Forgetting()],
+        **quiet,
     )
 
 
@@ -58,7 +63,7 @@ def test_a_test_logs_both_and_a_fresh_adapter_has_lost_nothing(tiny_model, tmp_p
     module = SFTModule(tiny_model)
     ids = torch.tensor([[1, 5, 6, 2]])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    [found] = make_trainer(tmp_path).test(module, [batch], verbose=False)
+    [found] = make_trainer(tmp_path).test(module, DataLoader([batch], batch_size=None), verbose=False)
     assert found["forgetting/perplexity"] == found["forgetting/perplexity_raw"] > 1
     assert found["forgetting/knowledge"] == found["forgetting/knowledge_raw"]
     with torch.no_grad():
@@ -72,7 +77,8 @@ def test_training_logs_both(tiny_model, tmp_path):
     ids = torch.tensor([[1, 5, 6, 2]])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     trainer = make_trainer(tmp_path)
-    trainer.fit(SFTModule(tiny_model, lr=0.1), [batch])
+    batches = DataLoader([batch], batch_size=None)
+    trainer.fit(SFTModule(tiny_model, lr=0.1), batches, batches)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert found["forgetting/perplexity"] != found["forgetting/perplexity_raw"]
 

@@ -1,16 +1,13 @@
 """Batched generation: padding, cache, streams, limits."""
 
-import copy
-
 import pytest
 import torch
-from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 from fedlight.modules.language import adapters
 from fedlight.modules.language.generation import encode_prompts, pad_left
 from fedlight.modules.sft import SFTModule
-from fedlight.pretrained.endings import end_tokens
+from fedlight.pretrained import endings
 from fedlight.stacking.fused_lora import FusedLora
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"]
@@ -148,17 +145,16 @@ def test_raw_answers_are_those_of_the_base(llama):
 
 
 def test_a_completion_ends_with_the_turn_of_a_chat(module, monkeypatch):
-    """The end of the turn is no end token of the model or of the tokenizer."""
-    monkeypatch.setattr(module, "tokenizer", copy.deepcopy(module.tokenizer))
+    """Whose token is no end token of the model or of the tokenizer; see tests/pretrained/test_endings.py."""
     [[plain]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)
-    written = module.tokenizer(plain, add_special_tokens=False)["input_ids"]
-    turn = module.tokenizer.convert_ids_to_tokens(written[2])
-    module.tokenizer.add_tokens([AddedToken(turn, normalized=False)])
-    module.tokenizer.chat_template = f"{{% for m in messages %}}{{{{ m.content }}}}{turn}{{% endfor %}}"
-    assert written[2] in end_tokens(module.causal_lm, module.tokenizer)
-    [[cut]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)
-    assert len(module.tokenizer(cut, add_special_tokens=False)["input_ids"]) < len(written)
-    assert plain.startswith(cut)
+    found = []
+    for token in range(len(module.tokenizer)):
+        monkeypatch.setattr(endings, "turn_tokens", lambda tokenizer, token=token: {token})
+        found += module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)[0]
+        if len(found[-1]) < len(plain):
+            break
+    assert plain.startswith(found[-1])
+    assert plain != found[-1]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
