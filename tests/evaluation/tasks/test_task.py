@@ -86,6 +86,12 @@ def test_what_the_model_is_asked(rows):
     assert again.asked == model.asked
 
 
+def test_an_answer_ends_before_the_next_question_of_the_template(rows):
+    model = Adds()
+    make(rows, stop=["x"]).run(model)
+    assert [stop for *_, stop, _ in model.asked] == [["x", "\nQ:"]]
+
+
 def test_progress_is_told(rows):
     told = []
     make(rows, batch_size=3).run(Adds(), lambda *numbers: told.append(numbers))
