@@ -141,7 +141,8 @@ def test_a_row_counts_the_mean_of_its_answers():
     assert (result.mean, result.unread) == (0.5, 0.25)
     # One row: (0.5 + z^2/2 +- z sqrt(1/4 + z^2/4)) / (1 + z^2) = (2.4207 +- 2.1563) / 4.8415.
     assert result.interval == (pytest.approx(0.0546, abs=1e-4), pytest.approx(0.9454, abs=1e-4))
-    assert result.metrics("a") == {"score/a": 0.5, "unread/a": 0.25}
+    low, high = result.interval
+    assert result.metrics("a") == {"score/a": 0.5, "unread/a": 0.25, "low/a": low, "high/a": high}
     assert str(result) == "0.5000 of 1 rows, 25.0% of the answers could not be read"
 
 
