@@ -25,7 +25,7 @@ class ScoresRaw(Protocol):
 
 
 class Forgetting(Checked, L.Callback):
-    """Lightning callback that measures after ``fit`` and in ``test`` what the tuned model has lost against the raw one.
+    """Lightning callback that measures, after ``fit`` and in ``test``, the general knowledge of the tuned and the raw model.
 
     It logs ``forgetting/perplexity`` on eight short texts of everyday language and ``forgetting/knowledge``, the share of
     forty questions of common knowledge whose right answer is the likeliest of four, each with ``_raw`` for the model without

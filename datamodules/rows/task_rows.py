@@ -47,7 +47,7 @@ class TaskRows(Checked):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts with which another question would begin."""
+        """Beginnings of another question, before which an answer ends."""
         return self.template.stops
 
     def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -173,7 +173,7 @@ class Template:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        r"""Texts with which a next question in this form would begin, cut to `STOP_CHARACTERS`; an answer ends before them.
+        r"""Beginnings of a next question in this form, cut to `STOP_CHARACTERS`; an answer ends before them.
 
         They are the template's first line, its lines with a mark, and the beginnings with a colon of lines with a slot. The
         line before the answer needs a mark: a worked solution may well say "Answer:".

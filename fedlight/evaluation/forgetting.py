@@ -1,4 +1,4 @@
-"""What a tuned model has lost: its perplexity on everyday text, and common knowledge, both far from most training data.
+"""Losses of a tuned model: perplexity on everyday text, and common knowledge, both far from most training data.
 
 Texts and questions were written for this package. They are few: a model that has lost a quarter of its knowledge shows it,
 one that has lost a hundredth does not.
