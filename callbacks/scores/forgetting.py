@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.logs.trainer import log_now
-from fedlight.evaluation.forgetting import QUESTIONS, TEXTS, known, perplexity
+from fedlight.evaluation.tasks.forgetting import QUESTIONS, TEXTS, known, perplexity
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.processes.work import once
 from fedlight.support.checks import Checked
@@ -29,7 +29,7 @@ class Forgetting(Checked, L.Callback):
 
     It logs ``forgetting/perplexity`` on eight short texts of everyday language and ``forgetting/knowledge``, the share of
     forty questions of common knowledge whose right answer is the likeliest of four, each with ``_raw`` for the model without
-    the adapter. The texts are those of `fedlight.evaluation.forgetting`, in English.
+    the adapter. The texts are those of `fedlight.evaluation.tasks.forgetting`, in English.
 
     Raises:
         ValueError: in ``setup``, the module returns no likelihoods.

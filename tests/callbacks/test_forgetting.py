@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.scores.forgetting import Forgetting, measure
-from fedlight.evaluation.forgetting import QUESTIONS, TEXTS
+from fedlight.evaluation.tasks.forgetting import QUESTIONS, TEXTS
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.sft import SFTModule
 

@@ -109,7 +109,7 @@ def letter_in(answer: str, number: int) -> str | None:
 
 
 def choice_in(answer: str, choices: Sequence[str]) -> str | None:
-    """Return the longest choice with which an answer begins, else the only one that it has as a phrase, else None.
+    """Return the longest choice that begins an answer, else the only choice in it, else None.
 
     Examples:
         >>> choice_in(" Yes, it does", ["yes", "no"]), choice_in("It is no.", ["yes", "no"]), choice_in("Note", ["no"])

@@ -138,7 +138,7 @@ class Result:
         return sum(outcome.verdicts[0].note == TOO_LONG for outcome in self.outcomes)
 
     def metrics(self, name: str) -> Mapping[str, float]:
-        """Return what is logged.
+        """Return the numbers to log.
 
         It is ``score|low|high|unread/NAME``, with groups ``score/NAME/GROUP`` and ``group_mean/NAME``, and with choices
         ``generated|likelihood/NAME`` (accuracy) and ``share/NAME/generated|likelihood/CHOICE``.
