@@ -112,6 +112,7 @@ _FILES = {
     "ChatJudge": "judges.chat_judge",
     "SelectorJudge": "judges.selector_judge",
     "SampleAnswers": "callbacks.scores.sample_answers",
+    "Forgetting": "callbacks.scores.forgetting",
     "TaskScores": "callbacks.scores.task_scores",
     "TaskDataModule": "datamodules.instructions.task_data",
     "TaskRows": "datamodules.rows.task_rows",
@@ -177,6 +178,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
     from fedlight.callbacks.loop.limits import Limits as Limits
     from fedlight.callbacks.progress.round_progress import RoundProgress as RoundProgress
+    from fedlight.callbacks.scores.forgetting import Forgetting as Forgetting
     from fedlight.callbacks.scores.sample_answers import SampleAnswers as SampleAnswers
     from fedlight.callbacks.scores.task_scores import TaskScores as TaskScores
     from fedlight.callbacks.scores.win_rate import WinRate as WinRate

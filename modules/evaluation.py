@@ -86,4 +86,5 @@ def _limits(trainer: L.Trainer, stage: str) -> list[int | float]:
 
 def _batches(loaders: list[DataLoader], limits: list[int | float]) -> Iterator[Any]:
     for loader, limit in zip(loaders, limits, strict=True):
-        yield from islice(loader, None if limit == float("inf") else int(limit))
+        batches = islice(loader, None if limit == float("inf") else int(limit))
+        yield from (batch for batch in batches if batch)  # that of tasks without a loss is empty

@@ -58,6 +58,7 @@ PUBLIC = {
     *(
         "WinRate",
         "SampleAnswers",
+        "Forgetting",
         "TaskScores",
         "TaskDataModule",
         "GSM8K",

@@ -27,6 +27,14 @@ OPINIONS = [
     for n in range(8)
 ]
 TWEETS = [{"text": f"ben reads {n} maps", "label": n % 3} for n in range(3)]
+ABSTRACTS = [
+    {
+        "question": "anna paints walls ?",
+        "context": {"contexts": ["ben reads maps .", "anna keeps hens ."], "labels": ["x", "y"]},
+        "final_decision": answer,
+    }
+    for answer in ("yes", "no", "maybe")
+]
 CODE = [
     {
         "task_id": "HumanEval/0",
@@ -39,6 +47,7 @@ CODE = [
 FILES = {  # file -> task -> its rows, and those of its data and shots that are asked
     "gsm8k": {"gsm8k": (MATH, 4)},
     "mmlu_medical": {"mmlu_medical": (MEDICINE, 6)},
+    "pubmedqa": {"pubmedqa": (ABSTRACTS, 3)},
     "sentiment": {"fpb": (PHRASES, 2), "fiqa": (OPINIONS, 2), "tfns": (TWEETS, 3)},
     "human_eval": {"human_eval": (CODE, 1)},
 }
@@ -78,7 +87,8 @@ def test_a_file_of_tasks(name, tiny_model, tmp_path):
         lines = (tmp_path / f"run/tasks/test/{task}.jsonl").read_text().splitlines()
         assert len(lines) == number
         assert all("### Response:" in json.loads(line)["prompt"] for line in lines)
-    assert "test/loss" in outcome.out
+    assert "test/loss" not in outcome.out
+    assert "score/" in outcome.out
 
 
 def test_few_shot_from_the_command_line(tiny_model, tmp_path):

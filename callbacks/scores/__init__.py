@@ -2,7 +2,12 @@
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"SampleAnswers": "sample_answers", "TaskScores": "task_scores", "WinRate": "win_rate"}
+_FILES = {
+    "Forgetting": "forgetting",
+    "SampleAnswers": "sample_answers",
+    "TaskScores": "task_scores",
+    "WinRate": "win_rate",
+}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

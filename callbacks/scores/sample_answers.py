@@ -30,6 +30,13 @@ class HoldsResponses(Protocol):
         """Return ``input_ids`` and ``labels``, ``(batch, tokens)``; labels are -100 on prompt and padding."""
 
 
+@runtime_checkable
+class HoldsTemplate(Protocol):
+    """Datamodule with the template of its prompts, whose ``stops`` end an answer."""
+
+    template: Any
+
+
 class Sample(NamedTuple):
     """Prompt with its reference, as texts."""
 
@@ -84,8 +91,12 @@ class SampleAnswers(Checked, L.Callback):
         )
         shown = [sample for sample, is_short in zip(self._samples, fits, strict=True) if is_short]
         with isolate_rng():
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            stop = data.template.stops if isinstance(data, HoldsTemplate) else ()
+            settings = {"temperature": 0.0, "max_new_tokens": tokens, "seed": 0, "stop": stop}
             raw, tuned = (
-                _answers(pl_module, [one.prompt for one in shown], tokens, off) for off in (True, False)
+                _answers(pl_module, [one.prompt for one in shown], {**settings, "raw": off})
+                for off in (True, False)
             )
         lines = [
             {"prompt": sample.prompt, "reference": sample.reference, "raw": before, "tuned": after}
@@ -117,9 +128,5 @@ def choose(data: HoldsResponses, number: int) -> list[Sample]:
     return [*samples.values()]
 
 
-def _answers(module: Any, prompts: Sequence[str], tokens: int, raw: bool) -> list[str]:
-    if not prompts:
-        return []
-    return [
-        own[0] for own in module.generate(prompts, temperature=0.0, max_new_tokens=tokens, seed=0, raw=raw)
-    ]
+def _answers(module: Any, prompts: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    return [own[0] for own in module.generate(prompts, **settings)] if prompts else []

@@ -39,11 +39,12 @@ class HoldsTasks(Protocol):
 class TaskScores(Checked, L.Callback):
     """Lightning callback that runs tasks, logs the model's scores and keeps every answer.
 
-    For each task it logs ``score/NAME``, ``stderr/NAME`` (standard error), ``unread/NAME`` (share of answers that could not
-    be read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME``. In training it scores the global
-    model at the end of epochs, which are rounds; training continues as if nothing had been measured. The answers go to
-    ``OUTPUT/MOMENT/NAME.jsonl`` and the scores to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3`` (from
-    1), ``validate`` or ``test``.
+    For each task it logs ``score/NAME``, its interval ``low/NAME`` and ``high/NAME``, ``unread/NAME`` (share of answers that
+    could not be read) and, where the rows have groups, ``score/NAME/GROUP`` and ``group_mean/NAME``. With choices,
+    ``generated/NAME`` and ``likelihood/NAME`` are the accuracies of the written and the likeliest choice, and
+    ``share/NAME/generated/A`` the share of a letter. In training it scores the global model at the end of epochs, which are
+    rounds; training continues as if nothing had been measured. The answers go to ``OUTPUT/MOMENT/NAME.jsonl`` and the scores
+    to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3`` (from 1), ``validate`` or ``test``.
 
     With ``own_models``, each client's own model (the one with which it would train on alone, as after local training) runs
     the tasks after training. It logs ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and ``own/NAME/client_std``

@@ -29,9 +29,16 @@ class WritesText(Protocol):
     """Module that writes text."""
 
     def generate(
-        self, prompts: Sequence[str], *, temperature: float, max_new_tokens: int, seed: int, raw: bool
+        self,
+        prompts: Sequence[str],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        seed: int,
+        raw: bool,
+        stop: Sequence[str],
     ) -> list[list[str]]:
-        """Return answers to each prompt; ``raw`` turns the adapter off, as before tuning."""
+        """Return answers to each prompt; ``raw`` turns the adapter off; they end before a stop text."""
 
 
 class WinRate(Checked, L.Callback):
@@ -92,6 +99,7 @@ class WinRate(Checked, L.Callback):
             self.prompts.setup("predict")
             batches = list(self.prompts.predict_dataloader())
         self._batches: list[Sequence[str]] = [batch["prompt"] for batch in batches]
+        self._stop: Sequence[str] = batches[0].get("stop", ()) if batches else ()
         self._fields: list[Fields] = [fields for batch in batches for fields in batch["fields"]]
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._raw = []
@@ -121,7 +129,7 @@ class WinRate(Checked, L.Callback):
         self._raw, self._fingerprint = state_dict["raw"], state_dict["made_for"]
 
     def _answers(self, module: Any, raw: bool) -> list[str]:
-        drawn = {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
+        drawn = {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens, "stop": self._stop}
 
         def answer(prompts: Sequence[str]) -> list[str]:
             seed = derive_seed(self.seed, "win rate", *prompts)

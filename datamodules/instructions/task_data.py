@@ -1,7 +1,7 @@
-"""Rows of tasks as a test set, for scores and for the loss on right answers in ``fedlight test``.
+"""Rows of tasks as a test set, for scores in ``fedlight test`` and, where wanted, for the loss on right answers.
 
-The callback ``TaskScores`` computes the scores, with the datamodule's tasks if it has none of its own. The loss still
-differs between models whose answers are all wrong or all right.
+The callback ``TaskScores`` computes the scores, with the datamodule's tasks if it has none of its own. The loss takes a pass
+over all rows; it still differs between models whose answers are all wrong or all right.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import Dataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.rows import RowsError
@@ -21,6 +22,16 @@ from fedlight.pretrained.hub import load_tokenizer
 from fedlight.pretrained.openings import opening_ids
 
 
+class NoExamples(Dataset):
+    """Test set of one batch without examples: Lightning calls no callback for a test set of nothing."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> None:
+        return None
+
+
 class TaskDataModule(FederatedDataModule):
     """Prompts of tasks with right answers, for ``trainer.test``.
 
@@ -29,6 +40,7 @@ class TaskDataModule(FederatedDataModule):
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and answer together; longer examples have a score but are left out of the loss,
             and counted.
+        loss: also compute the loss on right answers; without it the test set is one empty batch.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Raises:
@@ -40,6 +52,7 @@ class TaskDataModule(FederatedDataModule):
         tasks: dict[str, Task],
         tokenizer: str = "toy",
         max_tokens: int = 2048,
+        loss: bool = False,
         eval_batch_size: int = 16,
         seed: int = 0,
         num_workers: int = 0,
@@ -48,6 +61,7 @@ class TaskDataModule(FederatedDataModule):
         if not tasks:
             raise ValueError("tasks={}: name one or more")
         self.tasks, self.tokenizer_name, self.max_tokens = tasks, tokenizer, max_tokens
+        self.loss = loss
 
     def setup(self, stage: str) -> None:
         """Read and tokenize the rows, once; raise ValueError for a stage other than ``test``."""
@@ -57,6 +71,9 @@ class TaskDataModule(FederatedDataModule):
                 "beside other data"
             )
         if self.test_set is not None:
+            return
+        if not self.loss:
+            self.test_set = NoExamples()
             return
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         pairs = [
@@ -74,8 +91,8 @@ class TaskDataModule(FederatedDataModule):
         self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """Return an sft batch."""
-        return collate_responses(examples, pad_id(self.tokenizer))
+        """Return an sft batch, or an empty one without the loss."""
+        return {} if not self.loss else collate_responses(examples, pad_id(self.tokenizer))
 
 
 def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens: int) -> Encoded:

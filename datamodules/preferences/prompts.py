@@ -102,8 +102,9 @@ class PromptDataModule(FederatedDataModule):
         self.predict_set = StackDataset(**columns)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """Return a batch of prompts: ``prompt`` and ``fields`` as lists, ``index`` ``(batch,)``."""
+        """Return a batch of prompts: ``prompt``, ``fields`` and ``stop`` as lists, ``index`` ``(batch,)``."""
         return {
+            "stop": list(self.template.stops),
             "prompt": [example["prompt"] for example in examples],
             "fields": [example["fields"] for example in examples],
             "index": torch.tensor([example["index"] for example in examples]),

@@ -45,6 +45,11 @@ class TaskRows(Checked):
         self.columns, self.template = columns or {}, Template.named(template)
         self.where, self.share, self.share_seed = where or {}, share, share_seed
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Beginnings of another question, before which an answer ends."""
+        return self.template.stops
+
     def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the values of these names in each row; None where a row other than the first has no such column.
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from string import Formatter
 
 ANSWER_SLOTS = ("response_a", "response_b")
+MARKS = ("#", "<", "[")
+STOP_CHARACTERS = 40
 TRIM_ORDER = ("post", "input", "prompt", "instruction")
 
 ALPACA = """Below is an instruction that describes a task, paired with an input that provides further context. \
@@ -168,6 +170,28 @@ class Template:
         """Slots that no row may leave empty: the one that may be cut, unless ``without`` replaces it."""
         trim = (self.without or self).trim
         return () if trim is None else (trim,)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        r"""Beginnings of a next question in this form, cut to `STOP_CHARACTERS`; an answer ends before them.
+
+        They are the template's first line, its lines with a mark, and the beginnings with a colon of lines with a slot. The
+        line before the answer needs a mark: a worked solution may well say "Answer:".
+
+        Examples:
+            >>> Template.named("alpaca_no_input").stops[1:]
+            ('\n### Instruction:', '\n### Response:')
+            >>> Template("Question: {prompt}\nAnswer:").stops
+            ('\nQuestion:',)
+        """
+        parts = [(literal.split("\n"), slot) for literal, slot, _, _ in Formatter().parse(self.text)]
+        first = parts[0][0][0] if parts else ""
+        heads = [lines[-1] for lines, slot in parts if slot]
+        lines = [first] if len(first.split()) > 3 else []
+        lines += [head for head in heads if ":" in head]
+        lines += [line for own, _ in parts for line in own if line.startswith(MARKS)]
+        own = [f"\n{line.rstrip()}"[:STOP_CHARACTERS] for line in lines]
+        return tuple(dict.fromkeys([*own, *(self.without.stops if self.without else ())]))
 
     def render(self, fields: Mapping[str, str], ending: str = "") -> Parts:
         """Fill the slots and append ``ending``, which is never cut.

@@ -78,6 +78,7 @@ def main(argv: Sequence[str]) -> None:
     with _selector(options.selector) as judge, hardware.choose_device("auto"):
         model = opened.load()
         settings = {"n": 1, "max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+        settings["stop"] = template.stops
         for line in _lines(console):
             fields[slot] = line
             prompt = [template.render(fields).text]

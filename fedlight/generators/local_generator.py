@@ -39,7 +39,7 @@ class LocalGenerator(TextGenerator):
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
         max_new_tokens: most tokens of an answer.
-        stop: an answer ends before any of these texts. None: what a base model adds after answering Self-Instruct's prompts.
+        stop: an answer ends before any of these texts, or of the template's. None: `STOP`, for Self-Instruct's prompts.
         keep_cut: return what was cut off at ``max_new_tokens``, too; else it counts as no answer.
         batch_size: prompts at once.
         dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
@@ -77,12 +77,14 @@ class LocalGenerator(TextGenerator):
         self.model, self.adapter, self.base, self.dtype = model, adapter, base, dtype
         self.template, self.temperature, self.top_p = template, temperature, top_p
         self.max_new_tokens, self.keep_cut = max_new_tokens, keep_cut
+        self._template = Template.named(template) if template not in (None, CHAT) else None
         self.stop = list(STOP) if stop is None else stop
         if not all(self.stop):
             raise ValueError(f"stop={self.stop}: an empty text would end every answer at once")
+        if self._template:
+            self.stop = [*self.stop, *self._template.stops]
         self.batch_size, self.device, self.seed = batch_size, device, seed
         self.trust_remote_code = trust_remote_code
-        self._template = Template.named(template) if template not in (None, CHAT) else None
         if self._template and len(set(self._template.slots)) != 1:
             slots = ", ".join(self._template.slots)
             raise ValueError(f"template={template!r} has the slots {slots}, but a prompt fills one")

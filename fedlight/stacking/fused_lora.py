@@ -19,6 +19,8 @@ class FusedLora(peft_lora.Linear):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return ``W x + scaling * B A dropout(x)``, ``(..., out)``."""
+        if self.disable_adapters and not self.merged:
+            return self.base_layer(x, *args, **kwargs)
         adapter = self._plain_adapter()
         if adapter is None or args or kwargs or _has_autocast(x.device.type):
             return super().forward(x, *args, **kwargs)

@@ -178,12 +178,9 @@ def _switch(network: Any, layers: Sequence[Any], name: str) -> None:
 
 @contextmanager
 def disable_adapters(network: Any, off: bool = True) -> Iterator[None]:
-    """Run the body with the adapters switched off, or unchanged where ``off`` is false."""
-    if not off:
-        yield
-        return
+    """Run the body without the adapters, or, where ``off`` is false, without those that are zero and change nothing."""
     # PEFT's own context manager also collects the state of all layers, which takes 5 ms.
-    layers = _adapter_layers(network)
+    layers = _adapter_layers(network) if off else _zero_layers(network)
     before = [layer._disable_adapters for layer in layers]
     try:
         for layer in layers:
@@ -192,6 +189,20 @@ def disable_adapters(network: Any, off: bool = True) -> Iterator[None]:
     finally:
         for layer, was in zip(layers, before, strict=True):
             layer._disable_adapters = was
+
+
+def _zero_layers(network: nn.Module) -> list[Any]:
+    """Return the LoRA layers whose only active adapter has B = 0, as before training."""
+    found = []
+    for layer in _adapter_layers(network):
+        names = layer.active_adapters if hasattr(layer, "lora_variant") else []
+        if len(names) == 1 and names[0] in layer.lora_B and names[0] not in layer.lora_variant:
+            b = layer.lora_B[names[0]]
+            if b.bias is None:
+                found.append((layer, b.weight.count_nonzero()))
+    # One transfer from the device for all layers.
+    counts = torch.stack([count for _, count in found]).tolist() if found else []
+    return [layer for (layer, _), count in zip(found, counts, strict=True) if count == 0]
 
 
 def drop_other_gradients(network: nn.Module, name: str) -> None:

@@ -260,7 +260,8 @@ class LanguageModule(Checked, LightningModule):
         self._check_batch(batch)
 
     def _check_batch(self, batch: Batch) -> None:
-        check_batch(batch, self.batch_form, type(self).__name__, self.data_hint)
+        if batch:  # that of tasks without a loss is empty
+            check_batch(batch, self.batch_form, type(self).__name__, self.data_hint)
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return one loss per example, ``(batch,)``."""
@@ -325,7 +326,7 @@ class LanguageModule(Checked, LightningModule):
         return self.evaluate_batch("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Any:
-        return self.evaluate_batch("test", batch)
+        return self.evaluate_batch("test", batch) if batch else None
 
     def on_validation_epoch_start(self) -> None:
         self._evaluated = evaluate_together(self, "val")
@@ -465,7 +466,8 @@ class LanguageModule(Checked, LightningModule):
         options = {name: self.options[name] for name in ("temperature", "top_p", "max_new_tokens")}
         # Not from batch_idx: a run that is resumed at the tenth batch counts it as the first.
         seed = derive_seed(self.options.seed, "completions", *batch["prompt"])
-        return self.generate(batch["prompt"], n=self.options.completions, seed=seed, **options)
+        stop = batch.get("stop", ())
+        return self.generate(batch["prompt"], n=self.options.completions, seed=seed, stop=stop, **options)
 
     # Saving
 

@@ -38,7 +38,7 @@ def trainer_of(folder, *callbacks):
 
 def test_the_batches_are_those_of_instruction_data(rows, tiny_model):
     """An independent way to the same tokens: the datamodule of training, on the same rows with the same template."""
-    one = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=200)
+    one = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=200, loss=True)
     other = InstructionDataModule(rows, test_source=rows, tokenizer=tiny_model, max_tokens=200)
     for data in (one, other):
         data.setup("test")
@@ -51,21 +51,29 @@ def test_the_loss_and_the_scores(rows, tiny_model, tmp_path):
     module = SFTModule(tiny_model)
     other = InstructionDataModule(rows, test_source=rows, tokenizer=tiny_model)
     [plain] = trainer_of(tmp_path).test(module, datamodule=other, verbose=False)
-    data = TaskDataModule(tasks(rows), tokenizer=tiny_model)
+    data = TaskDataModule(tasks(rows), tokenizer=tiny_model, loss=True)
     [numbers] = trainer_of(tmp_path, TaskScores()).test(module, datamodule=data, verbose=False)
     assert numbers["test/loss"] == pytest.approx(plain["test/loss"])
     assert numbers["score/walls"] == tasks(rows)["walls"].run(module).mean
     assert len((tmp_path / "tasks/test/walls.jsonl").read_text().splitlines()) == 4
 
 
+def test_no_loss_is_computed_unless_it_is_asked_for(rows, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(SFTModule, "example_losses", None)
+    data = TaskDataModule(tasks(rows), tokenizer=tiny_model)
+    [numbers] = trainer_of(tmp_path, TaskScores()).test(SFTModule(tiny_model), datamodule=data, verbose=False)
+    assert "test/loss" not in numbers
+    assert {"score/walls", "low/walls", "high/walls"} <= numbers.keys()
+
+
 def test_what_is_too_long_is_left_out_of_the_loss_alone(rows, tiny_model, tmp_path):
-    data = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=1)
+    data = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=1, loss=True)
     with pytest.raises(ValueError, match="walls: no example fits into max_tokens=1"):
         data.setup("test")
-    lengths = TaskDataModule(tasks(rows), tokenizer=tiny_model)
+    lengths = TaskDataModule(tasks(rows), tokenizer=tiny_model, loss=True)
     lengths.setup("test")
     shorter = TaskDataModule(
-        tasks(rows), tokenizer=tiny_model, max_tokens=int(lengths.test_set.lengths.min())
+        tasks(rows), tokenizer=tiny_model, max_tokens=int(lengths.test_set.lengths.min()), loss=True
     )
     trainer_of(tmp_path, TaskScores()).test(SFTModule(tiny_model), datamodule=shorter, verbose=False)
     assert 0 < len(shorter.test_set) < 4

@@ -118,3 +118,36 @@ def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
         check_choice(Template("{prompt} {response_a}:"))
     with pytest.raises(ValueError, match=r"End it with a colon"):
         check_choice(Template("{response_a} {response_b} better?"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{prompt}", ()),
+        ("", ()),
+        ("Tell of {prompt} now", ()),  # no header: a sentence around the slot
+        ("Claim: {prompt}", ("\nClaim:",)),
+        ("Question: {prompt}\nAnswer:", ("\nQuestion:",)),  # a solution may have a line "Answer: 4"
+        ("# Task\n{prompt}\n# Answer", ("\n# Task", "\n# Answer")),
+        ("Read this with great care.\n{prompt}", ("\nRead this with great care.",)),
+        ("toy_generation", ("\nPOST :",)),
+        (
+            "tldr_generation",
+            (
+                "\nBelow is an instruction that describes ",
+                *("\nSUBREDDIT: r/", "\nTITLE:", "\nPOST:"),
+                *("\n### Instruction:", "\n### Input:", "\n### Response:"),
+            ),
+        ),
+    ],
+)
+def test_an_answer_ends_before_the_next_header(text, expected):
+    template = Template.named(text) if text and "{" not in text else Template(text)
+    assert template.stops == expected
+
+
+def test_the_form_without_input_has_the_same_headers():
+    assert Template.named("alpaca").stops == (
+        "\nBelow is an instruction that describes ",
+        *("\n### Instruction:", "\n### Input:", "\n### Response:"),
+    )

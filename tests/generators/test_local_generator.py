@@ -157,3 +157,11 @@ def test_bad_settings_are_refused(options, words):
 def test_an_adapter_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no adapter_config"):
         LocalGenerator("toy", adapter=str(tmp_path))
+
+
+def test_the_headers_of_the_template_end_an_answer(tiny_model):
+    given = ["x"]
+    headed = generator(tiny_model, template="Question: {prompt}\nAnswer:", stop=given)
+    assert headed.stop == ["x", "\nQuestion:"]
+    assert given == ["x"]
+    assert generator(tiny_model, stop=given).stop == ["x"]

@@ -4,8 +4,11 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from fedlight.modules.language import adapters
 from fedlight.modules.language.generation import encode_prompts, pad_left
 from fedlight.modules.sft import SFTModule
+from fedlight.pretrained import endings
+from fedlight.stacking.fused_lora import FusedLora
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"]
 
@@ -139,3 +142,59 @@ def test_raw_answers_are_those_of_the_base(llama):
     assert tuned.generate(PROMPTS, **settings) != untuned
     assert tuned.generate(PROMPTS, raw=True, **settings) == untuned
     assert all(parameter.requires_grad == ("lora_" in name) for name, parameter in tuned.named_parameters())
+
+
+def test_a_completion_ends_with_the_turn_of_a_chat(module, monkeypatch):
+    """Whose token is no end token of the model or of the tokenizer; see tests/pretrained/test_endings.py."""
+    [[plain]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)
+    found = []
+    for token in range(len(module.tokenizer)):
+        monkeypatch.setattr(endings, "turn_tokens", lambda tokenizer, token=token: {token})
+        found += module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)[0]
+        if len(found[-1]) < len(plain):
+            break
+    assert plain.startswith(found[-1])
+    assert plain != found[-1]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_adapter_of_zeros_is_not_computed(llama, dtype, monkeypatch):
+    module = SFTModule(llama, dtype=dtype)
+    module.configure_model()
+    layers = [part for part in module.network.modules() if isinstance(part, FusedLora)]
+    calls = []
+    for layer in layers:
+        layer.lora_A["default"].register_forward_hook(lambda *_: calls.append(1))
+    fresh = module.generate(PROMPTS, temperature=0.7, max_new_tokens=6, seed=2)
+    assert not calls
+    monkeypatch.setattr(adapters, "_zero_layers", lambda network: [])
+    assert module.generate(PROMPTS, temperature=0.7, max_new_tokens=6, seed=2) == fresh
+    assert calls
+
+
+def test_an_adapter_that_is_zero_in_one_layer_is_computed_in_the_others(llama):
+    module = SFTModule(llama)
+    module.configure_model()
+    layers = [part for part in module.network.modules() if isinstance(part, FusedLora)]
+    with torch.no_grad():
+        layers[1].lora_B["default"].weight += 0.1
+    assert adapters._zero_layers(module.network) == [layers[0], *layers[2:]]
+    calls = []
+    for layer in layers:
+        layer.lora_A["default"].register_forward_hook(lambda part, *_: calls.append(part))
+    module.generate(PROMPTS, temperature=0, max_new_tokens=3)
+    assert set(calls) == {layers[1].lora_A["default"]}
+    assert not any(layer.disable_adapters for layer in layers)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_head_reads_no_view_with_gaps(module, monkeypatch, number):
+    """torch would copy the frozen weights of the head once for each text."""
+    strides = []
+    head = module.causal_lm.get_output_embeddings()
+    forward = head.forward
+    monkeypatch.setattr(head, "forward", lambda states: strides.append(states.stride()) or forward(states))
+    module.generate(PROMPTS[:number], temperature=0, max_new_tokens=2)
+    width = module.causal_lm.config.hidden_size
+    assert strides == [(width, width, 1)] * 2
+    assert not head._forward_pre_hooks

@@ -91,3 +91,13 @@ def test_a_stop_text_outside_of_a_list_is_refused(module):
     """Each of its letters would be a stop text."""
     with pytest.raises(ValueError, match=r"stop='Question:' is one text.* give \['Question:'\]"):
         module.generate(PROMPTS, stop="Question:")
+
+
+def test_predictions_end_before_the_stop_of_their_batch(llama):
+    """Alpaca's next header comes so in the batches of a PromptDataModule."""
+    module = SFTModule(llama, max_new_tokens=10)
+    plain = module.predict_step({"prompt": PROMPTS}, 0)
+    stop = plain[0][0][3:6]
+    cut = module.predict_step({"prompt": PROMPTS, "stop": [stop]}, 0)
+    assert cut == [[text.split(stop)[0].strip() for text in own] for own in plain]
+    assert cut[0] != plain[0]

@@ -1,4 +1,4 @@
-"""Multiple choice, answered by likelihood: the choice that the model finds likeliest after the question.
+"""Multiple choice: the choice that the model finds likeliest after the question, and beside it the one that it writes.
 
 D. Hendrycks et al., "Measuring Massive Multitask Language Understanding", ICLR 2021, https://arxiv.org/abs/2009.03300:
 the question, the choices by letters, and the likeliest letter; a subject's examples come from its own rows. The medical
@@ -6,21 +6,24 @@ questions of the FedDCA paper (Table 9) are six of the subjects: anatomy, clinic
 medicine, medical genetics and professional medicine, 1,089 questions.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from fedlight.evaluation.tasks.exact_match import text_of
-from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Prompts, Task, continuation
+from fedlight.evaluation.tasks.task import Example, Normalization, Prompts, Task
 from fedlight.support.types import Row
 
 LETTERS = "ABCDEFGHIJ"
+WORD = re.compile(r"\w+")
 INSTRUCTION = "Answer the following multiple choice question{about}. Give the letter of the right choice."
 
 
 class MultipleChoice(Task):
     """Task of questions with choices; the rows have ``question``, ``choices``, ``answer`` (a letter or a number from 0).
+
+    Small models prefer a letter whatever the question: the shares of the choices, written and likeliest, are logged.
 
     Args:
         data: rows as above and, where wanted, ``subject``; few-shot examples come from the question's own subject.
@@ -28,19 +31,26 @@ class MultipleChoice(Task):
         by: ``letter`` compares the letters; ``text`` compares the choices themselves, without showing letters.
         normalize: with ``text``, compare the ``sum`` of the log-probabilities, or their mean by ``tokens`` or by ``bytes``.
         instruction: ``{about}`` becomes " about SUBJECT", or nothing.
-        options: see `Task`; no text is drawn or written here.
+        choices: the same of every row, whose ``answer`` may be their text; None: the rows have a column of ``choices``.
+        context: whether the rows have a ``context``, a text or a list of texts, which is shown before the question.
+        options: see `Task`. The score is that of the likeliest choice.
 
     Raises:
         ValueError: see ``Task``; a normalization of letters, which are equally long.
     """
+
+    answer_tokens = 16
+    by_likelihood = True
 
     def __init__(
         self,
         data: Prompts,
         subject: bool = True,
         by: Literal["letter", "text"] = "letter",
-        normalize: Literal["sum", "tokens", "bytes"] = "sum",
+        normalize: Normalization = "sum",
         instruction: str = INSTRUCTION,
+        choices: list[str] | None = None,
+        context: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(data, **options)
@@ -49,12 +59,15 @@ class MultipleChoice(Task):
                 f"MultipleChoice.normalize={normalize} is for by=text: letters are all equally long"
             )
         self.by, self.normalize, self.instruction = by, normalize, instruction
-        self.names = ("question", "choices", "answer", *(["subject"] if subject else []))
+        self.choices = choices or []
+        named = {"choices": not self.choices, "subject": subject, "context": context}
+        self.names = ("question", "answer", *(name for name, is_read in named.items() if is_read))
 
     def example(self, row: Row) -> Example:
         """Return the instruction, the question with its choices, and the right choice."""
-        choices = [text_of(choice) for choice in row["choices"]]
-        right = index_of(row["answer"], len(choices))
+        choices = self.choices or [text_of(choice) for choice in row["choices"]]
+        is_named = text_of(row["answer"]) in self.choices
+        right = choices.index(text_of(row["answer"])) if is_named else index_of(row["answer"], len(choices))
         if len(choices) > len(LETTERS):
             raise ValueError(f"{len(choices)} choices, but only {len(LETTERS)} letters")
         if self.by == "text" and not all(choices):
@@ -62,38 +75,51 @@ class MultipleChoice(Task):
         subject = text_of(row.get("subject"))
         shown = tuple(LETTERS[: len(choices)]) if self.by == "letter" else tuple(choices)
         lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False)]
-        question = [text_of(row["question"]), *(lines if self.by == "letter" else [])]
+        context = row.get("context") or []
+        before = [context] if isinstance(context, str) else [*map(text_of, context)]
+        question = [*before, text_of(row["question"]), *(lines if self.by == "letter" else [])]
         about = f" about {subject.replace('_', ' ')}" if subject else ""
         fields = {"instruction": self.instruction.replace("{about}", about), "input": "\n".join(question)}
         return Example(fields, shown[right], group=subject, choices=shown)
 
-    def answer(
-        self, model: AnswersPrompts, prompts: Sequence[str], examples: Sequence[Example]
-    ) -> list[list[str]]:
-        """Return the likeliest choice of each example."""
-        choices = [
-            [continuation(prompt, choice) for choice in example.choices]
-            for prompt, example in zip(prompts, examples, strict=True)
-        ]
-        found = model.log_likelihoods(prompts, choices)
-        best = []
-        for example, texts, likelihoods in zip(examples, choices, found, strict=True):
-            lengths = {
-                "sum": [1] * len(texts),
-                "tokens": [one.tokens for one in likelihoods],
-                "bytes": [len(text.strip().encode()) for text in texts],
-            }[self.normalize]
-            scores = [one.log_prob / length for one, length in zip(likelihoods, lengths, strict=True)]
-            best.append([example.choices[scores.index(max(scores))]])
-        return best
-
     def new_tokens(self, examples: Sequence[Example]) -> int:
-        """Return the bytes of the longest choice, at least its tokens, plus the blank before it; nothing is generated."""
-        return 1 + max(len(choice.encode()) for example in examples for choice in example.choices)
+        """Return the most tokens of an answer, or the bytes of the longest choice, at least its tokens, and a blank."""
+        longest = max(len(choice.encode()) for example in examples for choice in example.choices)
+        return max(self.max_new_tokens, 1 + longest)
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """Score 1 for the right choice."""
-        return Verdict(float(answer == example.target), answer)
+        """Score 1 for an answer that names the right choice; it is read as a letter, or as one of the fixed choices."""
+        if self.by == "letter":
+            read = letter_in(answer, len(example.choices))
+            return Verdict(float(read == example.target), read)
+        named = choice_in(answer, example.choices)
+        read = named if self.choices or named is None else LETTERS[example.choices.index(named)]
+        return Verdict(float(named == example.target), read)
+
+
+def letter_in(answer: str, number: int) -> str | None:
+    """Return the first of the letters that stands alone in an answer; None where none does.
+
+    Examples:
+        >>> letter_in(" B. femur", 4), letter_in("The answer is (C)", 4), letter_in("A bone.", 4), letter_in("E", 4)
+        ('B', 'C', None, None)
+    """
+    found = re.search(rf"(?:^|(?<=[\s(\"'*]))[{LETTERS[:number]}](?=[.):,*\"']|\s*$|\s*\n)", answer)
+    return found.group() if found else None
+
+
+def choice_in(answer: str, choices: Sequence[str]) -> str | None:
+    """Return the longest choice that begins an answer, else the only choice in it, else None.
+
+    Examples:
+        >>> choice_in(" Yes, it does", ["yes", "no"]), choice_in("It is no.", ["yes", "no"]), choice_in("Note", ["no"])
+        ('yes', 'no', None)
+    """
+    said, *each = [f" {' '.join(WORD.findall(text.casefold()))} " for text in (answer, *choices)]
+    phrases = dict(zip(choices, each, strict=True))
+    begun = [choice for choice, phrase in phrases.items() if said.startswith(phrase)]
+    found = begun or [choice for choice, phrase in phrases.items() if phrase in said]
+    return max(found, key=len) if begun or len(found) == 1 else None
 
 
 def index_of(answer: Any, number: int) -> int:

@@ -1,9 +1,14 @@
-"""Result of a task: a score with its standard error, also by group, and every answer."""
+"""Result of a task: a score with its interval, also by group, and every answer.
+
+The interval of 95 % is that of E. B. Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", JASA
+1927: it holds for few rows too, and for scores of 0 and 1.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -61,22 +66,31 @@ class Outcome(NamedTuple):
 class Result:
     """Outcomes of a task, in the order of the rows, at least one.
 
+    Attributes:
+        outcomes: one for each row.
+        choices: whether the rows have choices: then the last answer of each is its likeliest choice, the others are written.
+
     Examples:
         >>> def outcome(group, score):
         ...     return Outcome(0, "1+1=", "2", group, ["2"], [Verdict(score, "2")], score)
         >>> result = Result([outcome("a", 1.0), outcome("a", 0.0), outcome("b", 1.0), outcome("b", 1.0)])
-        >>> result.mean, result.standard_error, result.by_group, result.group_mean
-        (0.75, 0.25, {'a': 0.5, 'b': 1.0}, 0.75)
+        >>> result.mean, result.by_group, result.group_mean, str(result)
+        (0.75, {'a': 0.5, 'b': 1.0}, 0.75, '0.7500 [0.3006, 0.9544] of 4 rows')
     """
 
     outcomes: Sequence[Outcome]
+    choices: bool = False
 
     def __str__(self) -> str:
         """Return a sentence with the score."""
-        error = f" +- {self.standard_error:.4f}" if len(self.outcomes) > 1 else ""
+        low, high = self.interval
         unread = f", {self.unread:.1%} of the answers could not be read" if self.unread else ""
         long = f", {self.too_long:,} prompts too long for the model" if self.too_long else ""
-        return f"{self.mean:.4f}{error} of {len(self.outcomes):,} rows{unread}{long}"
+        ways = "".join(
+            f"; {way} {fmean(verdict.score for verdict in own):.4f} ({_describe(shares_of(own))})"
+            for way, own in self.by_way.items()
+        )
+        return f"{self.mean:.4f} [{low:.4f}, {high:.4f}] of {len(self.outcomes):,} rows{unread}{long}{ways}"
 
     @property
     def mean(self) -> float:
@@ -84,10 +98,20 @@ class Result:
         return fmean(outcome.score for outcome in self.outcomes)
 
     @property
-    def standard_error(self) -> float:
-        """Standard error of the mean: the rows' sample deviation over the root of their number; NaN for one row."""
-        scores = [outcome.score for outcome in self.outcomes]
-        return stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
+    def interval(self) -> tuple[float, float]:
+        """Ends of the mean's interval of 95 %; see `wilson_interval`."""
+        return wilson_interval(self.mean, len(self.outcomes))
+
+    @property
+    def by_way(self) -> dict[str, list[Verdict]]:
+        """Verdicts on the choices that the model has written (``generated``) and finds likeliest (``likelihood``)."""
+        if not self.choices:
+            return {}
+        asked = [outcome.verdicts for outcome in self.outcomes]
+        return {
+            "generated": [verdict for own in asked for verdict in own[:-1]],
+            "likelihood": [own[-1] for own in asked],
+        }
 
     @property
     def by_group(self) -> dict[str, float]:
@@ -104,8 +128,9 @@ class Result:
 
     @property
     def unread(self) -> float:
-        """Share of answers that could not be read, in [0, 1]."""
-        return fmean(verdict.read is None for outcome in self.outcomes for verdict in outcome.verdicts)
+        """Share of written answers that could not be read, in [0, 1]."""
+        own = [outcome.verdicts[:-1] if self.choices else outcome.verdicts for outcome in self.outcomes]
+        return fmean(verdict.read is None for verdicts in own for verdict in verdicts)
 
     @property
     def too_long(self) -> int:
@@ -113,10 +138,46 @@ class Result:
         return sum(outcome.verdicts[0].note == TOO_LONG for outcome in self.outcomes)
 
     def metrics(self, name: str) -> Mapping[str, float]:
-        """Return ``score|stderr|unread/NAME``, and with groups ``score/NAME/GROUP`` and ``group_mean/NAME``, to log."""
+        """Return the numbers to log.
+
+        It is ``score|low|high|unread/NAME``, with groups ``score/NAME/GROUP`` and ``group_mean/NAME``, and with choices
+        ``generated|likelihood/NAME`` (accuracy) and ``share/NAME/generated|likelihood/CHOICE``.
+        """
         found = {f"score/{name}": self.mean, f"unread/{name}": self.unread}
-        if len(self.outcomes) > 1:
-            found[f"stderr/{name}"] = self.standard_error
+        found[f"low/{name}"], found[f"high/{name}"] = self.interval
+        for way, own in self.by_way.items():
+            found[f"{way}/{name}"] = fmean(verdict.score for verdict in own)
+            found |= {f"share/{name}/{way}/{choice}": share for choice, share in shares_of(own).items()}
         if self.by_group:
             found[f"group_mean/{name}"] = self.group_mean
         return {**found, **{f"score/{name}/{group}": score for group, score in self.by_group.items()}}
+
+
+def wilson_interval(share: float, number: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the ends of Wilson's interval of a share of ``number`` rows.
+
+    Examples:
+        >>> [round(end, 4) for end in wilson_interval(0.0, 12)]
+        [0.0, 0.2425]
+        >>> [round(end, 4) for end in wilson_interval(0.5, 10)]
+        [0.2366, 0.7634]
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle = (share + z * z / (2 * number)) / (1 + z * z / number)
+    half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number**2)) / (1 + z * z / number)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def shares_of(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Return the share of each choice that was read, without those that were not, in the order of the choices.
+
+    Examples:
+        >>> shares_of([Verdict(1.0, "A"), Verdict(0.0, "A"), Verdict(0.0, None), Verdict(0.0, "C")])
+        {'A': 0.5, 'C': 0.25}
+    """
+    counts = Counter(verdict.read for verdict in verdicts if verdict.read is not None)
+    return {choice: counts[choice] / len(verdicts) for choice in sorted(counts)}
+
+
+def _describe(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{choice} {share:.0%}" for choice, share in shares.items()) or "none read"

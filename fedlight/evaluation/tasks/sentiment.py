@@ -57,7 +57,7 @@ class Sentiment(Task):
         is_tweet = row["format"] == "post" if self.coding == "fiqa" else self.coding == "tfns"
         instruction = INSTRUCTION.format(kind="tweet" if is_tweet else "news")
         target = label_of(row["label"], self.coding)
-        return Example({"instruction": instruction, "input": text_of(row["text"])}, target)
+        return Example({"instruction": instruction, "input": text_of(row["text"])}, target, choices=LABELS)
 
     def score(self, example: Example, answer: str) -> Verdict:
         """Score 1 for an answer that names the right label only."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,16 @@ from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, Row
+
+
+@runtime_checkable
+class KnowsStops(Protocol):
+    """Source that knows how its next question would begin; an answer ends before it."""
+
+    stops: Sequence[str]
+
+
+Normalization = Literal["sum", "tokens", "bytes"]
 
 
 class Prompts(Protocol):
@@ -88,7 +98,7 @@ class Task(Checked, ABC):
         samples: answers to each prompt; more than one requires a temperature.
         temperature: of the answers; 0 is greedy.
         top_p: share of the probability to draw from, in (0, 1].
-        stop: texts that end an answer; None: the task's own ``stops``.
+        stop: texts that end an answer, besides those of the template; None: the task's own ``stops``.
         seed: of the limit, the shots and the answers.
 
     Attributes:
@@ -102,6 +112,9 @@ class Task(Checked, ABC):
 
     answer_tokens: int = 64
     stops: tuple[str, ...] = ()
+    by_likelihood: bool = False
+    """Whether the likeliest choice decides the score, not the one that the model writes."""
+    normalize: Normalization = "sum"
 
     def __init__(
         self,
@@ -132,6 +145,8 @@ class Task(Checked, ABC):
         self.max_new_tokens = self.answer_tokens if max_new_tokens is None else max_new_tokens
         self._ready: Ready | None = None
         self.stop, self.seed = list(self.stops) if stop is None else list(stop), seed
+        if isinstance(data, KnowsStops):  # a run-on is never wanted
+            self.stop = [*self.stop, *data.stops]
 
     @abstractmethod
     def example(self, row: Row) -> Example:
@@ -158,8 +173,8 @@ class Task(Checked, ABC):
     def answer(
         self, model: AnswersPrompts, prompts: Sequence[str], examples: Sequence[Example]
     ) -> list[list[str]]:
-        """Return ``samples`` answers of the model to each prompt of a batch, with white space as the model wrote it."""
-        return model.generate(
+        """Return ``samples`` answers to each prompt of a batch, with white space, and then the likeliest choice, if any."""
+        written = model.generate(
             prompts,
             self.samples,
             self.temperature,
@@ -169,6 +184,11 @@ class Task(Checked, ABC):
             stop=self.stop,
             strip=False,
         )
+        choices = [example.choices for example in examples]
+        if not all(choices):
+            return written
+        best = find_likeliest(model, prompts, choices, self.normalize)
+        return [[*own, choice] for own, choice in zip(written, best, strict=True)]
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
         """Return the largest number of tokens that follow a prompt."""
@@ -225,7 +245,8 @@ class Task(Checked, ABC):
         given = for_each(answer, range(0, len(order), self.batch_size))
         for row, texts in zip(order, chain.from_iterable(given), strict=True):
             answers[row] = texts
-        return Result(self._outcomes(index, examples, prompts, answers, fits))
+        outcomes = self._outcomes(index, examples, prompts, answers, fits)
+        return Result(outcomes, choices=all(example.choices for example in examples))
 
     def _outcomes(
         self,
@@ -238,7 +259,7 @@ class Task(Checked, ABC):
         """Return the outcomes; a row whose prompt does not fit into the model counts as wrong."""
         asked = [row for row, is_asked in enumerate(fits) if is_asked]
         judged = self.judge([examples[row] for row in asked], [answers[row] for row in asked])
-        verdicts = [[Verdict(0.0, None, TOO_LONG)] for _ in prompts]
+        verdicts = [[Verdict(0.0, None, TOO_LONG)] * (1 + bool(example.choices)) for example in examples]
         for row, found in zip(asked, judged, strict=True):
             verdicts[row] = found
         return [
@@ -249,11 +270,16 @@ class Task(Checked, ABC):
                 example.group,
                 answers[row],
                 verdicts[row],
-                self.reduce([verdict.score for verdict in verdicts[row]]) if fits[row] else 0.0,
+                self._score_row(example, verdicts[row]) if fits[row] else 0.0,
                 example.fields,
             )
             for row, example in enumerate(examples)
         ]
+
+    def _score_row(self, example: Example, verdicts: Sequence[Verdict]) -> float:
+        if example.choices:
+            verdicts = verdicts[-1:] if self.by_likelihood else verdicts[:-1]
+        return self.reduce([verdict.score for verdict in verdicts])
 
     def _read(self) -> Ready:
         examples = self._examples(self.data, "data")
@@ -279,6 +305,33 @@ class Task(Checked, ABC):
         asked = [self.data.prompt(shot.fields) for shot in shots]
         shown = [prompt + continuation(prompt, shot.shown) for prompt, shot in zip(asked, shots, strict=True)]
         return "\n\n".join([*shown, self.data.prompt(example.fields)])
+
+
+def find_likeliest(
+    model: AnswersPrompts,
+    prompts: Sequence[str],
+    choices: Sequence[Sequence[str]],
+    normalize: Normalization = "sum",
+) -> list[str]:
+    """Return the likeliest choice after each prompt.
+
+    Args:
+        model: module that returns likelihoods.
+        prompts: texts.
+        choices: of each prompt.
+        normalize: compare the ``sum`` of a choice's log-probabilities, or their mean by ``tokens`` or by ``bytes``.
+    """
+    texts = [[continuation(prompt, one) for one in own] for prompt, own in zip(prompts, choices, strict=True)]
+    best = []
+    for own, found in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
+        lengths = {
+            "sum": [1] * len(own),
+            "tokens": [one.tokens for one in found],
+            "bytes": [len(text.encode()) for text in own],
+        }[normalize]
+        scores = [one.log_prob / length for one, length in zip(found, lengths, strict=True)]
+        best.append(own[scores.index(max(scores))])
+    return best
 
 
 def continuation(prompt: str, response: str) -> str:

@@ -28,13 +28,13 @@ BONES = {
 
 
 class Likes:
-    """Finds likely what it is told to; tells one nat less for each byte."""
+    """Finds likely what it is told to, and writes the same to every prompt."""
 
-    def __init__(self, log_prob):
-        self.log_prob, self.asked = log_prob, []
+    def __init__(self, log_prob, writes=""):
+        self.log_prob, self.writes, self.asked = log_prob, writes, []
 
-    def generate(self, *args, **options):
-        raise AssertionError
+    def generate(self, prompts, *args, **options):
+        return [[self.writes] for _ in prompts]
 
     def log_likelihoods(self, prompts, continuations):
         self.asked += [(prompt, list(own)) for prompt, own in zip(prompts, continuations, strict=True)]
@@ -94,15 +94,52 @@ def test_gsm8k(tmp_path):
 
 def test_multiple_choice_by_letters(tmp_path):
     task = task_of(MultipleChoice, [BONES, {**BONES, "subject": "law", "answer": 0}], tmp_path)
-    model = Likes({" A": -2.0, " B": -3.0, " C": -1.0})
+    model = Likes({" A": -2.0, " B": -3.0, " C": -1.0}, writes=" A. femur")
     result = task.run(model)
     prompt = (
         "Answer the following multiple choice question about human anatomy. Give the letter of the right choice.\n"
         "Which bone?\nA. femur\nB. ulna\nC. the hyoid\nAnswer:"
     )
     assert (prompt, [" A", " B", " C"]) in model.asked
-    assert [outcome.answers for outcome in result.outcomes] == [["C"], ["C"]]
+    assert [outcome.answers for outcome in result.outcomes] == [[" A. femur", "C"], [" A. femur", "C"]]
     assert result.by_group == {"human_anatomy": 1.0, "law": 0.0}
+    found = result.metrics("mmlu")
+    assert (found["score/mmlu"], found["likelihood/mmlu"], found["generated/mmlu"]) == (0.5, 0.5, 0.5)
+    assert {name: share for name, share in found.items() if name.startswith("share/")} == {
+        "share/mmlu/generated/A": 1.0,
+        "share/mmlu/likelihood/C": 1.0,
+    }
+    assert str(result).endswith("of 2 rows; generated 0.5000 (A 100%); likelihood 0.5000 (C 100%)")
+
+
+def test_a_written_answer_without_a_letter_is_wrong_and_unread(tmp_path):
+    task = task_of(MultipleChoice, [BONES, BONES], tmp_path)
+    result = task.run(Likes({" A": -2.0, " B": -3.0, " C": -1.0}, writes=" A bone is hard"))
+    assert (result.mean, result.unread) == (1.0, 1.0)
+    assert result.metrics("x")["generated/x"] == 0
+
+
+def test_yes_no_or_maybe_after_an_abstract(tmp_path):
+    row = {"context": ["First part.", "Second part."], "question": "Does it help?", "answer": "maybe"}
+    options = {"subject": False, "context": True, "choices": ["yes", "no", "maybe"], "by": "text"}
+    task = task_of(MultipleChoice, [row, {**row, "answer": "no"}], tmp_path, instruction="Say.", **options)
+    model = Likes({" yes": -1.0, " no": -3.0, " maybe": -0.5}, writes="No, it does not.")
+    result = task.run(model)
+    assert task.read()[2][0] == "Say.\nFirst part.\nSecond part.\nDoes it help?\nAnswer:"
+    assert [outcome.score for outcome in result.outcomes] == [1.0, 0.0]
+    found = result.metrics("p")
+    assert (found["share/p/generated/no"], found["share/p/likelihood/maybe"]) == (1.0, 1.0)
+    assert (found["generated/p"], found["likelihood/p"]) == (0.5, 0.5)
+
+
+def test_a_prompt_that_is_too_long_counts_as_wrong_both_ways(tmp_path):
+    class Short(Likes):
+        def fits(self, prompts, new_tokens):
+            return [index > 0 for index, _ in enumerate(prompts)]
+
+    model = Short({" A": -2.0, " B": -3.0, " C": -1.0}, writes="C")
+    found = task_of(MultipleChoice, [BONES, BONES], tmp_path).run(model).metrics("x")
+    assert (found["score/x"], found["generated/x"], found["likelihood/x"]) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +151,7 @@ def test_multiple_choice_by_texts(normalize, best, tmp_path):
     log_prob = {" femur": -3.01, " ulna": -3.0, " the hyoid": -5.9}
     _, _, [prompt] = task.read()
     assert prompt.endswith("choice.\nWhich bone?\nAnswer:")
-    assert task.run(Likes(log_prob)).outcomes[0].answers == [best]
+    assert task.run(Likes(log_prob)).outcomes[0].answers == ["", best]
 
 
 def test_multiple_choice_refuses(tmp_path):

@@ -1,7 +1,5 @@
 """What all tasks share: prompts with examples, limits, batches, scores; exact match."""
 
-import math
-
 import pytest
 from tiny_world import write_rows
 
@@ -50,19 +48,21 @@ def test_a_score_by_hand(rows):
     result = make(rows, batch_size=3).run(Adds())
     assert [outcome.score for outcome in result.outcomes] == [1, 1, 1, 0, 1, 1, 1]
     assert result.mean == pytest.approx(6 / 7)
-    # Sample variance of six ones and a zero: (6 * (1/7)^2 + (6/7)^2) / 6 = 1/7; divided by 7 rows.
-    assert result.standard_error == pytest.approx(math.sqrt(1 / 49))
+    # Wilson, z = 1.96: (6/7 + z^2/14 +- z sqrt(6/7 * 1/7 / 7 + z^2/196)) / (1 + z^2/7) = (1.1315 +- 0.3775) / 1.5488
+    low, high = result.interval
+    assert (low, high) == (pytest.approx(0.4869, abs=1e-4), pytest.approx(0.9743, abs=1e-4))
     assert result.by_group == {"even": 1.0, "odd": pytest.approx(2 / 3)}
     assert result.group_mean == pytest.approx(5 / 6)
     assert result.metrics("sums") == {
         "score/sums": result.mean,
-        "stderr/sums": result.standard_error,
+        "low/sums": low,
+        "high/sums": high,
         "unread/sums": 0,
         "group_mean/sums": result.group_mean,
         "score/sums/even": 1.0,
         "score/sums/odd": result.by_group["odd"],
     }
-    assert str(result) == "0.8571 +- 0.1429 of 7 rows"
+    assert str(result) == "0.8571 [0.4869, 0.9743] of 7 rows"
     wrong = result.outcomes[3]
     assert wrong.record() == {
         **{"row": 3, "prompt": "Q: 3+1 A:", "target": "4", "group": "odd", "answers": ["5"], "score": 0.0},
@@ -84,6 +84,12 @@ def test_what_the_model_is_asked(rows):
         rows, batch_size=3, samples=2, temperature=0.5, top_p=0.9, max_new_tokens=3, stop=["\n"], seed=4
     ).run(again)
     assert again.asked == model.asked
+
+
+def test_an_answer_ends_before_the_next_question_of_the_template(rows):
+    model = Adds()
+    make(rows, stop=["x"]).run(model)
+    assert [stop for *_, stop, _ in model.asked] == [["x", "\nQ:"]]
 
 
 def test_progress_is_told(rows):
@@ -133,8 +139,10 @@ def test_a_row_counts_the_mean_of_its_answers():
 
     result = ExactMatch(Given(), samples=4, temperature=1.0).run(Draws())
     assert (result.mean, result.unread) == (0.5, 0.25)
-    assert math.isnan(result.standard_error)
-    assert result.metrics("a") == {"score/a": 0.5, "unread/a": 0.25}
+    # One row: (0.5 + z^2/2 +- z sqrt(1/4 + z^2/4)) / (1 + z^2) = (2.4207 +- 2.1563) / 4.8415.
+    assert result.interval == (pytest.approx(0.0546, abs=1e-4), pytest.approx(0.9454, abs=1e-4))
+    low, high = result.interval
+    assert result.metrics("a") == {"score/a": 0.5, "unread/a": 0.25, "low/a": low, "high/a": high}
     assert str(result) == "0.5000 of 1 rows, 25.0% of the answers could not be read"
 
 

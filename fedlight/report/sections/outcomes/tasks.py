@@ -10,7 +10,7 @@ from fedlight.report.tables import number, objects, spread
 
 MANY_LINES = 12
 LAST = ("score/", "group_mean/", "own/", "win_rate")
-NOT_SHOWN = ("stderr/",)
+NOT_SHOWN = ("low/", "high/", "share/")
 
 
 def section(runs: Sequence[Run]) -> Section | None:

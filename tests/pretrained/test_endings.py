@@ -1,0 +1,41 @@
+"""Tokens that end an answer: of the model, the tokenizer, and the chat template's turns."""
+
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from fedlight.pretrained.endings import end_tokens
+
+WORDS = ["</s>", "<unk>", "user", "assistant", "first", "second", "question", "answer", ":"]
+TURNS = "{% for m in messages %}<start> {{ m.role }} {{ m.content }} <turn> {% endfor %}"
+
+
+def tokenizer(template):
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
+    found.add_tokens([AddedToken("<turn>", special=True), AddedToken("<start>"), AddedToken("<tool>")])
+    found.chat_template = template
+    return found
+
+
+def model(ends):
+    return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends))
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "expected"),
+    [
+        (None, None, [0]),
+        (None, 7, [0, 7]),
+        (None, [7, 0, 8], [0, 7, 8]),
+        (TURNS, 0, [0, 9, 10]),  # <turn>, <start>
+        (TURNS.replace("<start> ", ""), None, [0, 9]),
+        ("{% for m in messages %}{{ m.role }} : {{ m.content }} </s> {% endfor %}", None, [0]),
+        ("{{ messages[-1].content }}", None, [0]),  # earlier turns are left out
+    ],
+)
+def test_ends_of_the_model_of_the_tokenizer_and_of_a_turn(template, ends, expected):
+    assert end_tokens(model(ends), tokenizer(template)) == expected
