@@ -14,8 +14,7 @@ from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
-from fedlight.datamodules.text.templates import Parts
-from fedlight.datamodules.text.tokens import TokenTable, end_id, fit_texts, pad_id
+from fedlight.datamodules.text.tokens import Parts, TokenTable, end_id, fit_texts, pad_id
 from fedlight.evaluation.tasks.task import Task, continuation
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.pretrained.openings import opening_ids
