@@ -47,8 +47,8 @@ class InstructionDataModule(FederatedDataModule):
         columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
             is not to be read. What it leaves out, but for ``category``, is read from the column of the same name, a response
             from Alpaca's ``output`` or from ``response``.
-        template: a name or a text with slots; see `fedlight.datamodules.text.templates`. Of ``chat``, the column ``messages``
-            holds whole conversations.
+        template: a name or a text with slots; see `fedlight.datamodules.text.templates`. With ``chat``, the column
+            ``messages`` holds whole conversations.
         taught_turns: of a conversation, train on ``all`` answers, or on the ``last``.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and response together.

@@ -148,4 +148,6 @@ def _read_texts(source: str, split: str, columns: dict[str, str]) -> Sequence[st
         raise RowsError(f"{source}: columns names no slot to encode: set columns.instruction to a column")
     rows = load_rows(source, split)
     check_columns(rows, slots, source)
-    return [instruction_text({name: field_at(row, path, name) for name, path in slots.items()}) for row in rows]
+    return [
+        instruction_text({name: field_at(row, path, name) for name, path in slots.items()}) for row in rows
+    ]

@@ -89,7 +89,9 @@ class PromptDataModule(FederatedDataModule):
         tokenizer = load_tokenizer(self.tokenizer_name)
         self.template = self.template.for_tokenizer(tokenizer)
         parts = [self.template.render(slots) for slots in fields]
-        fitted = list(fit_texts(tokenizer, parts, self.max_tokens - len(leading_ids(tokenizer, self.template))))
+        fitted = list(
+            fit_texts(tokenizer, parts, self.max_tokens - len(leading_ids(tokenizer, self.template)))
+        )
         kept = [(fit.parts.text, slots) for fit, slots in zip(fitted, fields, strict=True) if fit is not None]
         cut = sum(fit is not None and fit.parts is not part for fit, part in zip(fitted, parts, strict=True))
         self.counts |= {"prompts": len(kept), "too_long": len(fields) - len(kept)}

@@ -19,7 +19,13 @@ from fedlight.datamodules.text.templates import MESSAGES
 from fedlight.support.types import Rows
 
 Columns = Mapping[str, str]
-ROLES = {"human": "user", "prompter": "user", "developer": "system", "function": "tool", "observation": "tool"}
+ROLES = {
+    "human": "user",
+    "prompter": "user",
+    "developer": "system",
+    "function": "tool",
+    "observation": "tool",
+}
 """Other names of roles -> those of chat templates."""
 ASKERS = {"user", "system", "tool", *ROLES}
 """Speakers of a conversation whose turns are no replies that a model could learn."""

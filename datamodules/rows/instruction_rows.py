@@ -33,8 +33,8 @@ def read_instructions(
 ) -> list[dict[str, str]]:
     """Return the fields of each row; rows with a missing value and exact repetitions are left out and counted.
 
-    A response that is a turn of a conversation, but the user's, is missing. Where the template is that of a whole conversation
-    and no column has the response, it is the last answer of the conversation, without what follows it.
+    A response that is a turn of a conversation, but the user's, is missing. With the template of a whole conversation and no
+    column for the response, the response is the last answer of the conversation, and later turns are left out.
 
     Args:
         raw: rows as their source has them.

@@ -7,12 +7,12 @@ the marks say what an answer is, otherwise the difference between the texts of t
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.text.tokens import encode
+from fedlight.datamodules.text.tokens import encode, end_ids
 from fedlight.pretrained.openings import ASKED, chat_starts, opening_ids, render_turns
 
 ANSWERED = "fedlight answers"
@@ -35,55 +35,70 @@ class Chat:
         closing: text after an answer at the end of a conversation.
         lead: characters of ``joint`` that are not taught.
         stop: characters of ``closing`` that are taught, up to the end token.
-        ends: special tokens, one of which ends an answer.
+        fault: why a model cannot learn answers in this template; "": it can.
     """
 
     tokenizer: Any = field(repr=False, compare=False)
     before: str
     after: str
-    joint: str
-    closing: str
-    lead: int
-    stop: int
-    ends: frozenset[int] = field(repr=False)
+    joint: str = ""
+    closing: str = ""
+    lead: int = 0
+    stop: int = 0
+    fault: str = ""
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Chat":
         """Take the tokenizer's chat template apart.
 
         Raises:
-            ValueError: there is none, an answer does not continue its question's text, or no token ends it.
+            ValueError: there is none, or it does not show a question.
         """
-        name = f"the chat template of tokenizer {tokenizer.name_or_path!r}"
         if not tokenizer.chat_template:
             raise ValueError(
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template, as base models have none: set the template to "
                 "alpaca or a text of your own, or the model to one that was tuned on instructions"
             )
-        turns = [_turn("user", ASKED), _turn("assistant", ANSWERED)]
-        asked, full = _render(tokenizer, turns[:1]), _render(tokenizer, turns, ask=False)
+        name = f"the chat template of tokenizer {tokenizer.name_or_path!r}"
+        asked = _render(tokenizer, [_turn("user", ASKED)])
         before, found, after = asked.partition(ASKED)
-        joint, answered, closing = full.removeprefix(asked).partition(ANSWERED)
-        if not (found and answered) or not full.startswith(asked):
-            raise ValueError(f"{name} does not show a question followed by its answer: {REMEDY}")
+        if not found:
+            raise ValueError(f"{name} does not show a question: {REMEDY}")
         if opening_ids(tokenizer) and not chat_starts(tokenizer):
             raise ValueError(
                 f"{name} begins with the question itself, without the token that opens all other texts: {REMEDY}"
             )
-        special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-        ends = frozenset({*special, *tokenizer.all_special_ids})
-        [encoding] = encode(tokenizer, [closing])
+        return cls(tokenizer, before, after)._with_answer(name, asked)
+
+    def _with_answer(self, name: str, asked: str) -> "Chat":
+        turns = [_turn("user", ASKED), _turn("assistant", ANSWERED)]
+        full = _render(self.tokenizer, turns, ask=False)
+        joint, answered, closing = full.removeprefix(asked).partition(ANSWERED)
+        if not answered or not full.startswith(asked):
+            return replace(self, fault=f"{name} does not show a question followed by its answer: {REMEDY}")
+        if not self.tokenizer.is_fast:
+            return replace(self, fault=f"{name} needs a fast tokenizer: save it with a tokenizer.json")
+        [encoding] = encode(self.tokenizer, [closing])
+        ends = end_ids(self.tokenizer)
         stops = [
             last for index, (_, last) in zip(encoding.ids, encoding.offsets, strict=True) if index in ends
         ]
         if not stops:
-            raise ValueError(f"{name} has no token that ends an answer, so a model would not learn to end: {REMEDY}")
-        chat = cls(tokenizer, before, after, joint, closing, 0, stops[0], ends)
+            return replace(
+                self,
+                fault=f"{name} has no token that ends an answer, so a model would not learn to end: {REMEDY}",
+            )
+        chat = replace(self, joint=joint, closing=closing, stop=stops[0])
         if not chat.marks:
             return chat
         [(first, last)] = chat._marked(turns)
-        stop = max(last - len(full) + len(closing), stops[0])
-        return cls(tokenizer, before, after, joint, closing, first - len(asked), stop, ends)
+        return replace(chat, lead=first - len(asked), stop=max(last - len(full) + len(closing), stops[0]))
+
+    def answerable(self) -> "Chat":
+        """Return this; raise ValueError where the template cannot show an answer after its question."""
+        if self.fault:
+            raise ValueError(self.fault)
+        return self
 
     @property
     def marks(self) -> bool:
@@ -100,7 +115,10 @@ class Chat:
         Raises:
             ValueError: the template does not show an answer as it is, or not its end token.
         """
-        asked, full = self.render(turns), _render(self.tokenizer, [*turns, _turn("assistant", answer)], ask=False)
+        asked, full = (
+            self.render(turns),
+            _render(self.tokenizer, [*turns, _turn("assistant", answer)], ask=False),
+        )
         if full != f"{asked}{self.joint}{answer}{self.closing}":
             raise ValueError(self._rewritten(answer))
         if self.marks:
@@ -120,10 +138,10 @@ class Chat:
             ValueError: the last taught token of a span does not end an answer.
         """
         starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-        mask = np.zeros(len(starts), dtype=np.int32)
+        mask, closers = np.zeros(len(starts), dtype=np.int32), end_ids(self.tokenizer)
         for first, last in spans:
             inside = np.flatnonzero((ends > first) & (starts < last))
-            if not len(inside) or encoding.ids[inside[-1]] not in self.ends:
+            if not len(inside) or encoding.ids[inside[-1]] not in closers:
                 raise ValueError("an answer has no end token, so a model would not learn to end: " + REMEDY)
             mask[inside] = 1
         return mask
@@ -147,9 +165,9 @@ class Chat:
 
     def _rewritten(self, answer: str) -> str:
         return (
-            f"the chat template of tokenizer {self.tokenizer.name_or_path!r} does not show the answer {answer[:40]!r} as it is, "
-            "followed by its end token, at its place in the conversation: leave this row out, set taught_turns to last, or "
-            "set the template to a text of your own"
+            f"the chat template of tokenizer {self.tokenizer.name_or_path!r} does not show the answer {answer[:40]!r} unchanged "
+            "and followed by its end token: leave this row out, set taught_turns to last, or set the template to a text of "
+            "your own"
         )
 
 
@@ -181,7 +199,7 @@ def _render(tokenizer: Any, turns: Sequence[Mapping[str, str]], ask: bool = True
     except TemplateError as error:
         roles = ", ".join(turn["role"] for turn in turns)
         raise ValueError(
-            f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses a conversation of {roles} ({error}): leave such "
-            "rows out, or set the template to a text of your own"
+            f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses a conversation of {roles} ({error}): leave "
+            "such rows out, or set the template to a text of your own"
         ) from None
     return text

@@ -183,6 +183,10 @@ class Template:
             raise ValueError(f"trim={slot!r} is no slot of the template; it has {', '.join(self.slots)}.")
         return replace(self, trim=slot)
 
+    def uncut(self) -> "Template":
+        """Return this template without a slot that may be cut."""
+        return replace(self, trim=None, without=self.without and self.without.uncut())
+
     def for_tokenizer(self, tokenizer: Any) -> "Template":
         """Return the template that a model with this tokenizer reads: of a chat its whole text, else the same.
 
@@ -197,6 +201,7 @@ class Template:
         message, opening = self.text, ""
         if {*ANSWER_SLOTS} <= {*_list_slots(self.text)}:
             message, _, opening = self.text.rpartition("\n")
+            chat.answerable()
         before, after, joint = (_escaped(text) for text in (chat.before, chat.after, chat.joint))
         text = f"{before}{message.strip()}{after}{joint if opening else ''}{opening}"
         without = None if self.without is None else replace(self.without, is_chat=True)._within(chat)
@@ -218,11 +223,17 @@ class Template:
     @property
     def closing(self) -> str:
         """Text after an answer, where the tokenizer's end token does not follow instead."""
-        return "" if self.chat is None else self.chat.closing
+        return "" if self.chat is None else self.chat.answerable().closing
 
-    def continuation(self, response: str) -> str:
-        """Return a response as it follows its prompt in training: after a blank, or as the chat template has it."""
-        return continuation(self.text, response) if self.chat is None else self.chat.joint + response
+    def continuation(self, response: str, closed: bool = False) -> str:
+        """Return a response as it follows its prompt in training: after a blank, or as the chat template has it.
+
+        With ``closed``, also the end token of a chat template.
+        """
+        if self.chat is None:
+            return continuation(self.text, response)
+        chat = self.chat.answerable()
+        return chat.joint + response + chat.closing[: chat.stop * closed]
 
     def render(self, fields: Mapping[str, str], ending: str = "") -> Parts:
         """Fill the slots and append ``ending``, which is never cut.
@@ -249,7 +260,7 @@ class Template:
 
     def show(self, fields: Mapping[str, str], shots: Sequence[tuple[Mapping[str, str], str]]) -> str:
         """Return the prompt after examples with their answers: earlier turns of a chat, else texts between blank lines."""
-        if self.chat is None:
+        if self.chat is None or not shots:
             shown = [self.render(own).text + self.continuation(answer) for own, answer in shots]
             return "\n\n".join([*shown, self.render(fields).text])
         turns = []
@@ -280,10 +291,10 @@ class Template:
 
 
 def _default_message(columns: Container[str], asks: str) -> Template:
-    if MESSAGES in columns:
-        return Template(f"{{{MESSAGES}}}", MESSAGES)
     if asks == "choice":
         return Template(COMPARISON, "prompt")
+    if MESSAGES in columns:
+        return Template(f"{{{MESSAGES}}}", MESSAGES)
     if asks == "prompt" and "instruction" not in columns:
         return Template("{prompt}", "prompt")
     return Template("{instruction}\n\n{input}", "input", without=Template("{instruction}", "instruction"))
@@ -306,8 +317,8 @@ def check_choice(template: Template) -> None:
         )
     if template.is_chat and "}" in template.text.rpartition("\n")[2]:
         raise ValueError(
-            "choice_template=chat has the choice on the line of a slot, but its last line begins the assistant's answer: put "
-            "it on a line of its own."
+            "choice_template=chat has a slot in its last line, but that line begins the assistant's answer: add a line such as "
+            "CHOICE:"
         )
 
 

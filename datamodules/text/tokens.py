@@ -47,7 +47,11 @@ class Parts:
         before, middle, after = self.before.lstrip(), self.trimmable, self.after.rstrip()
         middle = middle if before else middle.lstrip()
         middle = middle if after else middle.rstrip()
-        return Parts(before if middle or after else before.rstrip(), middle, after if before or middle else after.lstrip())
+        return Parts(
+            before if middle or after else before.rstrip(),
+            middle,
+            after if before or middle else after.lstrip(),
+        )
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,13 @@ def end_id(tokenizer: Any) -> int:
             "tokenizer_config.json."
         )
     return int(tokenizer.eos_token_id)
+
+
+def end_ids(tokenizer: Any) -> frozenset[int]:
+    """Return the special tokens, one of which ends an answer in a chat template."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id}
+    return frozenset({*added, *tokenizer.all_special_ids} - unknown)
 
 
 def pad_id(tokenizer: Any) -> int:

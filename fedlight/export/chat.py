@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from fedlight.datamodules.rows.columns import turns_of
+from fedlight.datamodules.text.chat import write_turns
 from fedlight.datamodules.text.encoding import Comparison
-from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.templates import MESSAGES, Template
 from fedlight.devices import hardware
 from fedlight.export.opened import Opened, open_run
-from fedlight.export.write import template_of
+from fedlight.export.write import template_name, template_of
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
@@ -79,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
         model = opened.load()
         settings = {"n": 1, "max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
         for line in _lines(console):
-            fields[slot] = line
+            fields[slot] = write_turns(turns_of(line)) if slot == MESSAGES else line
             prompt = [template.render(fields).text]
             try:
                 ((raw,),) = model.generate(prompt, raw=True, seed=options.seed, **settings)
@@ -176,11 +178,11 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
         yield None
         return
     opened = open_run(folder)
-    settings, template = opened.settings, template_of(opened)
+    settings, named = opened.settings, template_name(opened)
     if (
         not issubclass(opened.kind, SelectorModule)
         or settings.get("head", "choice") != "choice"
-        or template is None
+        or named is None
     ):
         raise ValueError(
             f"--selector {folder}: {opened.run.label} trained {opened.kind.__name__}, which is no selector that reads "
@@ -198,7 +200,7 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
             str(opened.adapter or saved),
             settings["model"],
             base=settings.get("base", "plain"),
-            choice_template=template.text,
+            choice_template=named[0],
             choices=tuple(settings.get("choices") or ("A", "B")),
             max_tokens=within(opened.run.config(), "data", "max_tokens") or 512,
             dtype=settings.get("dtype", "auto"),

@@ -168,7 +168,9 @@ def _rows(
         check_choice("topics", topics, tuple(TOPICS))
     rows = load_rows(source)
     check_columns(rows, columns, source)
-    texts = {instruction_text({name: field_at(row, path, name) for name, path in columns.items()}) for row in rows}
+    texts = {
+        instruction_text({name: field_at(row, path, name) for name, path in columns.items()}) for row in rows
+    }
     domain = sorted(texts)
     of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
     points = torch.from_numpy(of.encode(domain))

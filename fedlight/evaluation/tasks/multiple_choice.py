@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedlight.evaluation.tasks.exact_match import text_of
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.evaluation.tasks.task import Example, Prompts, Task, continuation
+from fedlight.evaluation.tasks.task import Example, Prompts, Task
 from fedlight.support.types import Row
 
 LETTERS = "ABCDEFGHIJ"
@@ -71,10 +71,7 @@ class MultipleChoice(Task):
         self, model: AnswersPrompts, prompts: Sequence[str], examples: Sequence[Example]
     ) -> list[list[str]]:
         """Return the likeliest choice of each example."""
-        choices = [
-            [continuation(prompt, choice) for choice in example.choices]
-            for prompt, example in zip(prompts, examples, strict=True)
-        ]
+        choices = [[self.data.continuation(choice) for choice in example.choices] for example in examples]
         found = model.log_likelihoods(prompts, choices)
         best = []
         for example, texts, likelihoods in zip(examples, choices, found, strict=True):
