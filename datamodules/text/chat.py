@@ -165,9 +165,9 @@ class Chat:
 
     def _rewritten(self, answer: str) -> str:
         return (
-            f"the chat template of tokenizer {self.tokenizer.name_or_path!r} does not show the answer {answer[:40]!r} unchanged "
-            "and followed by its end token: leave this row out, set taught_turns to last, or set the template to a text of "
-            "your own"
+            f"the chat template of tokenizer {self.tokenizer.name_or_path!r} does not show the answer {answer[:40]!r} "
+            "unchanged and followed by its end token: leave this row out, set taught_turns to last, or set the template to "
+            "a text of your own"
         )
 
 

@@ -317,7 +317,7 @@ def check_choice(template: Template) -> None:
         )
     if template.is_chat and "}" in template.text.rpartition("\n")[2]:
         raise ValueError(
-            "choice_template=chat has a slot in its last line, but that line begins the assistant's answer: add a line such as "
+            "choice_template=chat has a slot in its last line, which begins the assistant's answer: add a line such as "
             "CHOICE:"
         )
 
