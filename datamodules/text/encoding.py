@@ -119,7 +119,7 @@ def encode_responses(
     responses: Sequence[str],
     max_tokens: int,
     pairs: bool = False,
-    taught_turns: TaughtTurns = "all",
+    taught_turns: TaughtTurns = "last",
 ) -> Encoded:
     """Encode prompt, blank, response and end token; ``marks`` are the lengths of the prompts in tokens.
 

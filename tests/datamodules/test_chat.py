@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from habits import CHATML, HABITS, LLAMA_3, Habit, make_tokenizer
 
 from fedlight.datamodules.text.chat import Chat, read_turns, write_turns
 from fedlight.datamodules.text.encoding import Comparison, choice_ids, encode_choice, encode_responses
@@ -9,7 +10,6 @@ from fedlight.datamodules.text.examples import ResponseExamples, collate_respons
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.scoring import encode_pairs
-from tests.support.habits import CHATML, HABITS, LLAMA_3, Habit, make_tokenizer
 
 ROW = {"instruction": "Are there two", "input": "or one?"}
 ANSWER = "Yes, two."
@@ -69,7 +69,7 @@ def test_tokens_are_those_of_transformers(name):
 def test_all_answers_of_a_conversation_are_taught(name):
     habit, tokenizer = HABITS[name], make_tokenizer(HABITS[name])
     fields = {"messages": write_turns(TURNS)}
-    encoded = encode(tokenizer, fields, columns=["messages"])
+    encoded = encode(tokenizer, fields, columns=["messages"], taught_turns="all")
     assert encoded.table[0].tolist() == by_transformers(tokenizer, [*TURNS, turn("assistant", ANSWER)])
     earlier = habit.taught.replace(ANSWER, "No.").removeprefix("<think>\n\n</think>\n\n")
     assert spell_taught(tokenizer, encoded) == earlier + habit.taught
@@ -80,7 +80,7 @@ def test_all_answers_of_a_conversation_are_taught(name):
 
 def test_labels_are_the_taught_tokens_alone():
     tokenizer = make_tokenizer(Habit(CHATML, ""))
-    encoded = encode(tokenizer, {"messages": write_turns(TURNS)}, columns=["messages"])
+    encoded = encode(tokenizer, {"messages": write_turns(TURNS)}, columns=["messages"], taught_turns="all")
     examples = ResponseExamples(encoded, np.array([0]))
     batch = collate_responses([examples[0]], padding=0)
     kept = batch["labels"][0] != -100
@@ -92,7 +92,7 @@ def test_labels_are_the_taught_tokens_alone():
 def test_a_system_message_is_kept():
     tokenizer = make_tokenizer(Habit(CHATML, ""))
     turns = [turn("system", "Be brief."), *TURNS]
-    encoded = encode(tokenizer, {"messages": write_turns(turns)}, columns=["messages"])
+    encoded = encode(tokenizer, {"messages": write_turns(turns)}, columns=["messages"], taught_turns="all")
     assert encoded.table[0].tolist() == by_transformers(tokenizer, [*turns, turn("assistant", ANSWER)])
     assert encoded.taught[0].sum() == 4 + 8
     gemma = make_tokenizer(HABITS["no system message, another name"])
@@ -170,7 +170,7 @@ def test_a_template_that_rewrites_earlier_answers_is_refused():
     tokenizer = make_tokenizer(Habit(template, ""))
     fields = {"messages": write_turns(TURNS)}
     with pytest.raises(ValueError, match=r"does not show the answer 'No\.' unchanged.*taught_turns to last"):
-        encode(tokenizer, fields, columns=["messages"])
+        encode(tokenizer, fields, columns=["messages"], taught_turns="all")
     assert encode(tokenizer, fields, columns=["messages"], taught_turns="last").taught[0].sum() == 8
 
 

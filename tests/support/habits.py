@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from transformers import PreTrainedTokenizerFast
 
@@ -108,6 +108,7 @@ def make_tokenizer(habit: Habit) -> PreTrainedTokenizerFast:
         if habit.blanks.startswith("bytes")
         else Metaspace(prepend_scheme=habit.blanks)
     )
+    made.decoder = decoders.ByteLevel() if habit.blanks.startswith("bytes") else decoders.Metaspace()
     if habit.adds:
         ids = [("<s>", 0), ("</s>", 1)]
         made.post_processor = processors.TemplateProcessing(single=habit.adds, special_tokens=ids)
