@@ -190,7 +190,7 @@ def make_draft(wishes: Wishes) -> Draft:
     )
     return Draft(
         wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, fitting,
-        numbers, lr, model.positions, guesses, words.show(shape) if shape.is_chat else "",
+        numbers, lr, model.positions, guesses, words.show(shape, found) if shape.is_chat else "",
     )  # fmt: skip
 
 

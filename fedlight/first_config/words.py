@@ -1,6 +1,6 @@
 """Templates for unknown rows, and choice words that are single tokens of a model's tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from fedlight.datamodules.text.chat import Chat, write_turns
@@ -31,9 +31,10 @@ def has_chat(tokenizer: Any) -> bool:
         return False
 
 
-def show(template: Template) -> str:
+def show(template: Template, columns: Container[str]) -> str:
     """Return a prompt with its answer, with names in braces in place of texts; the template knows its tokenizer."""
-    texts = {slot: f"{{{slot}}}" for slot in (*template.slots, "response_a", "response_b")}
+    slots = (*template.slots, "response_a", "response_b")
+    texts = {slot: "" if slot == "input" and slot not in columns else f"{{{slot}}}" for slot in slots}
     if MESSAGES in template.slots:
         texts[MESSAGES] = write_turns([{"role": "user", "content": "{question}"}])
     answer = " {choice}" if template.opening else template.continuation("{response}") + template.closing
