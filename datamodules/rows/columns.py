@@ -172,11 +172,7 @@ def turns_of(value: Any) -> list[dict[str, str]]:
         >>> turns_of("Hello")
         [{'role': 'user', 'content': 'Hello'}]
     """
-    if isinstance(value, str):
-        try:
-            value = read_turns(value)
-        except ValueError:
-            value = {"role": "user", "content": value}
+    value = read_turns(value) if isinstance(value, str) else value
     turns = [turn if is_turn(turn) else {"role": "user", "content": turn} for turn in _parts(value)]
     return [
         {

@@ -89,7 +89,7 @@ def read_instructions(
 
 def _end_with_answer(messages: str) -> dict[str, str]:
     """Return the turns before the last answer of a conversation, and that answer; both empty where nothing was answered."""
-    turns = read_turns(messages or "[]")
+    turns = read_turns(messages)
     while turns and turns[-1]["role"] != "assistant":
         turns.pop()
     if not any(turn["role"] == "user" for turn in turns):

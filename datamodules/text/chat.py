@@ -19,6 +19,7 @@ ANSWERED = "fedlight answers"
 MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 REMEDY = "set the template to alpaca or a text of your own, or give a tokenizer whose chat_template does"
 
+TURN = {"role", "content"}
 Span = tuple[int, int]
 """First character, and the one after the last."""
 
@@ -102,7 +103,7 @@ class Chat:
 
     @property
     def marks(self) -> bool:
-        """Whether the template itself marks what a model has written."""
+        """Whether the template marks the answers of the model."""
         return bool(MARKS.search(self.tokenizer.get_chat_template()))
 
     def render(self, turns: Sequence[Mapping[str, str]]) -> str:
@@ -182,9 +183,19 @@ def write_turns(turns: Sequence[Mapping[str, str]]) -> str:
 
 
 def read_turns(text: str) -> list[dict[str, str]]:
-    """Return the turns that `write_turns` has written."""
-    turns: list[dict[str, str]] = json.loads(text)
-    return turns
+    """Return the turns that `write_turns` has written; another text is one turn of the user.
+
+    Examples:
+        >>> read_turns('[{"role": "user", "content": "Hi"}]') == read_turns("Hi")
+        True
+    """
+    try:
+        turns = json.loads(text)
+    except ValueError:
+        turns = None
+    if isinstance(turns, list) and turns and all(isinstance(one, dict) and {*one} == TURN for one in turns):
+        return turns
+    return [_turn("user", text)]
 
 
 def _turn(role: str, content: str) -> dict[str, str]:

@@ -13,10 +13,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from fedlight.datamodules.rows.columns import turns_of
-from fedlight.datamodules.text.chat import write_turns
 from fedlight.datamodules.text.encoding import Comparison
-from fedlight.datamodules.text.templates import MESSAGES, Template
+from fedlight.datamodules.text.templates import Template
 from fedlight.devices import hardware
 from fedlight.export.opened import Opened, open_run
 from fedlight.export.write import template_name, template_of
@@ -81,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
         model = opened.load()
         settings = {"n": 1, "max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
         for line in _lines(console):
-            fields[slot] = write_turns(turns_of(line)) if slot == MESSAGES else line
+            fields[slot] = line
             prompt = [template.render(fields).text]
             try:
                 ((raw,),) = model.generate(prompt, raw=True, seed=options.seed, **settings)

@@ -1,8 +1,8 @@
 """The first tokens of a text, and conversations in the tokenizer's chat template.
 
-A text is encoded without special tokens besides those that it holds. Before it goes the token with which the tokenizer
-opens every text, if it has one. A text of the chat template is complete: it holds that token or does without it, as in
-``apply_chat_template(tokenize=True)``.
+A text is encoded with the special tokens that it holds and no others. If the tokenizer opens every text with a token, that
+token goes before it. A text of the chat template is complete, as in ``apply_chat_template(tokenize=True)``: it holds that
+token or does without.
 """
 
 from collections.abc import Sequence

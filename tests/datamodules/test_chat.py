@@ -1,4 +1,4 @@
-"""Texts of a chat template are those of transformers, token by token, and what a model learns of them ends."""
+"""Texts of a chat template are those of transformers, token by token, and taught answers have their end token."""
 
 import numpy as np
 import pytest
@@ -122,7 +122,7 @@ def test_the_choice_follows_the_last_line_as_the_answer():
     asked = by_transformers(tokenizer, [turn("user", message)], ask=True)
     ids = encoded.table[0].tolist()
     assert ids[: len(asked)] == asked
-    # The blank before the letter is a token of its own here.
+    # This tokenizer makes a separate token of the blank before the letter.
     assert spell(tokenizer, ids[len(asked) :]) == "CHOICE: "
     assert tokenizer.convert_ids_to_tokens(list(choice_ids(tokenizer, template))) == ["A", "B"]
     with pytest.raises(ValueError, match="has a slot in its last line"):

@@ -63,7 +63,7 @@ class Habit(NamedTuple):
 
     Attributes:
         template: its chat template.
-        taught: what a model learns of the answer "Yes, two." in it.
+        taught: text with loss where the answer is "Yes, two."
         adds: special tokens that it puts around every text: ``<s>``, ``<s> $A </s>``, or none.
         blanks: ``bytes`` or ``bytes, blank first``: byte-level; ``first``, ``always``, ``never``: where a blank is put.
         bos: its opening token.
