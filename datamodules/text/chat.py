@@ -36,6 +36,7 @@ class Chat:
         closing: text after an answer at the end of a conversation.
         lead: characters of ``joint`` that are not taught.
         stop: characters of ``closing`` that are taught, up to the end token.
+        ends: special tokens, one of which ends an answer.
         fault: why a model cannot learn answers in this template; "": it can.
     """
 
@@ -46,6 +47,7 @@ class Chat:
     closing: str = ""
     lead: int = 0
     stop: int = 0
+    ends: frozenset[int] = field(default=frozenset(), repr=False)
     fault: str = ""
 
     @classmethod
@@ -89,10 +91,12 @@ class Chat:
                 self,
                 fault=f"{name} has no token that ends an answer, so a model would not learn to end: {REMEDY}",
             )
-        chat = replace(self, joint=joint, closing=closing, stop=stops[0])
+        chat = replace(self, joint=joint, closing=closing, stop=stops[0], ends=ends)
         if not chat.marks:
             return chat
-        [(first, last)] = chat._marked(turns)
+        if len(marked := chat._marked(turns)) != 1:
+            return replace(self, fault=f"{name} marks {len(marked)} parts of one answer: {REMEDY}")
+        [(first, last)] = marked
         return replace(chat, lead=first - len(asked), stop=max(last - len(full) + len(closing), stops[0]))
 
     def answerable(self) -> "Chat":
@@ -110,20 +114,21 @@ class Chat:
         """Return the text of a conversation up to the place where the model goes on."""
         return _render(self.tokenizer, turns)
 
+    def check(self, text: str, turns: Sequence[Mapping[str, str]], answer: str) -> None:
+        """Raise ValueError unless a text is these turns with this answer: a template may depend on what they say."""
+        if text != _render(self.tokenizer, [*turns, _turn("assistant", answer)], ask=False):
+            raise ValueError(self._rewritten(answer))
+
     def earlier_answers(self, turns: Sequence[Mapping[str, str]], answer: str) -> list[Span]:
         """Return the characters that are taught of earlier answers in a conversation that ends with ``answer``.
 
         Raises:
             ValueError: the template does not show an answer as it is, or not its end token.
         """
-        asked, full = (
-            self.render(turns),
-            _render(self.tokenizer, [*turns, _turn("assistant", answer)], ask=False),
-        )
-        if full != f"{asked}{self.joint}{answer}{self.closing}":
-            raise ValueError(self._rewritten(answer))
+        whole = [*turns, _turn("assistant", answer)]
+        full = _render(self.tokenizer, whole, ask=False)
         if self.marks:
-            marked = self._marked([*turns, _turn("assistant", answer)])[:-1]
+            marked = self._marked(whole)[:-1]
             end = self.closing[: self.stop]
             return [(first, last + len(end) * full.startswith(end, last)) for first, last in marked]
         return [
@@ -139,10 +144,10 @@ class Chat:
             ValueError: the last taught token of a span does not end an answer.
         """
         starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-        mask, closers = np.zeros(len(starts), dtype=np.int32), end_ids(self.tokenizer)
+        mask = np.zeros(len(starts), dtype=np.int32)
         for first, last in spans:
             inside = np.flatnonzero((ends > first) & (starts < last))
-            if not len(inside) or encoding.ids[inside[-1]] not in closers:
+            if not len(inside) or encoding.ids[inside[-1]] not in self.ends:
                 raise ValueError("an answer has no end token, so a model would not learn to end: " + REMEDY)
             mask[inside] = 1
         return mask
@@ -167,8 +172,8 @@ class Chat:
     def _rewritten(self, answer: str) -> str:
         return (
             f"the chat template of tokenizer {self.tokenizer.name_or_path!r} does not show the answer {answer[:40]!r} "
-            "unchanged and followed by its end token: leave this row out, set taught_turns to last, or set the template to "
-            "a text of your own"
+            "unchanged at its place and followed by its end token: leave this row out, set taught_turns to last, or set the "
+            "template to a text of your own"
         )
 
 

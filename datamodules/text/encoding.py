@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedlight.datamodules.text.chat import Span, read_turns
-from fedlight.datamodules.text.templates import MESSAGES, Template
+from fedlight.datamodules.text.chat import Span
+from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import Fitted, Parts, TokenTable, encode, end_id, fit_texts
 from fedlight.pretrained.openings import opening_ids
 
@@ -149,7 +149,9 @@ def encode_responses(
         sequences.append(np.concatenate([leading, fitted.ids, end]))
         trimmed += fitted.parts != texts[row]
         if template.chat is not None:
-            earlier = _find_earlier(template, fields[row], responses[row], taught_turns)
+            turns = template.turns(fields[row])
+            template.chat.check(texts[row].text, turns, responses[row])
+            earlier = template.chat.earlier_answers(turns, responses[row]) if taught_turns == "all" else []
             masks.append(_find_taught(template, fitted, prompt_end, earlier))
             marks[-1] = int(masks[-1].argmax())
     encoded = _make_encoded(sequences, marks, trimmed)
@@ -160,15 +162,6 @@ def _find_taught(template: Template, fitted: Fitted, prompt_end: int, earlier: S
     assert template.chat is not None
     last = len(fitted.parts.text) - len(template.chat.closing) + template.chat.stop
     return template.chat.taught(fitted.encoding, [*earlier, (prompt_end + template.chat.lead, last)])
-
-
-def _find_earlier(
-    template: Template, fields: Mapping[str, str], response: str, taught_turns: TaughtTurns
-) -> list[Span]:
-    """Return the taught characters of earlier answers of a conversation."""
-    if template.slots != (MESSAGES,) or template.chat is None or taught_turns == "last":
-        return []
-    return template.chat.earlier_answers(read_turns(fields[MESSAGES]), response)
 
 
 def encode_pair(

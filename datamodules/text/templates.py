@@ -251,8 +251,8 @@ class Template:
             return self._fill(self.text, fields, ending)
         if self.chat is None:
             raise ValueError("template=chat is known with the model's tokenizer alone: give that first")
-        if MESSAGES in fields and self.slots == (MESSAGES,):
-            return Parts(self.chat.render(read_turns(fields[MESSAGES])) + ending, "", "")
+        if self.slots == (MESSAGES,):
+            return Parts(self.chat.render(self.turns(fields)) + ending, "", "")
         joint = self.chat.joint if self.opening else ""
         asked = self._fill(self.message, fields, "").stripped()
         after = f"{asked.after}{self.chat.after}{joint}{self.opening}{ending}"
@@ -260,20 +260,21 @@ class Template:
 
     def show(self, fields: Mapping[str, str], shots: Sequence[tuple[Mapping[str, str], str]]) -> str:
         """Return the prompt after examples with their answers: earlier turns of a chat, else texts between blank lines."""
-        if self.chat is None or not shots:
+        if self.chat is None:
             shown = [self.render(own).text + self.continuation(answer) for own, answer in shots]
             return "\n\n".join([*shown, self.render(fields).text])
         turns = []
         for own, answer in shots:
-            turns += [("user", self._ask(own)), ("assistant", answer)]
-        turns.append(("user", self._ask(fields)))
-        return self.chat.render([{"role": role, "content": content} for role, content in turns])
+            turns += [*self.turns(own), {"role": "assistant", "content": answer}]
+        return self.chat.render([*turns, *self.turns(fields)])
 
-    def _ask(self, fields: Mapping[str, str]) -> str:
-        """Return the user's message of a chat."""
+    def turns(self, fields: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return the turns of a chat before the answer: the user's message, or those of a conversation."""
+        if self.slots == (MESSAGES,):
+            return read_turns(fields[MESSAGES])
         if self.without is not None and not fields["input"].strip():
-            return self.without._ask(fields)
-        return self._fill(self.message, fields, "").text.strip()
+            return self.without.turns(fields)
+        return [{"role": "user", "content": self._fill(self.message, fields, "").text.strip()}]
 
     def _fill(self, text: str, fields: Mapping[str, str], ending: str) -> Parts:
         parts = ["", "", ""]

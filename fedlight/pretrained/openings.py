@@ -33,7 +33,7 @@ def chat_starts(tokenizer: Any) -> tuple[str, ...]:
 
     if not tokenizer.chat_template:
         return ()
-    starts = {}
+    starts: dict[str, None] = {}
     user, system = {"role": "user", "content": ASKED}, {"role": "system", "content": SYSTEM}
     for turns, first in (([user], ASKED), ([system, user], SYSTEM)):
         try:

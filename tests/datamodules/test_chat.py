@@ -157,6 +157,7 @@ def test_a_text_may_be_the_message():
         ),
         (CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), "followed by its answer"),
         (CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"), "does not show a question"),
+        (CHATML + "{% generation %}{% endgeneration %}", "marks 0 parts of one answer"),
     ],
 )
 def test_templates_that_teach_no_answer_are_refused(template, fault):
@@ -190,3 +191,11 @@ def test_texts_do_not_depend_on_the_day():
 def test_turns_survive_as_the_text_of_a_field():
     turns = [turn("user", 'Ä "b"\n{c}'), turn("assistant", "")]
     assert read_turns(write_turns(turns)) == turns
+
+
+def test_an_answer_that_the_template_changes_is_refused():
+    template = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+    tokenizer = make_tokenizer(Habit(template, ""))
+    assert encode(tokenizer, ROW, "Yes.").kept.all()
+    with pytest.raises(ValueError, match=r"does not show the answer 'Hm</think>Yes\.' unchanged"):
+        encode(tokenizer, ROW, "Hm</think>Yes.")
