@@ -40,6 +40,9 @@ class RendersPrompts(Protocol):
     def render(self, fields: Fields) -> Any:
         """Return the prompt of a row, with all its text in ``text``."""
 
+    def continuation(self, response: str) -> str:
+        """Return a response as it follows its prompt."""
+
 
 @runtime_checkable
 class HoldsClientRows(Protocol):

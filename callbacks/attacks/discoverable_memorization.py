@@ -15,7 +15,6 @@ import numpy as np
 from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
 from fedlight.evaluation.extraction import contains_secret, exposure, recalls, round_robin
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
-from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -177,9 +176,7 @@ class DiscoverableMemorization(Attack):
             [one["response"], *(text for text in self._others if text.split() != one["response"].split())]
             for one in planted
         ]
-        texts = [
-            [continuation(prompt, text) for text in own] for prompt, own in zip(prompts, drawn, strict=True)
-        ]
+        texts = [[self._data.template.continuation(text) for text in own] for own in drawn]
         likelihoods = module.log_likelihoods(prompts, texts)
         return [exposure(own.log_prob, [other.log_prob for other in others]) for own, *others in likelihoods]
 

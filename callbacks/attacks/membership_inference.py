@@ -21,7 +21,6 @@ import numpy as np
 from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
 from fedlight.evaluation.extraction import round_robin
 from fedlight.evaluation.tasks.model import KnowsWhatFits, Likelihood
-from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.seeding import derive_seed
 
 FALSE_ALARMS = (0.01, 0.1)
@@ -98,7 +97,7 @@ class MembershipInference(Attack):
 
     def attack(self, module: Any, client: str | None) -> Found:
         texts = self._texts(client)
-        prompts = [text.prompt + continuation(text.prompt, text.response) for text in texts]
+        prompts = [text.prompt + self._template.continuation(text.response) for text in texts]
         kept = self._keep_fitting(module, texts, prompts, 0, client)
         left_out = {"left_out": float(len(texts) - len(kept))}
         members = sum(text.member for text in kept)
@@ -129,10 +128,9 @@ class MembershipInference(Attack):
             for at, ((owner, row), prompt) in enumerate(zip(rows, prompts, strict=True))
         ]
 
-    @staticmethod
-    def _losses(module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[float]:
+    def _losses(self, module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[float]:
         """Return the mean token loss of each response, in nats."""
-        responses = [[continuation(text.prompt, text.response)] for text in texts]
+        responses = [[self._template.continuation(text.response)] for text in texts]
         found = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
         return [-one.log_prob / one.tokens for [one] in found]
 

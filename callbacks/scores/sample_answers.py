@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.scores.win_rate import WritesText
 from fedlight.evaluation.tasks.model import KnowsWhatFits
-from fedlight.pretrained.openings import opening_ids
+from fedlight.pretrained.openings import openings
 from fedlight.processes.work import is_first
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
@@ -117,12 +117,15 @@ def choose(data: HoldsResponses, number: int) -> list[Sample]:
         raise ValueError(
             "SampleAnswers reads the responses of sft batches, and these data have none: take it out"
         )
-    opening = opening_ids(data.tokenizer)
     samples: dict[str, Sample] = {}
-    for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
-        prompt = ids[(labels == -100) & (mask == 1)].tolist()
-        response = ids[labels != -100].tolist()
-        text = data.tokenizer.decode(prompt[len(opening) :] if prompt[:1] == opening else prompt)
+    for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        taught = [place for place, label in enumerate(labels) if label != -100]
+        # Of a conversation the last answer, which begins after the last token without loss.
+        start = next(place for place in reversed(taught) if place == 0 or labels[place - 1] == -100)
+        prompt, response = ids[:start], ids[start : taught[-1] + 1]
+        text = data.tokenizer.decode(prompt)
+        if (opening := openings(data.tokenizer, [text])[0]) and prompt[:1] == opening:
+            text = data.tokenizer.decode(prompt[1:])
         reference = data.tokenizer.decode(response, skip_special_tokens=True).strip()
         samples.setdefault(text, Sample(text, reference, len(response)))
     return [*samples.values()]

@@ -105,7 +105,7 @@ class TaskScores(Checked, L.Callback):
         if is_first():
             refuse_unwritable(self._folder, "TaskScores.output")
         for name, task in self._tasks.items():
-            rank_zero_info(f"task {name}: {len(task.read()[0]):,} prompts")
+            rank_zero_info(f"task {name}: {len(task.read(data)[0]):,} prompts")
         if self.own_models and stage == "fit":
             self._loop, self._has_own = find_own_models(trainer, "TaskScores"), False
 

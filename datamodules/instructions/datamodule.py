@@ -23,7 +23,7 @@ from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompt
 from fedlight.datamodules.rows.given import GivenRows, RowsError, Source, name_source
 from fedlight.datamodules.rows.instruction_rows import check_slots, read_instructions
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.datamodules.text.encoding import Encoded, encode_responses
+from fedlight.datamodules.text.encoding import Encoded, TaughtTurns, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
@@ -47,7 +47,9 @@ class InstructionDataModule(FederatedDataModule):
         columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
             is not to be read. What it leaves out, but for ``category``, is read from the column of the same name, a response
             from Alpaca's ``output`` or from ``response``.
-        template: a name or a text with slots; see `fedlight.datamodules.text.templates`.
+        template: a name or a text with slots; see `fedlight.datamodules.text.templates`. With ``chat``, the column
+            ``messages`` holds whole conversations.
+        taught_turns: of a conversation, train on ``all`` answers, or on the ``last``.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and response together.
         partition: assignment of examples to clients; None: by the column mapped to ``client``, or a single client without
@@ -89,6 +91,7 @@ class InstructionDataModule(FederatedDataModule):
         seed: int = 0,
         bucket: bool = True,
         num_workers: int = 0,
+        taught_turns: TaughtTurns = "all",
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, bucket, num_workers)
         check_validation(val_share, val_max)
@@ -96,7 +99,7 @@ class InstructionDataModule(FederatedDataModule):
         own = self.train_rows if holdout else None
         self.test_rows = own if test_source is None else (name_source(test_source), test_split)
         self.columns = columns or {}
-        self.template = Template.named(template)
+        self.template, self.taught_turns = Template.named(template, self.columns), taught_turns
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
         self.partition = partition
         self.holdout, self.val_share, self.val_max = holdout, val_share, val_max
@@ -112,6 +115,7 @@ class InstructionDataModule(FederatedDataModule):
     def setup(self, stage: str) -> None:
         """Read, tokenize and partition the rows of the stage, once."""
         self.tokenizer = load_tokenizer(self.tokenizer_name)
+        self.template = self.template.for_tokenizer(self.tokenizer)
         if stage in ("fit", "validate") and self.report is None:
             self._setup_training()
         if stage == "test" and self.test_set is None:
@@ -294,7 +298,9 @@ class InstructionDataModule(FederatedDataModule):
 
     def _encode_rows(self, rows: Sequence[Fields]) -> Encoded:
         responses = [row["response"] for row in rows]
-        return encode_responses(self.tokenizer, self.template, rows, responses, self.max_tokens)
+        return encode_responses(
+            self.tokenizer, self.template, rows, responses, self.max_tokens, taught_turns=self.taught_turns
+        )
 
     def _read(self, source: str | GivenRows, split: str, held_out: bool) -> list[dict[str, str]]:
         raw = load_rows(source, split)

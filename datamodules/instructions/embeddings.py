@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, StackDataset, default_collate
 from fedlight.datamodules.clients.splits import check_validation
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
-from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.columns import check_columns, field_at
 from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.vectors.encoders import Encoder
@@ -148,4 +148,6 @@ def _read_texts(source: str, split: str, columns: dict[str, str]) -> Sequence[st
         raise RowsError(f"{source}: columns names no slot to encode: set columns.instruction to a column")
     rows = load_rows(source, split)
     check_columns(rows, slots, source)
-    return [instruction_text({name: text_at(row, path) for name, path in slots.items()}) for row in rows]
+    return [
+        instruction_text({name: field_at(row, path, name) for name, path in slots.items()}) for row in rows
+    ]

@@ -15,11 +15,10 @@ from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
-from fedlight.datamodules.text.templates import Parts
-from fedlight.datamodules.text.tokens import TokenTable, end_id, fit_texts, pad_id
-from fedlight.evaluation.tasks.task import Task, continuation
+from fedlight.datamodules.text.tokens import Parts, TokenTable, end_id, end_ids, fit_texts, pad_id
+from fedlight.evaluation.tasks.task import Task
 from fedlight.pretrained.hub import load_tokenizer
-from fedlight.pretrained.openings import opening_ids
+from fedlight.pretrained.openings import openings
 
 
 class NoExamples(Dataset):
@@ -77,9 +76,9 @@ class TaskDataModule(FederatedDataModule):
             return
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         pairs = [
-            (prompt, prompt + continuation(prompt, example.shown))
+            (prompt, prompt + task.data.continuation(example.shown, closed=True))
             for task in self.tasks.values()
-            for _, example, prompt in zip(*task.read(), strict=True)
+            for _, example, prompt in zip(*task.read(self), strict=True)
         ]
         encoded = encode_answers(self.tokenizer, pairs, self.max_tokens)
         fits = np.flatnonzero(encoded.kept)
@@ -98,14 +97,17 @@ class TaskDataModule(FederatedDataModule):
 def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens: int) -> Encoded:
     """Return pairs of a prompt and the prompt with its answer as `encode_responses` encodes rows.
 
-    ``max_tokens`` includes the end token.
+    ``max_tokens`` includes the end token, which follows a text that does not end with one itself, as a chat template's does.
     """
-    leading, end = (np.array(ids, dtype=np.int32) for ids in (opening_ids(tokenizer), [end_id(tokenizer)]))
-    texts = [Parts(text, "", "") for _, text in pairs]
+    texts = [text for _, text in pairs]
     sequences, marks = [], []
-    fitted = fit_texts(tokenizer, texts, max_tokens - len(leading) - 1)
-    for (prompt, _), text in zip(pairs, fitted, strict=True):
-        sequences.append(np.empty(0, np.int32) if text is None else np.concatenate([leading, text.ids, end]))
-        marks.append(0 if text is None else len(leading) + text.first_token_from(len(prompt)))
+    fitted = fit_texts(tokenizer, [Parts(text, "", "") for text in texts], max_tokens)
+    ends = end_ids(tokenizer)
+    for (prompt, _), leading, text in zip(pairs, openings(tokenizer, texts), fitted, strict=True):
+        closed = text is not None and text.ids[-1] in ends
+        ids = [] if text is None else [*leading, *text.ids, *([] if closed else [end_id(tokenizer)])]
+        fits = text is not None and len(ids) <= max_tokens
+        sequences.append(np.array(ids if fits else [], dtype=np.int32))
+        marks.append(len(leading) + text.first_token_from(len(prompt)) if text is not None and fits else 0)
     table = TokenTable(sequences)
     return Encoded(table, np.array(marks, dtype=np.int64), table.lengths > 0, trimmed=0)

@@ -99,7 +99,8 @@ class CompletionPairDataModule(FederatedDataModule):
                 "labelling"
             )
         name = {"choice": choice_template, "pair": pair_template, "responses": generation_template}[form]
-        self.template = Template.named(name) if name else Template("")
+        asks: Literal["choice", "prompt"] = "choice" if form == "choice" else "prompt"
+        self.template = Template.named(name, asks=asks) if name else Template("")
         if form == "choice":
             check_choice(self.template)
         self.truncate_answers, self.tokenizer_name, self.max_tokens = truncate_answers, tokenizer, max_tokens
@@ -114,6 +115,7 @@ class CompletionPairDataModule(FederatedDataModule):
                 f"{self.source}: the template has a slot {{{missing[0]}}}; fields has {', '.join(pairs[0].fields)}"
             )
         self.tokenizer = load_tokenizer(self.tokenizer_name)
+        self.template = self.template.for_tokenizer(self.tokenizer)
         encoded = self._encode(pairs)
         fits = np.flatnonzero(encoded.both_kept())
         rank_zero_info(

@@ -162,6 +162,7 @@ class PreferenceDataModule(FederatedDataModule):
         """Read, tokenize and partition the rows of the stage, once."""
         if self.encoder is None:
             self.tokenizer = load_tokenizer(self.tokenizer_name)
+            self.template = self.template.for_tokenizer(self.tokenizer)
         if stage in ("fit", "validate") and self.report is None:
             self._setup_training()
         if stage in ("test", "predict") and self.test_set is None:
@@ -321,9 +322,11 @@ class PreferenceDataModule(FederatedDataModule):
             return Template("")
         if self.view == "selector" and self.form == "pair":
             return Template.named(pair) if pair else Template("")
-        template = Template.named(choice if self.view == "selector" else generation)
         if self.view == "selector":
+            template = Template.named(choice, self.columns, asks="choice")
             check_choice(template)
+        else:
+            template = Template.named(generation, self.columns, asks="prompt")
         return template if trim == "auto" else template.trimming(trim)
 
 

@@ -8,14 +8,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import StackDataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.columns import check_columns, field_at
 from fedlight.datamodules.rows.exclusion import Excluded, exclude_prompts
 from fedlight.datamodules.rows.given import RowsError, Source, name_source
 from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.text.encoding import leading_ids
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import fit_texts
 from fedlight.pretrained.hub import load_tokenizer
-from fedlight.pretrained.openings import opening_ids
 from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Need, RowSource
 from fedlight.support.types import Fields
@@ -62,7 +62,7 @@ class PromptDataModule(FederatedDataModule):
         super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
         refuse_below(1, limit=limit)
         self.source, self.split = name_source(source), split
-        self.template = Template.named(template)
+        self.template = Template.named(template, columns or {}, asks="prompt")
         self.columns = {**{slot: slot for slot in self.template.slots}, **(columns or {})}
         self.tokenizer_name, self.max_tokens, self.limit = tokenizer, max_tokens, limit
         self.exclude = exclude or {}
@@ -87,8 +87,11 @@ class PromptDataModule(FederatedDataModule):
             return
         fields, left_out = self._read()
         tokenizer = load_tokenizer(self.tokenizer_name)
+        self.template = self.template.for_tokenizer(tokenizer)
         parts = [self.template.render(slots) for slots in fields]
-        fitted = list(fit_texts(tokenizer, parts, self.max_tokens - len(opening_ids(tokenizer))))
+        fitted = list(
+            fit_texts(tokenizer, parts, self.max_tokens - len(leading_ids(tokenizer, self.template)))
+        )
         kept = [(fit.parts.text, slots) for fit, slots in zip(fitted, fields, strict=True) if fit is not None]
         cut = sum(fit is not None and fit.parts is not part for fit, part in zip(fitted, parts, strict=True))
         self.counts |= {"prompts": len(kept), "too_long": len(fields) - len(kept)}
@@ -114,7 +117,7 @@ class PromptDataModule(FederatedDataModule):
         """Return the slots' texts of each prompt, and a description of the dropped rows."""
         rows = load_rows(self.source, self.split)
         check_columns(rows, self.columns, str(self.source))
-        read = [{name: text_at(row, path) for name, path in self.columns.items()} for row in rows]
+        read = [{name: field_at(row, path, name) for name, path in self.columns.items()} for row in rows]
         whole = [row for row in read if all(row[name] for name in self.template.required)]
         unique = list({tuple(row.values()): row for row in whole}.values())
         if not unique:

@@ -2,7 +2,8 @@
 
 A column map gives the path of each name in a row; dots lead into nested columns and lists:
 ``{"post": "info.post", "response_a": "summaries.0.text", "choice": "choice", "client": "worker"}``.
-Of a conversation, ``messages.:-1`` are all turns but the last, and ``messages.-1`` is the last.
+Of a conversation, ``messages.:-1`` are all turns but the last, and ``messages.-1`` is the last. The name ``messages`` keeps
+the turns apart for a chat template; other names join them by blank lines.
 
 Names with a meaning: ``response_a``, ``response_b`` and ``choice``, or ``chosen`` and ``rejected``; ``score_a`` and
 ``score_b``, against which the choice is checked; ``client``; ``category``; ``group``, a known group of the client, which
@@ -13,11 +14,23 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.text.chat import read_turns, write_turns
+from fedlight.datamodules.text.templates import MESSAGES
 from fedlight.support.types import Rows
 
 Columns = Mapping[str, str]
-ASKERS = {"user", "human", "prompter", "system", "tool", "function", "observation"}
+ROLES = {
+    "human": "user",
+    "prompter": "user",
+    "developer": "system",
+    "function": "tool",
+    "observation": "tool",
+}
+"""Other names of roles -> those of chat templates."""
+ASKERS = {"user", "system", "tool", *ROLES}
 """Speakers of a conversation whose turns are no replies that a model could learn."""
+REPLIES = ("response_a", "response_b", "chosen", "rejected")
+"""Names of answers in a comparison."""
 
 
 def value_at(row: Any, path: str) -> Any:
@@ -138,6 +151,36 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return replace_surrogates(value.strip())
     return replace_surrogates("\n\n".join(text for text in map(_text_of, _parts(value)) if text))
+
+
+def field_at(row: Mapping[str, Any], path: str, name: str) -> str:
+    """Return the text of a name: of ``messages`` its turns, of an answer the model's turn, else the text at the path."""
+    if name == MESSAGES:
+        turns = turns_of(find_value(row, path))
+        return write_turns(turns) if turns and all(turn["content"] for turn in turns) else ""
+    return reply_at(row, path) if name in (*REPLIES, "response") else text_at(row, path)
+
+
+def turns_of(value: Any) -> list[dict[str, str]]:
+    """Return the turns of a conversation with ``role`` (``system``, ``user``, ``assistant`` or ``tool``) and ``content``.
+
+    A text is one turn of the user, or what `fedlight.datamodules.text.chat.write_turns` has written.
+
+    Examples:
+        >>> turns_of([{"from": "human", "value": "Hello "}, {"from": "gpt", "value": "Hi"}])
+        [{'role': 'user', 'content': 'Hello'}, {'role': 'assistant', 'content': 'Hi'}]
+        >>> turns_of("Hello")
+        [{'role': 'user', 'content': 'Hello'}]
+    """
+    value = read_turns(value) if isinstance(value, str) else value
+    turns = [turn if is_turn(turn) else {"role": "user", "content": turn} for turn in _parts(value)]
+    return [
+        {
+            "role": ROLES.get(speaker := speaker_of(turn), speaker if speaker in ASKERS else "assistant"),
+            "content": text_of(turn),
+        }
+        for turn in turns
+    ]
 
 
 def reply_at(row: Mapping[str, Any], path: str) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedlight.datamodules.text.chat import read_turns
+from fedlight.datamodules.text.templates import MESSAGES
 from fedlight.support.types import Fields
 
 OWNERS = ("client", "category")
@@ -18,7 +20,12 @@ def instruction_text(fields: Fields) -> str:
         >>> instruction_text({"instruction": "Add.", "input": "1 and 2", "response": "3"})
         'Add.\n1 and 2'
     """
-    return "\n".join(text for name, text in fields.items() if name not in NO_SLOTS and text)
+    texts = [
+        "\n".join(turn["content"] for turn in read_turns(text)) if name == MESSAGES else text
+        for name, text in fields.items()
+        if name not in NO_SLOTS and text
+    ]
+    return "\n".join(texts)
 
 
 def make_question_key(row: Fields) -> tuple[str, ...]:

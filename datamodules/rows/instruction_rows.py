@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.rows.columns import Columns, check_columns, complete_columns, reply_at, text_at
+from fedlight.datamodules.rows.columns import Columns, check_columns, complete_columns, field_at, text_at
 from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
 from fedlight.datamodules.rows.given import GivenRows, RowsError
-from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.chat import read_turns, write_turns
+from fedlight.datamodules.text.templates import MESSAGES, Template
 from fedlight.support.types import Fields, Rows
 
 RESPONSE_COLUMNS = ("output", "response")
@@ -32,7 +33,8 @@ def read_instructions(
 ) -> list[dict[str, str]]:
     """Return the fields of each row; rows with a missing value and exact repetitions are left out and counted.
 
-    A response that is a turn of a conversation, but the user's, is missing.
+    A response that is a turn of a conversation, but the user's, is missing. With the template of a whole conversation and no
+    column for the response, the response is the last answer of the conversation, and later turns are left out.
 
     Args:
         raw: rows as their source has them.
@@ -49,6 +51,8 @@ def read_instructions(
     named = [*template.slots, *["client"][:by_client]]
     defaults = {"response": RESPONSE_COLUMNS, **{name: [name] for name in named}}
     optional = {*named} - {*template.required}
+    if whole := MESSAGES in named and not columns.get("response"):
+        defaults["response"] = [columns.get(MESSAGES) or MESSAGES]
     columns = complete_columns(columns, raw, defaults, optional)
     columns = {name: path for name, path in columns.items() if path or name not in OWNERS}
     columns = {
@@ -56,8 +60,11 @@ def read_instructions(
     }  # all sources in one order
     check_columns(raw, {name: path for name, path in columns.items() if path}, str(source), setting)
     needed = {*template.required, "response", *OWNERS} & set(columns)
-    read = {**dict.fromkeys(columns, text_at), "response": reply_at}
-    rows = [{name: read[name](row, path) if path else "" for name, path in columns.items()} for row in raw]
+    rows = [
+        {name: field_at(row, path, name) if path else "" for name, path in columns.items()} for row in raw
+    ]
+    if whole:
+        rows = [fields | _end_with_answer(fields[MESSAGES]) for fields in rows]
     asked = sum(
         not fields["response"] and text_at(row, columns["response"]) != ""
         for row, fields in zip(raw, rows, strict=True)
@@ -80,9 +87,20 @@ def read_instructions(
     return unique
 
 
+def _end_with_answer(messages: str) -> dict[str, str]:
+    """Return the turns before the last answer of a conversation, and that answer; both empty where nothing was answered."""
+    turns = read_turns(messages)
+    while turns and turns[-1]["role"] != "assistant":
+        turns.pop()
+    if not any(turn["role"] == "user" for turn in turns):
+        return {MESSAGES: "", "response": ""}
+    return {MESSAGES: write_turns(turns[:-1]), "response": turns[-1]["content"]}
+
+
 def check_slots(columns: Columns, template: Template, setting: str = "columns") -> None:
     """Raise ValueError where a column map has no column, "", for the response or a required slot of the template."""
-    for name in (*template.required, "response"):
+    needed = [*template.required, *(["response"] if MESSAGES not in template.slots else [])]
+    for name in needed:
         if columns.get(name) == "":
             raise ValueError(f"{setting} has no {name!r}. Set {setting}.{name} to the column that holds it.")
 

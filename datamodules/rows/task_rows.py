@@ -1,7 +1,7 @@
 """Rows and prompts of an evaluation task; see `fedlight.evaluation.tasks.task`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from fedlight.datamodules.rows.columns import check_columns, find_value
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.support.checks import Checked
+from fedlight.support.types import Fields
 
 
 class TaskRows(Checked):
@@ -71,13 +72,29 @@ class TaskRows(Checked):
             raise RowsError(f"{self.source}: no row has {self.where}. Check where.")
         return [{name: find_value(row, path) for name, path in columns.items()} for row in kept]
 
-    def prompt(self, fields: Mapping[str, str]) -> str:
-        """Return the prompt with these fields; ValueError where the task has no text for a slot of the template."""
+    def for_tokenizer(self, tokenizer: Any) -> None:
+        """Write prompts in the tokenizer's chat template, if that is the template.
+
+        Raises:
+            ValueError: it is, and the tokenizer has none.
+        """
+        self.template = self.template.for_tokenizer(tokenizer)
+
+    def prompt(self, fields: Fields, shots: Sequence[tuple[Fields, str]] = ()) -> str:
+        """Return the prompt with these fields after examples with their answers.
+
+        Raises:
+            ValueError: the task has no text for a slot of the template.
+        """
         if missing := [slot for slot in self.template.slots if slot not in fields]:
             raise ValueError(
                 f"the template has a slot {{{missing[0]}}}, but the task fills {', '.join(fields)}: use these alone."
             )
-        return self.template.render(fields).text
+        return self.template.show(fields, shots)
+
+    def continuation(self, response: str, closed: bool = False) -> str:
+        """Return an answer as it follows its prompt in training, with ``closed`` up to the end token of a chat template."""
+        return self.template.continuation(response, closed)
 
 
 def draw_test_rows(number: int, share: float, seed: int) -> list[int]:

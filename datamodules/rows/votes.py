@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.rows.columns import Columns, check_columns, reply_at, text_at
+from fedlight.datamodules.rows.columns import REPLIES, Columns, check_columns, field_at, text_at
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Comparison
 from fedlight.support.types import Rows
 
 ChoiceValues = Mapping[str, Any]
-ANSWERS = ("response_a", "response_b", "chosen", "rejected")
 VOTE_NAMES = (
-    *ANSWERS,
+    *REPLIES,
     "choice",
     "score_a",
     "score_b",
@@ -142,9 +141,7 @@ def read_votes(
     index: dict[tuple, int] = {}
     seen: set[tuple[str, int, int]] = set()
     for number, row in enumerate(rows, 1):
-        values = {
-            name: (reply_at if name in ANSWERS else text_at)(row, path) for name, path in columns.items()
-        }
+        values = {name: field_at(row, path, name) for name, path in columns.items()}
         a, b, choice = _read_answers(values, meaning, number, source)
         client, category = values.get("client", ""), values.get("category", "")
         needed = [values[name] for name in (*required, "client", "category") if name in values]

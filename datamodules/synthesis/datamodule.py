@@ -37,7 +37,6 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
 from fedlight.evaluation.instruction_scores import best, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.evaluation.tasks.task import continuation
 from fedlight.federation.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.federation.state import State
@@ -299,7 +298,7 @@ def score_candidates(
     if score == "random":
         return np.random.default_rng(seed).random(len(candidates))
     prompts = [template.render(one.fields).text for one in candidates]
-    responses = [continuation(template.text, one.fields["response"]) for one in candidates]
+    responses = [template.continuation(one.fields["response"]) for one in candidates]
     alone = [] if score == "ppl" else [responses]
     found = model.log_likelihoods([*prompts, *("" for _ in alone)], [*([one] for one in responses), *alone])
     conditional = mean_losses([one for (one,) in found[: len(candidates)]])

@@ -10,9 +10,6 @@ from fedlight.datamodules.synthesis.synthesis import Candidate
 from fedlight.datamodules.text.encoding import encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, join_examples
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import encode
-from fedlight.evaluation.tasks.task import continuation
-from fedlight.pretrained.openings import opening_ids
 
 
 class CandidatePool(Dataset):
@@ -34,7 +31,7 @@ class CandidatePool(Dataset):
 
     def __init__(self, own: ResponseExamples, tokenizer: Any, template: Template, max_tokens: int) -> None:
         self.own, self.lengths, self.labelled = own, own.lengths, own.labelled
-        self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
+        self.tokenizer, self._uncut, self.max_tokens = tokenizer, template.uncut(), max_tokens
         self.candidates: dict[str, list[Candidate]] = {}
         self.positions: dict[str, np.ndarray] = {}
         self.too_long: dict[str, int] = {}
@@ -54,7 +51,11 @@ class CandidatePool(Dataset):
 
     def put(self, made: Mapping[str, Sequence[Candidate]]) -> None:
         """Replace the candidates of some clients."""
-        fits = iter(self._fit([one for own in made.values() for one in own]))
+        rows = [one.fields for own in made.values() for one in own]
+        encoded = encode_responses(
+            self.tokenizer, self._uncut, rows, [row["response"] for row in rows], self.max_tokens
+        )
+        fits = iter(encoded.kept)
         kept = {client: [one for one in own if next(fits)] for client, own in made.items()}
         new = [one for own in kept.values() for one in own]
         at = len(self.own) + len(self._weights)
@@ -63,23 +64,8 @@ class CandidatePool(Dataset):
             self.positions[client] = np.arange(at, at + len(own))
             at += len(own)
         if new:
-            rows = [one.fields for one in new]
-            encoded = encode_responses(
-                self.tokenizer, self.template, rows, [row["response"] for row in rows], self.max_tokens
-            )
-            more = ResponseExamples(encoded, np.arange(len(new)))
+            more = ResponseExamples(encoded, np.flatnonzero(encoded.kept))
             self._encoded = more if self._encoded is None else join_examples(self._encoded, more)
             self._weights = np.concatenate([self._weights, [one.weight for one in new]])
             self.lengths = np.concatenate([self.own.lengths, self._encoded.lengths])
             self.labelled = np.concatenate([self.own.labelled, self._encoded.labelled])
-
-    def _fit(self, candidates: Sequence[Candidate]) -> list[bool]:
-        """Return whether each candidate fits as a whole, with the start and the end token."""
-        if not candidates:
-            return []
-        texts = [
-            self.template.render(one.fields, continuation(self.template.text, one.fields["response"])).text
-            for one in candidates
-        ]
-        room = self.max_tokens - len(opening_ids(self.tokenizer)) - 1
-        return [len(encoding) <= room for encoding in encode(self.tokenizer, texts)]

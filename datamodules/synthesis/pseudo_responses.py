@@ -23,7 +23,6 @@ from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.evaluation.tasks.task import continuation
 from fedlight.processes.work import for_each
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
@@ -107,7 +106,7 @@ class PseudoResponses(Synthesis):
     def _weigh(self, rows: list[dict[str, str]], template: Template, model: KnowsEnergies) -> list[float]:
         """Return the weights of one client's pseudo examples."""
         prompts = [template.render(row).text for row in rows]
-        answers = [continuation(template.text, row["response"]) for row in rows]
+        answers = [template.continuation(row["response"]) for row in rows]
         energies = model.free_energies(prompts, answers, self.energy_temperature)
         return energy_weights(energies, self.energy_temperature)
 

@@ -5,19 +5,21 @@
 * **pair**: ``[CLS] prompt [SEP] A [SEP] B [SEP]`` for an encoder with a 2-class head; prompt and A are segment 0, B is
   segment 1.
 * **responses**: prompt, response and the end-of-sequence token, with the length of the prompt, for losses on the response
-  only.
+  only. In a chat template they are the tokens of ``apply_chat_template(tokenize=True)``, and a mask says which are taught.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from fedlight.datamodules.text.templates import Parts, Template
-from fedlight.datamodules.text.tokens import TokenTable, encode, end_id, fit_texts
+from fedlight.datamodules.text.chat import Span
+from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.tokens import Fitted, Parts, TokenTable, encode, end_id, fit_texts
 from fedlight.pretrained.openings import opening_ids
 
+TaughtTurns = Literal["all", "last"]
 EMPTY = np.empty(0, dtype=np.int32)
 
 
@@ -40,16 +42,24 @@ class Encoded:
             choice 0.
         kept: whether each sequence fits, ``(sequences,)``.
         trimmed: number of sequences that lost text.
+        taught: 1 for each token of a sequence with loss, else 0; None: all from the mark on.
     """
 
     table: TokenTable
     marks: np.ndarray
     kept: np.ndarray
     trimmed: int
+    taught: TokenTable | None = None
 
     def both_kept(self) -> np.ndarray:
         """Return whether both sequences of each comparison fit, ``(comparisons,)``."""
         return np.asarray(self.kept.reshape(-1, 2).all(axis=1))
+
+    def count_taught(self) -> np.ndarray:
+        """Return the number of tokens with loss of each sequence of responses, ``(sequences,)``."""
+        if self.taught is None:
+            return self.table.lengths - self.marks
+        return np.array([int(self.taught[row].sum()) for row in range(len(self.taught))])
 
 
 def choice_ids(tokenizer: Any, template: Template, choices: tuple[str, str] = ("A", "B")) -> tuple[int, int]:
@@ -80,7 +90,7 @@ def encode_choice(
         ValueError: a choice is not one token, or not the last.
     """
     letter = choice_ids(tokenizer, template, choices)[0]
-    leading = np.array(opening_ids(tokenizer), dtype=np.int32)
+    leading = leading_ids(tokenizer, template)
     texts = [
         template.render({**comparison.fields, "response_a": a, "response_b": b}, ending=f" {choices[0]}")
         for comparison in comparisons
@@ -97,6 +107,11 @@ def encode_choice(
     return _make_encoded(sequences, [0] * len(sequences), trimmed)
 
 
+def leading_ids(tokenizer: Any, template: Template) -> np.ndarray:
+    """Return the tokens before each text of a template: none where it is a chat, which holds its own."""
+    return np.array([] if template.is_chat else opening_ids(tokenizer), dtype=np.int32)
+
+
 def encode_responses(
     tokenizer: Any,
     template: Template,
@@ -104,30 +119,49 @@ def encode_responses(
     responses: Sequence[str],
     max_tokens: int,
     pairs: bool = False,
+    taught_turns: TaughtTurns = "last",
 ) -> Encoded:
     """Encode prompt, blank, response and end token; ``marks`` are the lengths of the prompts in tokens.
 
     The response is never cut. The tokenizer is a fast one; the template ends where the response begins, and ``max_tokens``
     includes the end token. With ``pairs``, sequences 2c and 2c + 1 answer the same prompt, and a long one is cut equally.
+    Of a conversation, all answers are taught, or the last one.
+
+    Raises:
+        ValueError: a conversation does not fit into the chat template, or an answer has no end token.
     """
-    leading, end = (np.array(ids, dtype=np.int32) for ids in (opening_ids(tokenizer), [end_id(tokenizer)]))
-    blank = "" if template.text[-1:].isspace() else " "
-    endings = [blank + response for response in responses]
+    leading = leading_ids(tokenizer, template)
+    end = np.array([] if template.is_chat else [end_id(tokenizer)], dtype=np.int32)
+    endings = [template.continuation(response) + template.closing for response in responses]
     texts = [template.render(slots, ending) for slots, ending in zip(fields, endings, strict=True)]
-    budget = max_tokens - len(leading) - 1
+    budget = max_tokens - len(leading) - len(end)
     shared = _cut_pairs(tokenizer, texts, budget) if pairs else texts
-    sequences, marks, trimmed = [], [], 0
-    for text, ending, fitted in zip(texts, endings, fit_texts(tokenizer, shared, budget), strict=True):
+    sequences, marks, masks, trimmed = [], [], [], 0
+    for row, fitted in enumerate(fit_texts(tokenizer, shared, budget)):
         if fitted is None:
             sequences.append(EMPTY)
             marks.append(0)
+            masks.append(EMPTY)
             continue
         # A token across the border belongs to the response: the encoded prompt alone would not have it.
-        prompt_end = len(fitted.parts.text) - len(ending)
+        prompt_end = len(fitted.parts.text) - len(endings[row])
         marks.append(len(leading) + fitted.first_token_from(prompt_end))
         sequences.append(np.concatenate([leading, fitted.ids, end]))
-        trimmed += fitted.parts != text
-    return _make_encoded(sequences, marks, trimmed)
+        trimmed += fitted.parts != texts[row]
+        if template.chat is not None:
+            turns = template.turns(fields[row])
+            template.chat.check(texts[row].text, turns, responses[row])
+            earlier = template.chat.earlier_answers(turns, responses[row]) if taught_turns == "all" else []
+            masks.append(_find_taught(template, fitted, prompt_end, earlier))
+            marks[-1] = int(masks[-1].argmax())
+    encoded = _make_encoded(sequences, marks, trimmed)
+    return encoded if template.chat is None else replace(encoded, taught=TokenTable(masks))
+
+
+def _find_taught(template: Template, fitted: Fitted, prompt_end: int, earlier: Sequence[Span]) -> np.ndarray:
+    assert template.chat is not None
+    last = len(fitted.parts.text) - len(template.chat.closing) + template.chat.stop
+    return template.chat.taught(fitted.encoding, [*earlier, (prompt_end + template.chat.lead, last)])
 
 
 def encode_pair(

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fedlight.datamodules.text.encoding import Encoded
-from fedlight.datamodules.text.tokens import TokenTable, pad, pad_inputs, pad_responses
+from fedlight.datamodules.text.tokens import IGNORED, TokenTable, pad, pad_inputs, pad_responses
 
 
 class Choice(TypedDict):
@@ -67,10 +67,14 @@ class ChoiceExamples(Dataset):
 
 
 class Response(TypedDict):
-    """Prompt with a response; the first ``prompt_length`` tokens are the prompt."""
+    """Prompt with a response; the first ``prompt_length`` tokens are the prompt.
+
+    ``taught`` is 1 for each token with loss, else 0, where not all tokens of the response have it.
+    """
 
     ids: np.ndarray
     prompt_length: int
+    taught: NotRequired[np.ndarray]
 
 
 class ResponseExamples(Dataset):
@@ -80,7 +84,7 @@ class ResponseExamples(Dataset):
         self.encoded = encoded
         self.rows = rows
         self.lengths = encoded.table.lengths[rows]
-        self.labelled = self.lengths - encoded.marks[rows]
+        self.labelled = encoded.count_taught()[rows]
 
     def take(self, indices: np.ndarray) -> "ResponseExamples":
         return ResponseExamples(self.encoded, self.rows[indices])
@@ -98,11 +102,14 @@ def join_examples(first: ResponseExamples, second: ResponseExamples) -> Response
     table = TokenTable([part.encoded.table[row] for part in parts for row in part.rows])
     marks = np.concatenate([part.encoded.marks[part.rows] for part in parts])
     kept = np.ones(len(marks), dtype=bool)
-    return ResponseExamples(Encoded(table, marks, kept, 0), np.arange(len(marks)))
+    masks = [part.encoded.taught[row] for part in parts if part.encoded.taught for row in part.rows]
+    taught = TokenTable(masks) if masks else None
+    return ResponseExamples(Encoded(table, marks, kept, 0, taught), np.arange(len(marks)))
 
 
 def _get_response(encoded: Encoded, row: int) -> Response:
-    return {"ids": encoded.table[row], "prompt_length": int(encoded.marks[row])}
+    response: Response = {"ids": encoded.table[row], "prompt_length": int(encoded.marks[row])}
+    return response if encoded.taught is None else {**response, "taught": encoded.taught[row]}
 
 
 class Preferred(TypedDict):
@@ -132,7 +139,7 @@ class PreferredExamples(Dataset):
         self.index = index
         both = 2 * comparison[:, None] + [0, 1]
         self.lengths = encoded.table.lengths[both].max(axis=1)
-        self.labelled = (encoded.table.lengths[both] - encoded.marks[both]).sum(axis=1)
+        self.labelled = encoded.count_taught()[both].sum(axis=1)
 
     def take(self, indices: np.ndarray) -> "PreferredExamples":
         return PreferredExamples(
@@ -173,7 +180,10 @@ def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> d
 def collate_responses(examples: list[Response], padding: int) -> dict[str, torch.Tensor]:
     """Return a batch for SFT: ``input_ids``, ``attention_mask`` and ``labels``, all ``(batch, tokens)``."""
     lengths = [example["prompt_length"] for example in examples]
-    return pad_responses([example["ids"] for example in examples], lengths, padding)
+    batch = pad_responses([example["ids"] for example in examples], lengths, padding)
+    if all("taught" in example for example in examples):
+        batch["labels"][pad([example["taught"] for example in examples], 0) == 0] = IGNORED
+    return batch
 
 
 def collate_preferred(examples: list[Preferred], padding: int) -> dict[str, Any]:

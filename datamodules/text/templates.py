@@ -8,16 +8,29 @@ question-answering templates are Alpaca's (Taori et al. 2023, https://github.com
 ``alpaca_joined`` is Alpaca's form without input, with the input after the instruction and a blank. It is the format of
 OpenFedLLM (Ye et al. 2024, https://arxiv.org/abs/2402.06954, https://github.com/rui-ye/OpenFedLLM) and of Wang et al.
 (FedDCA, https://arxiv.org/abs/2409.20135, appendix A.3.1), without the blank at the end of the instruction's line.
+
+``chat`` is the chat template of the model's tokenizer, for models that were tuned on instructions; ``chat:NAME`` and
+``chat:TEXT`` say what the user's message is. Without it, it is the conversation in the column ``messages`` if there is one,
+else the instruction and its input, the prompt of a preference, or a question about two answers. The last line of a
+comparison, such as ``CHOICE:``, begins the assistant's answer.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from string import Formatter
+from typing import Any, Literal
 
+from fedlight.datamodules.text.chat import Chat, read_turns
+from fedlight.datamodules.text.tokens import Parts
+from fedlight.evaluation.tasks.task import continuation
+
+CHAT = "chat"
+MESSAGES = "messages"
+"""Slot of a whole conversation, whose text is that of `fedlight.datamodules.text.chat.write_turns`."""
 ANSWER_SLOTS = ("response_a", "response_b")
 MARKS = ("#", "<", "[")
 STOP_CHARACTERS = 40
-TRIM_ORDER = ("post", "input", "prompt", "instruction")
+TRIM_ORDER = ("post", "input", "prompt", "instruction", MESSAGES)
 
 ALPACA = """Below is an instruction that describes a task, paired with an input that provides further context. \
 Write a response that appropriately completes the request.
@@ -88,6 +101,12 @@ ARGUMENT_GENERATION = """Below is a claim. Write a convincing argument for it.
 
 ### ARGUMENT:"""
 
+COMPARISON = """Which answer is better?
+QUESTION: {prompt}
+ANSWER A: {response_a}
+ANSWER B: {response_b}
+CHOICE:"""
+
 TEXTS = {
     "alpaca": ALPACA,
     "alpaca_no_input": ALPACA_NO_INPUT,
@@ -101,42 +120,42 @@ TEXTS = {
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Rendered text in three parts; the middle one may be cut at its end."""
-
-    before: str
-    trimmable: str
-    after: str
-
-    @property
-    def text(self) -> str:
-        """Whole text."""
-        return self.before + self.trimmable + self.after
-
-    def cut(self, characters: int) -> "Parts":
-        """Return the parts with this many characters of the trimmable one, without trailing white space."""
-        return Parts(self.before, self.trimmable[:characters].rstrip(), self.after)
-
-
-@dataclass(frozen=True)
 class Template:
     """Text with slots in braces (``{{`` for a brace itself); texts that fill a slot are never read as templates.
 
     Args:
-        text: text of the template.
+        text: text of the template; of a chat that of the user's message, in `for_tokenizer` the whole.
         trim: slot that is cut at its end when the prompt is too long; None: no slot is cut.
-        without: template for rows whose ``trim`` slot is empty (Alpaca's form without input).
+        without: template for rows without an ``input`` (Alpaca's form without input).
+        is_chat: the text goes into the chat template of a tokenizer, which `for_tokenizer` reads.
+        chat: that template; None before.
+        message: text of the user's message, where ``chat`` is known.
+        opening: text with which the answer begins, where ``chat`` is known.
     """
 
     text: str
     trim: str | None = None
     without: "Template | None" = None
+    is_chat: bool = False
+    chat: Chat | None = None
+    message: str = ""
+    opening: str = ""
 
     @classmethod
-    def named(cls, name: str) -> "Template":
+    def named(
+        cls,
+        name: str,
+        columns: Container[str] = (),
+        asks: Literal["instruction", "prompt", "choice"] = "instruction",
+    ) -> "Template":
         """Return the template of a name, or the template whose text is ``name`` if that has a slot in braces.
 
         The slot that may be cut is the first of post, input, prompt and instruction that occurs.
+
+        Args:
+            name: a name or a text.
+            columns: columns of the rows, as far as they are known; for ``chat``.
+            asks: what the user's message of ``chat`` is where the columns do not tell.
 
         Raises:
             ValueError: ``name`` is neither a known name nor a text with slots.
@@ -146,7 +165,13 @@ class Template:
             'prompt'
             >>> Template.named("alpaca").slots
             ('instruction', 'input')
+            >>> Template.named("chat").slots, Template.named("chat", columns=["messages"]).slots
+            (('instruction', 'input'), ('messages',))
         """
+        kind, colon, message = name.partition(":")
+        if kind == CHAT and (colon or kind == name):
+            found = cls.named(message.lstrip(" ")) if colon else _default_message(columns, asks)
+            return replace(found, is_chat=True)
         text = name if "{" in name else _find_text(name)
         slots = _list_slots(text)
         trim = next((slot for slot in TRIM_ORDER if slot in slots), None)
@@ -158,7 +183,33 @@ class Template:
         """Return this template with another slot that may be cut, or None; ValueError where it has no such slot."""
         if slot is not None and slot not in self.slots:
             raise ValueError(f"trim={slot!r} is no slot of the template; it has {', '.join(self.slots)}.")
-        return Template(self.text, slot, self.without)
+        return replace(self, trim=slot)
+
+    def uncut(self) -> "Template":
+        """Return this template without a slot that may be cut."""
+        return replace(self, trim=None, without=self.without and self.without.uncut())
+
+    def for_tokenizer(self, tokenizer: Any) -> "Template":
+        """Return the template that a model with this tokenizer reads: of a chat its whole text, else the same.
+
+        Raises:
+            ValueError: the tokenizer has no chat template, or one that cannot be used.
+        """
+        if not self.is_chat or self.chat is not None:
+            return self
+        return self._within(Chat.of(tokenizer))
+
+    def _within(self, chat: Chat) -> "Template":
+        message, opening = self.text, ""
+        if {*ANSWER_SLOTS} <= {*_list_slots(self.text)}:
+            message, _, opening = self.text.rpartition("\n")
+            chat.answerable()
+        before, after, joint = (_escaped(text) for text in (chat.before, chat.after, chat.joint))
+        text = f"{before}{message.strip()}{after}{joint if opening else ''}{opening}"
+        without = None if self.without is None else replace(self.without, is_chat=True)._within(chat)
+        return replace(
+            self, text=text, without=without, is_chat=True, chat=chat, message=message, opening=opening
+        )
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -184,6 +235,8 @@ class Template:
             >>> Template("Question: {prompt}\nAnswer:").stops
             ('\nQuestion:',)
         """
+        if self.is_chat:  # the end token of a turn ends an answer
+            return ()
         parts = [(literal.split("\n"), slot) for literal, slot, _, _ in Formatter().parse(self.text)]
         first = parts[0][0][0] if parts else ""
         heads = [lines[-1] for lines, slot in parts if slot]
@@ -193,18 +246,66 @@ class Template:
         own = [f"\n{line.rstrip()}"[:STOP_CHARACTERS] for line in lines]
         return tuple(dict.fromkeys([*own, *(self.without.stops if self.without else ())]))
 
+    @property
+    def closing(self) -> str:
+        """Text after an answer, where the tokenizer's end token does not follow instead."""
+        return "" if self.chat is None else self.chat.answerable().closing
+
+    def continuation(self, response: str, closed: bool = False) -> str:
+        """Return a response as it follows its prompt in training: after a blank, or as the chat template has it.
+
+        With ``closed``, also the end token of a chat template.
+        """
+        if self.chat is None:
+            return continuation(self.text, response)
+        chat = self.chat.answerable()
+        return chat.joint + response + chat.closing[: chat.stop * closed]
+
     def render(self, fields: Mapping[str, str], ending: str = "") -> Parts:
         """Fill the slots and append ``ending``, which is never cut.
+
+        Raises:
+            ValueError: the template is a chat, and `for_tokenizer` has not been asked.
 
         Examples:
             >>> Template("POST: {post} TITLE: {title}", trim="post").render({"post": "a b c", "title": "t"})
             Parts(before='POST: ', trimmable='a b c', after=' TITLE: t')
         """
-        if self.without is not None and not fields[self.trim or ""].strip():
+        if self.without is not None and not fields["input"].strip():
             return self.without.render(fields, ending)
+        if not self.is_chat:
+            return self._fill(self.text, fields, ending)
+        if self.chat is None:
+            raise ValueError("template=chat is known with the model's tokenizer alone: give that first")
+        if self.slots == (MESSAGES,):
+            return Parts(self.chat.render(self.turns(fields)) + ending, "", "")
+        joint = self.chat.joint if self.opening else ""
+        asked = self._fill(self.message, fields, "").stripped()
+        after = f"{asked.after}{self.chat.after}{joint}{self.opening}{ending}"
+        return Parts(self.chat.before + asked.before, asked.trimmable, after)
+
+    def show(self, fields: Mapping[str, str], shots: Sequence[tuple[Mapping[str, str], str]]) -> str:
+        """Return the prompt after examples with their answers: earlier turns of a chat, else texts between blank lines."""
+        if self.chat is None:
+            shown = [self.render(own).text + self.continuation(answer) for own, answer in shots]
+            return "\n\n".join([*shown, self.render(fields).text])
+        turns = []
+        for own, answer in shots:
+            turns += [*self.turns(own), {"role": "assistant", "content": answer}]
+        return self.chat.render([*turns, *self.turns(fields)])
+
+    def turns(self, fields: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return the turns of a chat before the answer: the user's message, or those of a conversation."""
+        if self.slots == (MESSAGES,):
+            return read_turns(fields[MESSAGES])
+        if self.without is not None and not fields["input"].strip():
+            return self.without.turns(fields)
+        return [{"role": "user", "content": self._fill(self.message, fields, "").text.strip()}]
+
+    def _fill(self, text: str, fields: Mapping[str, str], ending: str) -> Parts:
         parts = ["", "", ""]
         at = 0
-        for literal, slot, _, _ in Formatter().parse(self.text):
+        for literal, slot, _, _ in Formatter().parse(text):
             parts[at] += literal
             if slot is not None and slot == self.trim and at == 0:
                 parts[1] = fields[slot]
@@ -214,6 +315,20 @@ class Template:
         if at == 0:  # no slot to trim: the whole text is fixed
             return Parts(parts[0] + ending, "", "")
         return Parts(parts[0], parts[1], parts[2] + ending)
+
+
+def _default_message(columns: Container[str], asks: str) -> Template:
+    if asks == "choice":
+        return Template(COMPARISON, "prompt")
+    if MESSAGES in columns:
+        return Template(f"{{{MESSAGES}}}", MESSAGES)
+    if asks == "prompt" and "instruction" not in columns:
+        return Template("{prompt}", "prompt")
+    return Template("{instruction}\n\n{input}", "input", without=Template("{instruction}", "instruction"))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def check_choice(template: Template) -> None:
@@ -227,6 +342,11 @@ def check_choice(template: Template) -> None:
         raise ValueError(
             f"choice_template ends with {template.text[-10:]!r}, but the choice follows ': '. End it with a colon."
         )
+    if template.is_chat and "}" in template.text.rpartition("\n")[2]:
+        raise ValueError(
+            "choice_template=chat has a slot in its last line, which begins the assistant's answer: add a line such as "
+            "CHOICE:"
+        )
 
 
 def _find_text(name: str) -> str:
@@ -235,7 +355,7 @@ def _find_text(name: str) -> str:
 
         return world.CHOICE_TEMPLATE if name == "toy_choice" else world.GENERATION_TEMPLATE
     if name not in TEXTS:
-        known = ", ".join([*TEXTS, "toy_choice", "toy_generation"])
+        known = ", ".join([*TEXTS, "toy_choice", "toy_generation", CHAT])
         raise ValueError(
             f"template={name!r} is not one of {known}; a text of your own needs slots such as {{prompt}}."
         )

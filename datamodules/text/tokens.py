@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlight.datamodules.text.templates import Parts
 from fedlight.support.seeding import derive_seed
 
 CHUNK = 1000
@@ -24,6 +23,35 @@ SAMPLED = 300
 SOME_UNKNOWN, MOST_UNKNOWN = 0.2, 0.5
 """Shares of unknown tokens above which a warning is given, and above which texts are refused."""
 ANOTHER_MODEL = "set the model, and the tokenizer of the data, to one that was trained on such texts"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rendered text in three parts; the middle one may be cut at its end."""
+
+    before: str
+    trimmable: str
+    after: str
+
+    @property
+    def text(self) -> str:
+        """Whole text."""
+        return self.before + self.trimmable + self.after
+
+    def cut(self, characters: int) -> "Parts":
+        """Return the parts with this many characters of the trimmable one, without trailing white space."""
+        return Parts(self.before, self.trimmable[:characters].rstrip(), self.after)
+
+    def stripped(self) -> "Parts":
+        """Return the parts without white space around the whole."""
+        before, middle, after = self.before.lstrip(), self.trimmable, self.after.rstrip()
+        middle = middle if before else middle.lstrip()
+        middle = middle if after else middle.rstrip()
+        return Parts(
+            before if middle or after else before.rstrip(),
+            middle,
+            after if before or middle else after.lstrip(),
+        )
 
 
 @dataclass(frozen=True)
@@ -150,6 +178,13 @@ def end_id(tokenizer: Any) -> int:
             "tokenizer_config.json."
         )
     return int(tokenizer.eos_token_id)
+
+
+def end_ids(tokenizer: Any) -> frozenset[int]:
+    """Return the special tokens, one of which ends an answer in a chat template."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id}
+    return frozenset({*added, *tokenizer.all_special_ids} - unknown)
 
 
 def pad_id(tokenizer: Any) -> int:

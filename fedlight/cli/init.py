@@ -55,6 +55,8 @@ def main(argv: Sequence[str]) -> None:
     )
     file = _free(options, draft.method)
     _show(f"{draft.wishes.source}: {draft.rows:,} rows", draft.guesses)
+    if draft.looks:
+        print(f"what the model reads:\n\n{draft.looks}\n")
     write_whole(file, write(draft, str(file)))
     print(
         f"written: {file}\nnext:    fedlight fit --config {file}\nthen:    fedlight report runs/{file.stem}"

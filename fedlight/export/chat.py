@@ -17,7 +17,7 @@ from fedlight.datamodules.text.encoding import Comparison
 from fedlight.datamodules.text.templates import Template
 from fedlight.devices import hardware
 from fedlight.export.opened import Opened, open_run
-from fedlight.export.write import template_of
+from fedlight.export.write import template_name, template_of
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
@@ -177,11 +177,11 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
         yield None
         return
     opened = open_run(folder)
-    settings, template = opened.settings, template_of(opened)
+    settings, named = opened.settings, template_name(opened)
     if (
         not issubclass(opened.kind, SelectorModule)
         or settings.get("head", "choice") != "choice"
-        or template is None
+        or named is None
     ):
         raise ValueError(
             f"--selector {folder}: {opened.run.label} trained {opened.kind.__name__}, which is no selector that reads "
@@ -199,7 +199,7 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
             str(opened.adapter or saved),
             settings["model"],
             base=settings.get("base", "plain"),
-            choice_template=template.text,
+            choice_template=named[0],
             choices=tuple(settings.get("choices") or ("A", "B")),
             max_tokens=within(opened.run.config(), "data", "max_tokens") or 512,
             dtype=settings.get("dtype", "auto"),

@@ -30,6 +30,7 @@ class Selectors:
     def __init__(self, folder: str | Path, base: str | None = None) -> None:
         settings = json.loads((Path(folder) / SETTINGS).read_text(encoding="utf-8"))
         self.template, self.choices = settings["template"], settings["choices"]
+        self.is_chat = settings["is_chat"]  # then the template holds its first token, if there is one
         self.max_tokens = settings["max_tokens"]
         self.names = settings["adapters"]
         self.tokenizer = AutoTokenizer.from_pretrained(base or folder)
@@ -64,7 +65,8 @@ class Selectors:
         text = self.template.format(**fields, response_a=a, response_b=b)
         rows = [self._encoded(f"{text} {choice}") for choice in self.choices]
         opening = self.tokenizer("x")["input_ids"][:1]
-        ids = (opening if opening == [self.tokenizer.bos_token_id] else []) + rows[0][:-1]
+        opens = opening == [self.tokenizer.bos_token_id] and not self.is_chat
+        ids = (opening if opens else []) + rows[0][:-1]
         if len(ids) > self.max_tokens:
             raise ValueError(
                 f"{len(ids)} tokens; the selectors were trained on at most {self.max_tokens}: shorten it"

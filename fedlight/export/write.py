@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedlight.callbacks.export.card_facts import CardFacts, public_name
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
@@ -20,6 +20,7 @@ from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.modules.language.adapter_folders import copy_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.selector import SelectorModule
+from fedlight.pretrained.hub import load_tokenizer
 from fedlight.report.facts import within
 from fedlight.support.files import whole_folder, write_json
 
@@ -234,34 +235,46 @@ def _labels(opened: Opened) -> int:
     return 2 if opened.settings.get("head") == "classifier" else opened.kind.num_labels or 1
 
 
-def template_of(opened: Opened) -> Template | None:
-    """Return the template of the run's prompts; None where its data have none."""
+def template_name(opened: Opened) -> tuple[str, Template] | None:
+    """Return the setting of the run's template, and the template; None where its data have none."""
     config, chooses = opened.run.config(), issubclass(opened.kind, SelectorModule)
+    asks: Literal["choice", "prompt"] = "choice" if chooses else "prompt"
     name = within(config, "data", "choice_template" if chooses else "generation_template")
-    name = name or within(config, "data", "template")
-    return Template.named(name) if isinstance(name, str) and name else None
+    columns = within(config, "data", "columns") or {}
+    if isinstance(name, str) and name:
+        return name, Template.named(name, columns, asks)
+    name = within(config, "data", "template")
+    return (name, Template.named(name, columns)) if isinstance(name, str) and name else None
+
+
+def template_of(opened: Opened) -> Template | None:
+    """Return the template of the run's prompts, a chat with the tokenizer of its base; None where its data have none."""
+    found = template_name(opened)
+    if found is None or not found[1].is_chat:
+        return found and found[1]
+    return found[1].for_tokenizer(load_tokenizer(opened.settings["model"], "model"))
 
 
 def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> str:
     """Return how prompts look, in Markdown; of selectors also write the script that lets them vote."""
-    template = template_of(opened)
-    if template is None or _task(opened) != "CAUSAL_LM":
+    if _task(opened) != "CAUSAL_LM" or (template := template_of(opened)) is None:
         return ""
     text = (
         f"\n\nPrompts have this form, with a text for each name in braces:\n\n```text\n{template.text}\n```"
     )
+    if template.is_chat:
+        text += "\n\nIt is the tokenizer's chat template (`tokenizer.apply_chat_template`)."
     if template.without is not None:
         text += f"\n\nand this one where `{template.trim}` is empty:\n\n```text\n{template.without.text}\n```"
     if not issubclass(opened.kind, SelectorModule):
-        return (
-            text
-            + "\n\nA blank and the answer follow; `model.generate` with `do_sample=False` gives the likeliest one."
-        )
+        follows = "The answer follows" if template.is_chat else "A blank and the answer follow"
+        return f"{text}\n\n{follows}; `model.generate` with `do_sample=False` gives the likeliest one."
     if folder is None:
         return text
     settings: dict[str, Any] = {
         "adapters": list(adapters),
         "template": template.text,
+        "is_chat": template.is_chat,
         "choices": list(opened.settings.get("choices") or ("A", "B")),
         "max_tokens": within(opened.run.config(), "data", "max_tokens") or 512,
     }

@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.columns import field_at, text_at
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template
 from fedlight.datamodules.text.tokens import SAMPLED, check_known, draw_rows, encode
 from fedlight.first_config import sizes, words
 from fedlight.first_config.clients import FEWEST_ROWS, SHARES, find_client
 from fedlight.first_config.columns import (
+    BEFORE,
     REPLY,
     Column,
     FoundColumns,
@@ -87,6 +88,7 @@ class Draft:
         lr: learning rate.
         positions: positions of the model; None: not known.
         guesses: lines of the table.
+        looks: a prompt of a chat template with its answer.
     """
 
     wishes: Wishes
@@ -103,6 +105,7 @@ class Draft:
     lr: float
     positions: int | None
     guesses: list[Guess]
+    looks: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,9 +151,11 @@ def make_draft(wishes: Wishes) -> Draft:
     numbers = sizes.choose_sizes(own)
     model = read_model(wishes.model)
     template, choices, more = _text(method, votes is not None, found, model, wishes)
+    found = _keep_turns(found, template)
     guesses += more + _splits(columns, found) + _without_reply(columns, found)
     guesses += _unknown_words(wishes, rows, found, model)
-    max_tokens, fitting = _tokens(rows, found, votes is not None, template, choices, model)
+    shape = Template.named(template, found, _asks(votes is not None, choices)).for_tokenizer(model.tokenizer)
+    max_tokens, fitting = _tokens(rows, found, votes is not None, shape, choices, model)
     if not fitting:
         raise GuessError(
             f"no text fits into {max_tokens} tokens, "
@@ -185,7 +190,7 @@ def make_draft(wishes: Wishes) -> Draft:
     )
     return Draft(
         wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, fitting,
-        numbers, lr, model.positions, guesses,
+        numbers, lr, model.positions, guesses, words.show(shape, found) if shape.is_chat else "",
     )  # fmt: skip
 
 
@@ -295,7 +300,8 @@ def _text(
     why = "given with --template"
     if method in ("fedbis", "fedbiscuit"):
         tokens = words.find_choices(model.tokenizer, "prompt" in found, wishes.choices, wishes.template)
-        template = wishes.template or words.choice_template("prompt" in found, tokens.value)
+        chat = words.has_chat(model.tokenizer)
+        template = wishes.template or words.choice_template("prompt" in found, tokens.value, chat)
         why = why if wishes.template else "shows both answers and ends with a colon, before the choice token"
         return template, tokens.value, [tokens, Guess("template", template, why)]
     if is_votes and "prompt" not in found:
@@ -303,10 +309,25 @@ def _text(
             f"--method {method} writes answers to a question: say which column it is with --question COLUMN"
         )
     slot = "prompt" if is_votes else "instruction"
-    template, reason = words.response_template("input" in found, model.positions, slot)
+    chat = words.has_chat(model.tokenizer)
+    template, reason = words.response_template("input" in found, model.positions, slot, chat)
     if wishes.template:
         return wishes.template, None, [Guess("template", wishes.template, why)]
     return template, None, [Guess("template", template, reason)]
+
+
+def _asks(is_votes: bool, choices: tuple[str, str] | None) -> Literal["instruction", "prompt", "choice"]:
+    return "choice" if choices else "prompt" if is_votes else "instruction"
+
+
+def _keep_turns(found: Mapping[str, str], template: str) -> dict[str, str]:
+    """Return the columns with the turns of a conversation as ``messages``, which a chat template keeps apart."""
+    if template != CHAT:
+        return {**found}
+    return {
+        MESSAGES if name in ("instruction", "prompt") and path.endswith(BEFORE) else name: path
+        for name, path in found.items()
+    }
 
 
 def _unknown_words(wishes: Wishes, rows: Rows, found: Mapping[str, str], model: ModelFacts) -> list[Guess]:
@@ -322,20 +343,21 @@ def _tokens(
     rows: Rows,
     found: Mapping[str, str],
     is_votes: bool,
-    template: str,
+    shape: Template,
     choices: tuple[str, str] | None,
     model: ModelFacts,
 ) -> tuple[int, float]:
     """Return ``max_tokens`` and the share of rows that fit."""
-    shape = Template.named(template)
     texts = []
     for row in map(rows.__getitem__, draw_rows(len(rows))):
-        fields = {name: text_at(row, path) for name, path in found.items()}
+        fields = {name: field_at(row, path, name) for name, path in found.items()}
+        if not fields.get(MESSAGES, "-"):
+            continue
         fields |= {slot: "" for slot in shape.slots if slot not in fields}
         if "chosen" in fields:
             fields |= {"response_a": fields["chosen"], "response_b": fields["rejected"]}
         answers = [fields["response_a"], fields["response_b"]] if is_votes else [fields["response"]]
-        ending = f" {choices[0]}" if choices else f" {max(answers, key=len)}"
+        ending = f" {choices[0]}" if choices else shape.continuation(max(answers, key=len)) + shape.closing
         texts.append(shape.render(fields, ending).text)
     return sizes.choose_tokens([len(one.ids) + 2 for one in encode(model.tokenizer, texts)], model.positions)
 

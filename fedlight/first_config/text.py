@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlight.datamodules.text.templates import CHAT, MESSAGES
 from fedlight.first_config.draft import Draft
 
 TITLES = {
@@ -181,7 +182,8 @@ def _data(draft: Draft) -> str:
     owners = "{by: client}"
     if "client" not in draft.columns:
         owners = f"{f'{{by: iid, num_clients: {draft.sizes.clients}}}':<23} # no column says whose row it is"
-    wide = "input" not in draft.columns and "{input}" not in draft.template and draft.template != "alpaca"
+    has_input = "{input}" in draft.template or draft.template in ("alpaca", CHAT)
+    wide = "input" not in draft.columns and (not has_input or MESSAGES in draft.columns)
     columns: dict[str, str] = draft.columns if wide or draft.is_votes else {"input": "", **draft.columns}
     named = "".join(f"\n      {name}: {scalar(path)}" for name, path in columns.items())
     own = {"feddca": _public, "fewfedpit": _synthesis}.get(draft.method, lambda draft: "")

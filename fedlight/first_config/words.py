@@ -1,10 +1,11 @@
 """Templates for unknown rows, and choice words that are single tokens of a model's tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
+from fedlight.datamodules.text.chat import Chat, write_turns
 from fedlight.datamodules.text.encoding import choice_ids
-from fedlight.datamodules.text.templates import Template, check_choice
+from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template, check_choice
 from fedlight.datamodules.text.tokens import encode
 from fedlight.first_config.columns import Guess, GuessError
 
@@ -22,8 +23,26 @@ SHORT = 1024
 """Positions of a model, up to which the template is a short one."""
 
 
-def choice_template(has_question: bool, choices: tuple[str, str]) -> str:
-    r"""Return a template of comparisons, which ends with a colon.
+def has_chat(tokenizer: Any) -> bool:
+    """Return whether a tokenizer has a chat template in which a model can learn answers."""
+    try:
+        return bool(tokenizer.chat_template) and not Chat.of(tokenizer).fault
+    except ValueError:
+        return False
+
+
+def show(template: Template, columns: Container[str]) -> str:
+    """Return a prompt with its answer, with names in braces in place of texts; the template knows its tokenizer."""
+    slots = (*template.slots, "response_a", "response_b")
+    texts = {slot: "" if slot == "input" and slot not in columns else f"{{{slot}}}" for slot in slots}
+    if MESSAGES in template.slots:
+        texts[MESSAGES] = write_turns([{"role": "user", "content": "{question}"}])
+    answer = " {choice}" if template.opening else template.continuation("{response}") + template.closing
+    return template.render(texts, answer).text
+
+
+def choice_template(has_question: bool, choices: tuple[str, str], chat: bool = False) -> str:
+    r"""Return a template of comparisons, which ends with a colon; ``chat``: in the model's chat template.
 
     Examples:
         >>> choice_template(False, ("a", "b"))
@@ -33,10 +52,12 @@ def choice_template(has_question: bool, choices: tuple[str, str]) -> str:
     answers = [
         f"ANSWER {word}: {{{slot}}}" for word, slot in zip(choices, ("response_a", "response_b"), strict=True)
     ]
-    return "\n".join([*lines, *answers, "CHOICE:"])
+    return f"{CHAT}:" * chat + "\n".join([*lines, *answers, "CHOICE:"])
 
 
-def response_template(has_input: bool, positions: int | None, slot: str = "instruction") -> tuple[str, str]:
+def response_template(
+    has_input: bool, positions: int | None, slot: str = "instruction", chat: bool = False
+) -> tuple[str, str]:
     r"""Return a template of instructions, a name or a text, and why.
 
     Examples:
@@ -45,6 +66,8 @@ def response_template(has_input: bool, positions: int | None, slot: str = "instr
         >>> response_template(False, 512, "prompt")[0]
         'QUESTION: {prompt}\nANSWER:'
     """
+    if chat:
+        return CHAT, "the model's own chat template, in which it was tuned"
     if positions is not None and positions <= SHORT:
         middle = "\nINPUT: {input}" if has_input else ""
         return f"QUESTION: {{{slot}}}{middle}\nANSWER:", f"short, as the model has {positions:,} positions"
@@ -65,12 +88,13 @@ def find_choices(
         ValueError: the given template has no slots for both answers, or no colon at its end.
     """
     tried = (given,) if given else CHOICES
-    split = []
+    split, chat = [], has_chat(tokenizer)
     for words in tried:
-        text = template or choice_template(has_question, words)
-        check_choice(Template.named(text))
+        shape = Template.named(template or choice_template(has_question, words, chat), asks="choice")
+        check_choice(shape)
+        shape = shape.for_tokenizer(tokenizer)
         try:
-            choice_ids(tokenizer, Template.named(text), words)
+            choice_ids(tokenizer, shape, words)
         except ValueError:
             split.append(words)
             continue

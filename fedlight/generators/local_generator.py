@@ -14,13 +14,11 @@ from fedlight.modules.language.adapter_folders import adapter_checksum
 from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
-from fedlight.pretrained.openings import without_opening
 from fedlight.processes.work import for_each
 from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 
-CHAT = "chat"
 STOP = ("\nInstruction 4", "\nExample 2", "\n### Instruction")
 
 CUT_SHARE = 0.98
@@ -34,8 +32,8 @@ class LocalGenerator(TextGenerator):
         model: hub name, folder, or ``"toy"``.
         adapter: folder of an adapter on it, if any.
         base: ``plain``, ``int8`` or ``nf4``: the number form of its weights.
-        template: name or text with one slot, such as ``alpaca_no_input``; ``chat``: the tokenizer's own chat template;
-            None: the bare prompt, for a base model without instruction tuning.
+        template: name or text with one slot, such as ``alpaca_no_input``; ``chat``: the tokenizer's own chat template; None:
+            the bare prompt, for a base model without instruction tuning.
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
         max_new_tokens: most tokens of an answer.
@@ -77,17 +75,18 @@ class LocalGenerator(TextGenerator):
         self.model, self.adapter, self.base, self.dtype = model, adapter, base, dtype
         self.template, self.temperature, self.top_p = template, temperature, top_p
         self.max_new_tokens, self.keep_cut = max_new_tokens, keep_cut
-        self._template = Template.named(template) if template not in (None, CHAT) else None
         self.stop = list(STOP) if stop is None else stop
         if not all(self.stop):
             raise ValueError(f"stop={self.stop}: an empty text would end every answer at once")
-        if self._template:
-            self.stop = [*self.stop, *self._template.stops]
         self.batch_size, self.device, self.seed = batch_size, device, seed
         self.trust_remote_code = trust_remote_code
-        if self._template and len(set(self._template.slots)) != 1:
+        self._template = (
+            Template("{prompt}", "prompt") if template is None else Template.named(template, asks="prompt")
+        )
+        if len(set(self._template.slots)) != 1:
             slots = ", ".join(self._template.slots)
             raise ValueError(f"template={template!r} has the slots {slots}, but a prompt fills one")
+        self.stop = [*self.stop, *self._template.stops]
         self._counts = Counter(answers=0, cut=0, too_long=0)
         self._module = self._new()
         if len(self._module.adapter_names) > 1:  # also looks into the folder now, not at the first prompt
@@ -108,7 +107,8 @@ class LocalGenerator(TextGenerator):
             ValueError: ``template`` is ``chat``, and the tokenizer has none.
         """
         module = self._loaded()
-        texts = [self._filled(prompt) for prompt in prompts]
+        slot = self._template.slots[0]
+        texts = [self._template.render({slot: prompt}).text for prompt in prompts]
         lengths = [len(row) for row in encode_prompts(module.tokenizer, texts)]
         limit = getattr(module.causal_lm.config, "max_position_embeddings", None) or float("inf")
         fits = [index for index, length in enumerate(lengths) if length + self.max_new_tokens <= limit]
@@ -153,23 +153,8 @@ class LocalGenerator(TextGenerator):
     def _loaded(self) -> SFTModule:
         if self._module.network is None:
             make_ready(self._module, self.device)
-            if self.template == CHAT and not self._module.tokenizer.chat_template:
-                raise ValueError(
-                    f"template='chat', but the tokenizer of model={self.model!r} has no chat template: "
-                    "set template to alpaca_no_input, or leave it out"
-                )
+            self._template = self._template.for_tokenizer(self._module.tokenizer)
         return self._module
-
-    def _filled(self, prompt: str) -> str:
-        """Return the prompt in its template, without the opening token, which is added when it is encoded."""
-        if self._template is not None:
-            return self._template.render({self._template.slots[0]: prompt}).text
-        if self.template != CHAT:
-            return prompt
-        tokenizer = self._module.tokenizer
-        messages = [{"role": "user", "content": prompt}]
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return without_opening(tokenizer, text)
 
     def _answer(self, texts: list[str], draw: int) -> tuple[list[str], int]:
         """Return the answers to a batch, and the number of those that were cut off."""

@@ -16,7 +16,6 @@ from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.generators.local_generator import make_ready
 from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
 from fedlight.modules.sft import SFTModule
-from fedlight.pretrained.openings import without_opening
 from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.types import Fields
@@ -116,10 +115,7 @@ class LocalJudge(Judge):
         text = pairwise_prompt(question, self._shown(first), self._shown(second), at_once=True)
         if not self.chat:
             return text
-        tokenizer = self._module.tokenizer
-        messages = [{"role": "user", "content": text.removesuffix(VERDICT).rstrip()}]
-        asked: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return without_opening(tokenizer, asked) + VERDICT
+        return self._asked.render({"prompt": text.removesuffix(VERDICT)}, VERDICT).text
 
     def _shown(self, answer: str) -> str:
         return answer.strip() if self.most_words is None else " ".join(answer.split()[: self.most_words])
@@ -131,6 +127,8 @@ class LocalJudge(Judge):
                 raise ValueError(
                     f"LocalJudge.chat=true, but the tokenizer of model={self.model!r} has no chat template: set it to false"
                 )
+            if self.chat:
+                self._asked = Template.named("chat", asks="prompt").for_tokenizer(self._module.tokenizer)
         return self._module
 
     def _count(self, unread: int, too_long: int) -> None:

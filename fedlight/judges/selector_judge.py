@@ -60,7 +60,7 @@ class SelectorJudge(Judge):
         batch_size: int = 256,
         device: str = "auto",
     ) -> None:
-        self.template = Template.named(choice_template)
+        self.template = Template.named(choice_template, asks="choice")
         check_choice(self.template)
         self.model, self.choices, self.orders = model, choices, orders
         self.sees_order = orders == "one"
@@ -125,6 +125,7 @@ class SelectorJudge(Judge):
     def _loaded(self) -> SelectorModule:
         if self._selector.network is None:
             self._tokenizer = load_tokenizer(self.model)
+            self.template = self.template.for_tokenizer(self._tokenizer)
             make_ready(self._selector, self.device)
         return self._selector
 

@@ -1,6 +1,17 @@
-"""The first token of a text: where encoding adds it, a rendered text must not hold it too."""
+"""The first tokens of a text, and conversations in the tokenizer's chat template.
 
+A text is encoded with the special tokens that it holds and no others. If the tokenizer opens every text with a token, that
+token goes before it. A text of the chat template is complete, as in ``apply_chat_template(tokenize=True)``: it holds that
+token or does without.
+"""
+
+from collections.abc import Sequence
 from typing import Any
+
+ASKED, SYSTEM = "fedlight asks", "fedlight decrees"
+"""Texts of trial conversations, which no chat template holds."""
+DAY = "26 Jul 2024"
+"""``date_string`` of the templates that show a day, Llama's among them: texts must not depend on today's."""
 
 
 def opening_ids(tokenizer: Any) -> list[int]:
@@ -9,10 +20,38 @@ def opening_ids(tokenizer: Any) -> list[int]:
     return first if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id] else []
 
 
-def without_opening(tokenizer: Any, text: str) -> str:
-    """Return a text of the chat template as it has to be given to an encoding that adds the opening token.
+def openings(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids before each text: the opening token, none where the text is one of the chat template."""
+    opening = opening_ids(tokenizer)
+    starts = chat_starts(tokenizer) if opening else ()
+    return [[] if starts and text.startswith(starts) else opening for text in texts]
 
-    A tokenizer that adds none leaves the token to its template, where it may be more than a mark of the beginning: that of
-    SmolLM2 opens every turn of a chat with it.
+
+def chat_starts(tokenizer: Any) -> tuple[str, ...]:
+    """Return the beginnings of the chat template's texts, one for conversations with a system message; () without any."""
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        return ()
+    starts: dict[str, None] = {}
+    user, system = {"role": "user", "content": ASKED}, {"role": "system", "content": SYSTEM}
+    for turns, first in (([user], ASKED), ([system, user], SYSTEM)):
+        try:
+            start, _, _ = render_turns(tokenizer, turns).partition(first)
+        except TemplateError:  # of a template without system messages
+            continue
+        starts[start] = None
+    return tuple(start for start in starts if start)
+
+
+def render_turns(tokenizer: Any, turns: Sequence[Any], ask: bool = True, **options: Any) -> Any:
+    """Return a conversation in the tokenizer's chat template.
+
+    Args:
+        tokenizer: one with a chat template.
+        turns: mappings with ``role`` and ``content``.
+        ask: end where an answer begins.
+        options: see ``apply_chat_template``.
     """
-    return text.removeprefix(tokenizer.bos_token) if opening_ids(tokenizer) else text
+    options = {"tokenize": False, "date_string": DAY, **options}
+    return tokenizer.apply_chat_template(list(turns), add_generation_prompt=ask, **options)

@@ -9,7 +9,7 @@ import torch
 
 from fedlight.augmentation.overlap import retrieval_overlap
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
-from fedlight.datamodules.rows.columns import check_columns, text_at
+from fedlight.datamodules.rows.columns import check_columns, field_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
@@ -168,7 +168,9 @@ def _rows(
         check_choice("topics", topics, tuple(TOPICS))
     rows = load_rows(source)
     check_columns(rows, columns, source)
-    texts = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
+    texts = {
+        instruction_text({name: field_at(row, path, name) for name, path in columns.items()}) for row in rows
+    }
     domain = sorted(texts)
     of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
     points = torch.from_numpy(of.encode(domain))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlight.pretrained.endings import end_tokens
-from fedlight.pretrained.openings import opening_ids
+from fedlight.pretrained.openings import openings
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
 
@@ -206,8 +206,8 @@ class _Draws:
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each prompt, with the opening token if the tokenizer adds one, without an end token."""
-    opening = opening_ids(tokenizer)
-    return [opening + ids for ids in tokenizer(list(prompts), add_special_tokens=False)["input_ids"]]
+    encoded = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    return [before + ids for before, ids in zip(openings(tokenizer, prompts), encoded, strict=True)]
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tensor]:

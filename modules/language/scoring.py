@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.language.readout import HiddenStates, SharedPrefix, head_logits, hidden_states
-from fedlight.pretrained.openings import opening_ids
+from fedlight.pretrained.openings import opening_ids, openings
 from fedlight.stacking.shared_rows import LEAST_SHARED
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
@@ -151,10 +151,10 @@ def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Score
     """
     if not pairs:
         return []
-    opening = opening_ids(tokenizer)
-    encodings = tokenizer([prompt + text for prompt, text in pairs], add_special_tokens=False).encodings
+    texts = [prompt + text for prompt, text in pairs]
+    encodings = tokenizer(texts, add_special_tokens=False).encodings
     scored = []
-    for encoding, (prompt, text) in zip(encodings, pairs, strict=True):
+    for opening, encoding, (prompt, text) in zip(openings(tokenizer, texts), encodings, pairs, strict=True):
         starts = [index for index, (_, end) in enumerate(encoding.offsets) if end > len(prompt)]
         if not starts:
             raise ValueError(f"nothing to score: the continuation {text!r} of {prompt[-40:]!r} has no tokens")

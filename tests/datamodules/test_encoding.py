@@ -13,8 +13,8 @@ from fedlight.datamodules.text.encoding import (
     encode_pair,
     encode_responses,
 )
-from fedlight.datamodules.text.templates import Parts, Template
-from fedlight.datamodules.text.tokens import fit_texts, pad_id
+from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.tokens import Parts, fit_texts, pad_id
 from fedlight.pretrained.hub import load_tokenizer
 
 CHOICE = Template("POST: {post} A: {response_a} B: {response_b} CHOICE:", trim="post")

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -299,3 +301,53 @@ def test_rows_of_which_the_model_cannot_read_a_part_are_told(made):
     assert not line.sure
     assert "40% of the text is unknown" in line.why
     assert "a model cannot tell these words apart: name another model with --model" in line.why
+
+
+CHATML = (
+    "{% for m in messages %}<pad>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<pad>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def instruct_model(byte_model, tmp_path):
+    """The model that reads any text, with a chat template."""
+    folder = shutil.copytree(byte_model, tmp_path / "instruct")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHATML}))
+    return str(folder)
+
+
+def test_an_instruct_model_is_asked_in_its_own_chat_template(made, instruct_model):
+    rows = [{"instruction": f"Add {n} and 1.", "output": f"It is {n + 1}."} for n in range(20)]
+    draft = made(rows, instruct_model)
+    assert draft.template == "chat"
+    assert draft.looks == "<pad>user\n{instruction}</s>\n<pad>assistant\n{response}</s>\n"
+    data = yaml.safe_load(write(draft, "own.yaml"))["data"]["init_args"]
+    assert data["template"] == "chat"
+    assert data["columns"] == {"input": "", "instruction": "instruction", "response": "output"}
+    # <pad>user Add 19 and 1. assistant It is 20. with line breaks and ends: 48 bytes and tokens, and two more are counted.
+    assert draft.max_tokens >= 50
+    assert made(rows).template == "QUESTION: {instruction}\nANSWER:"
+    assert made(rows, instruct_model, template="Q: {instruction}\nA:").looks == ""
+
+
+def test_conversations_keep_their_turns_in_a_chat_template(made, instruct_model):
+    turns = [
+        {"role": "user", "content": "Hello, who is there?"},
+        {"role": "assistant", "content": "It is me."},
+    ]
+    rows = [{"messages": [{"role": "system", "content": f"Be brief {n}."}, *turns]} for n in range(20)]
+    draft = made(rows, instruct_model)
+    assert draft.columns == {"messages": "messages.:-1", "response": "messages.-1"}
+    assert draft.looks == "<pad>user\n{question}</s>\n<pad>assistant\n{response}</s>\n"
+    assert made(rows).columns == {"instruction": "messages.:-1", "response": "messages.-1"}
+
+
+def test_an_instruct_model_s_comparison_is_a_message(votes, instruct_model, capsys):
+    main(["init", votes, "--model", instruct_model, "--output", "own.yaml"])
+    shown = capsys.readouterr().out
+    message = "Which answer is better?\nQUESTION: {prompt}\nANSWER A: {response_a}\nANSWER B: {response_b}"
+    assert f"what the model reads:\n\n<pad>user\n{message}</s>\n<pad>assistant\nCHOICE: {{choice}}\n" in shown
+    data = yaml.safe_load((Path.cwd() / "own.yaml").read_text())["data"]["init_args"]
+    assert data["choice_template"] == f"chat:{message}\nCHOICE:"

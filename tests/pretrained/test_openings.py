@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from fedlight.modules.language.generation import encode_prompts
-from fedlight.pretrained.openings import opening_ids, without_opening
+from fedlight.pretrained.openings import chat_starts, opening_ids, openings
 
 WORDS = {"<s>": 0, "</s>": 1, "<unk>": 2, "user": 3, "hello": 4, "x": 5}
 TURNS = "{% for m in messages %}<s> {{ m.role }} {{ m.content }} </s> {% endfor %}"
@@ -25,15 +25,30 @@ def tokenizer(adds, template, bos="<s>"):
     "template", [TURNS, TURNS.replace("<s> {{", "{{")], ids=["in the template", "not there"]
 )
 @pytest.mark.parametrize("adds", [True, False], ids=["added", "not added"])
-def test_the_model_reads_what_the_template_and_the_tokenizer_say(adds, template):
+def test_a_text_of_the_chat_template_is_complete(adds, template):
     ours = tokenizer(adds, template)
     assert opening_ids(ours) == ([0] if adds else [])
     text = ours.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
-    (ids,) = encode_prompts(ours, [without_opening(ours, text)])
-    assert ids == ([0] if adds or template == TURNS else []) + [3, 4, 1]
+    (ids,) = encode_prompts(ours, [text])
+    assert ids == ([0] if template == TURNS else []) + [3, 4, 1]
+
+
+@pytest.mark.parametrize("adds", [True, False], ids=["added", "not added"])
+def test_other_texts_have_the_token_that_the_tokenizer_adds(adds):
+    ours = tokenizer(adds, TURNS)
+    assert encode_prompts(ours, ["hello user"]) == [[0] * adds + [4, 3]]
+    ours.chat_template = None
+    assert openings(ours, ["hello", "<s> hello"]) == [opening_ids(ours)] * 2
 
 
 def test_a_tokenizer_without_an_opening_token_leaves_texts_alone():
     ours = tokenizer(adds=False, template=TURNS, bos=None)
     assert opening_ids(ours) == []
-    assert without_opening(ours, "<s> hello") == "<s> hello"
+    assert openings(ours, ["<s> hello"]) == [[]]
+
+
+def test_conversations_begin_with_the_question_or_a_system_message():
+    assert chat_starts(tokenizer(True, TURNS)) == ("<s> user ", "<s> system ")
+    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS
+    assert chat_starts(tokenizer(True, no_system)) == ("<s> user ",)
+    assert chat_starts(tokenizer(True, None)) == ()

@@ -110,7 +110,7 @@ class LESS(Augmentation):
         self.warmup_share, self.warmup_epochs = warmup_share, warmup_epochs
         self.warmup_batch_size, self.batch_size = warmup_batch_size, batch_size
         self.dimension, self.gradients, self.device, self.cache = dimension, gradients, device, cache
-        self._template = Template.named(template)
+        Template.named(template)  # refuses an unknown name
         self._new_module(seed=0)  # refuses wrong settings before anything is read
         self._record: dict[str, object] = {}
 
@@ -194,7 +194,8 @@ class LESS(Augmentation):
     def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> PaddedExamples:
         """Return the rows that fit; their examples keep their indices among all rows."""
         responses = [row["response"] for row in rows]
-        encoded = encode_responses(tokenizer, self._template, rows, responses, self.max_tokens)
+        template = Template.named(self.template, rows[0] if rows else ()).for_tokenizer(tokenizer)
+        encoded = encode_responses(tokenizer, template, rows, responses, self.max_tokens)
         return PaddedExamples(
             ResponseExamples(encoded, np.flatnonzero(encoded.kept)), pad_id(tokenizer), device
         )

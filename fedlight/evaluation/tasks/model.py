@@ -1,7 +1,7 @@
 """Protocols of models that do tasks: they write answers and return likelihoods."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Likelihood(NamedTuple):
@@ -48,3 +48,10 @@ class KnowsWhatFits(Protocol):
 
     def fits(self, prompts: Sequence[str], new_tokens: int) -> list[bool]:
         """Return whether each prompt fits into the model together with so many new tokens."""
+
+
+@runtime_checkable
+class HoldsTokenizer(Protocol):
+    """Module or data with the model's tokenizer, None before it is loaded."""
+
+    tokenizer: Any

@@ -3,7 +3,7 @@
 A task knows its format: the prompt of a row, and the right answer. The rows and the template of the prompts come from a
 ``Prompts`` object, such as `fedlight.datamodules.rows.task_rows.TaskRows`. Give it the template of the training,
 or the task measures another format than the model has learned. A few-shot prompt consists of each example with its
-answer and of the question, separated by blank lines.
+answer and of the question, separated by blank lines, or as turns of a chat.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 import numpy as np
 
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts, HoldsTokenizer, KnowsWhatFits
 from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
@@ -37,8 +37,14 @@ class Prompts(Protocol):
     def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the values of these columns in each row."""
 
-    def prompt(self, fields: Mapping[str, str]) -> str:
-        """Return the template filled with texts by slot."""
+    def for_tokenizer(self, tokenizer: Any) -> None:
+        """Learn the model's tokenizer, with whose chat template prompts may be written."""
+
+    def prompt(self, fields: Fields, shots: Sequence[tuple[Fields, str]] = ()) -> str:
+        """Return the template filled with texts by slot, after examples with their answers."""
+
+    def continuation(self, response: str, closed: bool = False) -> str:
+        """Return an answer as it follows its prompt, with ``closed`` up to the end token of a chat template."""
 
 
 class Example(NamedTuple):
@@ -187,7 +193,7 @@ class Task(Checked, ABC):
         choices = [example.choices for example in examples]
         if not all(choices):
             return written
-        best = find_likeliest(model, prompts, choices, self.normalize)
+        best = find_likeliest(model, prompts, choices, self.data.continuation, self.normalize)
         return [[*own, choice] for own, choice in zip(written, best, strict=True)]
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
@@ -204,13 +210,18 @@ class Task(Checked, ABC):
             )
         return others
 
-    def read(self) -> Ready:
+    def read(self, holder: object = None) -> Ready:
         """Return the rows to answer: their indices in the source, their examples, and their prompts. Reads once.
+
+        Args:
+            holder: module or data with the model's tokenizer, which prompts in its chat template need.
 
         Raises:
             ValueError: a row does not belong to this task, or there are too few shots.
         """
         if self._ready is None:
+            if isinstance(holder, HoldsTokenizer) and holder.tokenizer is not None:
+                self.data.for_tokenizer(holder.tokenizer)
             self._ready = self._read()
         return self._ready
 
@@ -227,7 +238,7 @@ class Task(Checked, ABC):
             report: called after each batch with the number of answered prompts and that of all prompts.
             for_each: function that answers the batches, such as one by which several processes share them.
         """
-        index, examples, prompts = self.read()
+        index, examples, prompts = self.read(model)
         fits = [True] * len(prompts)
         if isinstance(model, KnowsWhatFits):
             fits = model.fits(prompts, self.new_tokens(examples))
@@ -302,15 +313,14 @@ class Task(Checked, ABC):
 
     def _prompt(self, example: Example, pool: Sequence[Example]) -> str:
         shots = self.choose_shots(example, pool)
-        asked = [self.data.prompt(shot.fields) for shot in shots]
-        shown = [prompt + continuation(prompt, shot.shown) for prompt, shot in zip(asked, shots, strict=True)]
-        return "\n\n".join([*shown, self.data.prompt(example.fields)])
+        return self.data.prompt(example.fields, [(shot.fields, shot.shown) for shot in shots])
 
 
 def find_likeliest(
     model: AnswersPrompts,
     prompts: Sequence[str],
     choices: Sequence[Sequence[str]],
+    continuation: Callable[[str], str],
     normalize: Normalization = "sum",
 ) -> list[str]:
     """Return the likeliest choice after each prompt.
@@ -319,9 +329,10 @@ def find_likeliest(
         model: module that returns likelihoods.
         prompts: texts.
         choices: of each prompt.
+        continuation: a choice -> the text that follows the prompt, see `Prompts.continuation`.
         normalize: compare the ``sum`` of a choice's log-probabilities, or their mean by ``tokens`` or by ``bytes``.
     """
-    texts = [[continuation(prompt, one) for one in own] for prompt, own in zip(prompts, choices, strict=True)]
+    texts = [[continuation(choice) for choice in own] for own in choices]
     best = []
     for own, found in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
         lengths = {

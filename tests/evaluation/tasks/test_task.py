@@ -134,7 +134,7 @@ def test_a_row_counts_the_mean_of_its_answers():
         def rows(self, names):
             return [{"instruction": "", "input": "", "response": "1"}]
 
-        def prompt(self, fields):
+        def prompt(self, fields, shots):
             return "?"
 
     result = ExactMatch(Given(), samples=4, temperature=1.0).run(Draws())

@@ -1,0 +1,41 @@
+"""Chat templates of real pretrained models, where they are on this machine."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from fedlight.datamodules.text.chat import write_turns
+from fedlight.datamodules.text.encoding import encode_responses
+from fedlight.datamodules.text.templates import Template
+from fedlight.pretrained.named import find_pretrained
+
+
+def tokenizer_of(name):
+    try:
+        folder = find_pretrained(name, "model")
+    except OSError as error:
+        pytest.skip(str(error))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_smollm2_reads_the_tokens_of_transformers_and_learns_its_answers():
+    tokenizer = tokenizer_of("smollm2-135m-instruct")
+    template = Template.named("chat", ["messages"]).for_tokenizer(tokenizer)
+    turns = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Now 3+3?"},
+    ]
+    encoded = encode_responses(
+        tokenizer, template, [{"messages": write_turns(turns)}], ["It is 6."], 512, taught_turns="all"
+    )
+    whole = [*turns, {"role": "assistant", "content": "It is 6."}]
+    assert encoded.table[0].tolist() == tokenizer.apply_chat_template(whole, return_dict=True)["input_ids"]
+    taught = encoded.table[0][encoded.taught[0] == 1].tolist()
+    assert tokenizer.decode(taught) == "4<|im_end|>It is 6.<|im_end|>"
+
+
+def test_gemma_s_base_model_has_no_chat_template():
+    with pytest.raises(
+        ValueError, match="has no chat template, as base models have none: set the template to alpaca"
+    ):
+        Template.named("chat").for_tokenizer(tokenizer_of("gemma-3-270m"))
