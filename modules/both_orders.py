@@ -1,8 +1,9 @@
-"""Accuracy of selectors with the two orders of a comparison averaged.
+"""Loss and accuracy of selectors with the two orders of a comparison averaged.
 
 A selector that reads two answers one after the other may prefer a position. Wu et al. (FedBis), ICLR 2025,
 https://arxiv.org/abs/2407.03038, train on both orders; here the verdict on a comparison is the mean of the log-odds that the
-selector gives to the same answer in the two orders, so that a preference for a position cancels.
+selector gives to the same answer in the two orders, so that a preference for a position cancels. It is half the difference
+between the log-odds of A over B in one order and in the other.
 """
 
 from collections.abc import Mapping
@@ -52,6 +53,29 @@ class BothOrders(Metric):
         states = [torch.cat(part) if isinstance(part, list) else part for part in parts]
         right, comparisons = judge_both_orders(*(state.cpu().numpy() for state in states))
         return {f"{NAME}{end}": value for end, value in summarize_both_orders(right, comparisons).items()}
+
+
+def average_orders(logits: Tensor, orders: Tensor | None) -> Tensor:
+    """Return the logits of A and B, each averaged with that of the same answer in the other order.
+
+    Args:
+        logits: ``(batch, 2)``, or ``(batch, U, 2)`` of U selectors.
+        orders: 2c and 2c + 1 for the two orders of comparison c, which are neighbours in the batch, ``(batch,)``.
+
+    Raises:
+        ValueError: an example is not beside the other order of its comparison, or ``orders`` is None.
+
+    Examples:
+        >>> average_orders(torch.tensor([[3.0, 0.0], [2.0, 0.0]]), torch.tensor([4, 5])).tolist()  # A by 3, then A by 2
+        [[1.5, 1.0], [1.0, 1.5]]
+    """
+    if orders is None or len(orders) % 2 or not torch.equal(orders[::2] ^ 1, orders[1::2]):
+        raise ValueError(
+            "orders='both' compares the two orders of a vote, but a batch has an order alone: set twins_together=true in "
+            "PreferenceDataModule and an even eval_batch_size, or orders='one' in SelectorModule"
+        )
+    swapped = logits.unflatten(0, (-1, 2)).flip(1, -1).flatten(0, 1)
+    return (logits + swapped) / 2
 
 
 def stage_orders() -> nn.ModuleDict:

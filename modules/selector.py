@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.both_orders import add_orders, drop_orders, log_both_orders, stage_orders
+from fedlight.modules.both_orders import (
+    add_orders,
+    average_orders,
+    drop_orders,
+    log_both_orders,
+    stage_orders,
+)
 from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, base_model, readout, skeleton
@@ -37,6 +43,9 @@ class SelectorModule(LanguageModule):
         head: ``choice``, two rows of a causal language model's output head at the last position, or ``classifier``, a
             2-class head on an encoder, trained without LoRA and saved with the adapter.
         choices: words for A and B with ``head="choice"``; each has to be one token after ``": "``.
+        orders: ``one``: the loss of each order of a vote, as in the paper; or ``both``: the loss of the two orders'
+            averaged logits, from which a preference for a position cancels. Then both are neighbours in a batch
+            (``twins_together=true`` in `PreferenceDataModule`). Labels and judges average by their own ``orders``.
         kwargs: further arguments of `LanguageModule`; ``num_adapters`` is the number of selectors. An even number of them
             can tie, so it is evaluated without a vote.
 
@@ -52,6 +61,7 @@ class SelectorModule(LanguageModule):
         model: str,
         head: Literal["choice", "classifier"] = "choice",
         choices: Sequence[str] = ("A", "B"),
+        orders: Literal["one", "both"] = "one",
         **kwargs: Any,
     ) -> None:
         super().__init__(model, **kwargs)
@@ -109,7 +119,13 @@ class SelectorModule(LanguageModule):
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return the active adapter's cross-entropy over the two choices, ``(batch,)``."""
-        return choice_loss(self.choice_logits(batch), batch["labels"])
+        return choice_loss(self._of_loss(self.choice_logits(batch), batch), batch["labels"])
+
+    def sketch_losses(self, batch: Batch) -> Tensor:
+        return choice_loss(self.choice_logits(batch), batch["labels"])  # a sketched batch has no orders
+
+    def _of_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        return logits if self.options.orders == "one" else average_orders(logits, batch.get("orders"))
 
     def evaluation(self, batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.ensemble_logits(batch)}
@@ -124,7 +140,8 @@ class SelectorModule(LanguageModule):
         logits = self.evaluated(batch)["logits"]
         add_orders(self, stage, batch, logits)
         orders = {name: batch[name] for name in ("orders", "labels") if "orders" in batch}
-        return {**log_choices(self, stage, logits, batch["labels"]), **orders}
+        of_loss = self._of_loss(logits, batch)
+        return {**log_choices(self, stage, logits, batch["labels"], of_loss), **orders}
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
