@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -101,10 +102,16 @@ def drop_orders(module: Any, stage: str) -> None:
 def log_both_orders(module: Any, stage: str) -> None:
     """Log the metric of ``module.both_orders`` at the end of a pass, as ``stage/accuracy_both_orders`` with its interval.
 
-    Nothing is logged where no batch had ``orders``, or none of their comparisons came in both.
+    A test says where the interval reaches down to one half. Nothing is logged where no batch had ``orders``, or none of their comparisons came in both.
     """
     metric = cast(BothOrders, module.both_orders[stage])
     if metric.update_called:
-        for name, value in metric.compute().items():
+        found = metric.compute()
+        for name, value in found.items():
             module.log(f"{stage}/{name}", value)
+        if stage == "test" and (low := found.get(f"{NAME}_low", 1.0)) <= 0.5:
+            rank_zero_info(
+                f"warning: the selector is not shown to beat chance: accuracy in both orders {found[NAME]:.3f} "
+                f"[{low:.3f}, {found[f'{NAME}_high']:.3f}]; its votes, and what is tuned on them, are worthless"
+            )
         metric.reset()

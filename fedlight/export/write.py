@@ -21,7 +21,9 @@ from fedlight.modules.language.adapter_folders import copy_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.report.facts import within
+from fedlight.report.runs import read_recipe
 from fedlight.support.files import whole_folder, write_json
+from fedlight.support.results import chance_notes
 
 FORMATS = ("adapter", "merged", "gguf", *graphs.PACKAGES)
 FULL_PRECISION = (
@@ -138,7 +140,7 @@ def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
     use = adapter_use(facts.base, _task(opened), names, _labels(opened))
     use += _prompts(opened, folder, names)
-    notes = [*adapter_notes(facts, False), *_of_algorithm(opened)]
+    notes = [*adapter_notes(facts, False), *_of_algorithm(opened), *_of_recipe(opened)]
     write_card(facts, folder, what=what, use=use, task=_task(opened), notes=notes)
 
 
@@ -160,7 +162,7 @@ def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | N
         use=use,
         library="transformers",
         task=_task(opened),
-        notes=[*_rounding(facts), *_of_algorithm(opened)],
+        notes=[*_rounding(facts), *_of_algorithm(opened), *_of_recipe(opened)],
     )
 
 
@@ -176,6 +178,7 @@ def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path,
         f"Weights are {outtype}; answers may differ where two tokens are almost equally likely.",
         *_rounding(facts),
         *_of_algorithm(opened),
+        *_of_recipe(opened),
     ]
     write_card(facts, folder, what="GGUF file", use=use, library="gguf", task=_task(opened), notes=notes)
 
@@ -188,7 +191,12 @@ def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -
     module.tokenizer.save_pretrained(folder)
     _without_folders(facts, folder)
     use = "\n".join(["```python", *PROGRAMS_USE.strip().splitlines(), "```"]) + _prompts(opened, None, [])
-    notes = ["Weights are fp32; one text at a time.", *_rounding(facts), *_of_algorithm(opened)]
+    notes = [
+        "Weights are fp32; one text at a time.",
+        *_rounding(facts),
+        *_of_algorithm(opened),
+        *_of_recipe(opened),
+    ]
     what = {"onnx": "ONNX programs", "executorch": "ExecuTorch programs"}[form]
     write_card(facts, folder, what=what, use=use, library=form, task=_task(opened), notes=notes)
 
@@ -209,6 +217,11 @@ def _without_folders(facts: CardFacts, folder: Path) -> None:
         if isinstance(content, dict) and {"_name_or_path", "name_or_path"} & content.keys():
             names = {name: facts.base for name in ("_name_or_path", "name_or_path") if name in content}
             write_json(file, {**content, **names})
+
+
+def _of_recipe(opened: Opened) -> list[str]:
+    """Return what the recipe of the run says of a selector at chance, on whose labels its models were tuned."""
+    return chance_notes(read_recipe(opened.run.home).results())
 
 
 def _rounding(facts: CardFacts) -> list[str]:
