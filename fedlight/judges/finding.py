@@ -39,7 +39,9 @@ def finding(rows: Rows) -> str:
         >>> finding([{"method": "raw", "accuracy": 0.51}, {"method": "selector", "accuracy": 0.83}])
         'selector: accuracy 0.830, before training 0.510. With one seed, chance is not ruled out.'
     """
-    rows = [{name: row[name] for name in row if not mark([row], name)} for row in rows]
+    rows = [
+        {name: row[name] for name in row if "worthless" not in name and not mark([row], name)} for row in rows
+    ]
     methods = dict.fromkeys(str(row["method"]) for row in rows)
     methods = dict.fromkeys(name for name in methods if not name.startswith(OTHER_ROWS))
     for pattern in MEASURES:
