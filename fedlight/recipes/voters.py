@@ -75,8 +75,9 @@ def sample_voters(
     chosen = sorted(drawn[:num_clients])
     tested = []
     for name in chosen:
-        order = np.random.default_rng(derive_seed(seed, "test votes", name)).permutation(len(sides[1][name]))
-        tested += [sides[1][name][index] for index in sorted(order[:num_test].tolist())]
+        held_votes = sides[1].get(name, [])
+        order = np.random.default_rng(derive_seed(seed, "test votes", name)).permutation(len(held_votes))
+        tested += [held_votes[index] for index in sorted(order[:num_test].tolist())]
     trained = [row for name in chosen for row in sides[0][name]]
     for file, votes in ((train, trained), (test, tested)):
         write_rows(votes, Path(file))
