@@ -102,7 +102,8 @@ def drop_orders(module: Any, stage: str) -> None:
 def log_both_orders(module: Any, stage: str) -> None:
     """Log the metric of ``module.both_orders`` at the end of a pass, as ``stage/accuracy_both_orders`` with its interval.
 
-    A test says where the interval reaches down to one half. Nothing is logged where no batch had ``orders``, or none of their comparisons came in both.
+    A test says where the interval reaches down to one half. Nothing is logged where no batch had ``orders``, or none of
+    their comparisons came in both.
     """
     metric = cast(BothOrders, module.both_orders[stage])
     if metric.update_called:

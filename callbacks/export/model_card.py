@@ -16,8 +16,8 @@ from fedlight.support.words import count_noun, in_largest_unit, three_digits
 README = "README.md"
 BOTH_ORDERS = "/accuracy_both_orders"
 AT_CHANCE = (
-    "The selector is not shown to beat chance: the interval of its accuracy in both orders reaches down to 0.5. Its votes are "
-    "worthless, and so are labels, tuned models and win rates that rest on them."
+    "The selector is not shown to beat chance: the interval of its accuracy in both orders reaches down to 0.5. Its "
+    "votes are worthless, and so are labels, tuned models and win rates that rest on them."
 )
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 

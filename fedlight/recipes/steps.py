@@ -178,8 +178,8 @@ def compare_with_oracle(
         opposition: opposition of the embedded world's groups.
 
     Returns:
-        ``rows``, those of ``results`` and one per method, with ``win_rate_vs_raw``, the ends of its 95 % interval over prompts and mean
-        ``utility``; and one for the oracle, whose accuracy is the highest possible for one taste, given the noise of the
+        ``rows``, those of ``results`` and one per method, with ``win_rate_vs_raw``, the ends of its 95 % interval over
+        prompts and mean ``utility``; and one for the oracle, whose accuracy is the highest possible for one taste, given the noise of the
         votes, and whose labels are the upper bound of the tuning.
     """
     oracle = Oracle(seed, opposition=opposition)

@@ -112,17 +112,17 @@ def chance_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Examples:
         >>> ends = {"both_orders_low": 0.37, "both_orders_high": 0.53}
-        >>> chance_notes([{"method": "FedBis", "both_orders": 0.45, **ends, "labelled": 7}])
-        ['FedBis: its selector is not shown to beat chance (both orders 0.450 [0.370, 0.530]): its labels, the models tuned on \
-them and its win rates are worthless.']
+        >>> print(*chance_notes([{"method": "FedBis", "both_orders": 0.45, **ends, "labelled": 7}]))
+        FedBis: its selector is not shown to beat chance (both orders 0.450 [0.370, 0.530]): its labels, the models tuned...
     """
     notes = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
         if any(mark(own, column) for row in own for column in row):
+            found = _spread([row["both_orders"] for row in own]) + in_brackets(own, "both_orders")
             notes.append(
-                f"{method}: its selector is not shown to beat chance (both orders {_spread([row['both_orders'] for row in own])}"
-                f"{in_brackets(own, 'both_orders')}): its labels, the models tuned on them and its win rates are worthless."
+                f"{method}: its selector is not shown to beat chance (both orders {found}): its labels, the models tuned on "
+                "them and its win rates are worthless."
             )
     return notes
 

@@ -73,7 +73,7 @@ def test_a_selector_above_chance_is_not_marked():
 
 
 def test_the_sentence_does_not_quote_its_win_rate():
-    assert finding([RAW, {**FEDBIS, **{name: 0.6 for name in ENDS}}]).startswith(
+    assert finding([RAW, {**FEDBIS, **dict.fromkeys(ENDS, 0.6)}]).startswith(
         "FedBis: tuned answers win 81.2 %"
     )
     text = finding([RAW, FEDBIS, LONGER])
