@@ -43,8 +43,8 @@ class SelectorModule(LanguageModule):
         head: ``choice``, two rows of a causal language model's output head at the last position, or ``classifier``, a
             2-class head on an encoder, trained without LoRA and saved with the adapter.
         choices: words for A and B with ``head="choice"``; each has to be one token after ``": "``.
-        orders: ``one``: the loss of each order of a vote, as in the paper; or ``both``: the loss of the two orders'
-            averaged logits, from which a preference for a position cancels. Then both are neighbours in a batch
+        orders: ``one``: the loss of each order of a vote, as in the paper; or ``both``: the loss of the mean logits of the
+            two orders. In the mean a preference for a position cancels. Both orders are then neighbours in a batch
             (``twins_together=true`` in `PreferenceDataModule`). Labels and judges average by their own ``orders``.
         kwargs: further arguments of `LanguageModule`; ``num_adapters`` is the number of selectors. An even number of them
             can tie, so it is evaluated without a vote.

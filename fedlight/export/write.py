@@ -220,7 +220,7 @@ def _without_folders(facts: CardFacts, folder: Path) -> None:
 
 
 def _of_recipe(opened: Opened) -> list[str]:
-    """Return what the recipe of the run says of a selector at chance, on whose labels its models were tuned."""
+    """Return the warnings of the recipe's table: labels of a selector at chance make tuned models worthless."""
     return chance_notes(read_recipe(opened.run.home).results())
 
 

@@ -179,8 +179,8 @@ def compare_with_oracle(
 
     Returns:
         ``rows``, those of ``results`` and one per method, with ``win_rate_vs_raw``, the ends of its 95 % interval over
-        prompts and mean ``utility``; and one for the oracle, whose accuracy is the highest possible for one taste, given the noise of the
-        votes, and whose labels are the upper bound of the tuning.
+        prompts and mean ``utility``; and one for the oracle. Its accuracy is the highest possible for one taste, given the
+        noise of the votes, and its labels are the upper bound of the tuning.
     """
     oracle = Oracle(seed, opposition=opposition)
     utilities: dict[str, list[float]] = {}

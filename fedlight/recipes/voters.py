@@ -114,7 +114,7 @@ def sample_pairs(
         seed: seed of the draw.
         output: file of the rows, JSON lines.
         client: column of the voter.
-        voters: rows of votes; each of their voters gets an equal share of the pairs, on which its own model is tested.
+        voters: rows of votes; each of their voters gets an equal share of the pairs, to test its own model on.
 
     Returns:
         ``pairs``, the number of rows.
