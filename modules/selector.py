@@ -7,7 +7,9 @@ head with two labels on a pretrained encoder is this library's addition, for enc
 FedBiscuit, of the same paper, has U selectors: U adapters on one base, which decide by majority vote.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -25,6 +27,7 @@ from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, base_model, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
+from fedlight.support.files import read_text
 
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -46,6 +49,9 @@ class SelectorModule(LanguageModule):
         orders: ``one``: the loss of each order of a vote, as in the paper; or ``both``: the loss of the mean logits of the
             two orders. In the mean a preference for a position cancels. Both orders are then neighbours in a batch
             (``twins_together=true`` in `PreferenceDataModule`). Labels and judges average by their own ``orders``.
+        letters: JSON file with ``prior`` and ``temperature`` of the choices, written by
+            `fedlight.recipes.steps.calibrate_letters`: the prior is subtracted from the logit of B, and both logits are
+            divided by the temperature. None: the logits are the model's.
         kwargs: further arguments of `LanguageModule`; ``num_adapters`` is the number of selectors. An even number of them
             can tie, so it is evaluated without a vote.
 
@@ -62,6 +68,7 @@ class SelectorModule(LanguageModule):
         head: Literal["choice", "classifier"] = "choice",
         choices: Sequence[str] = ("A", "B"),
         orders: Literal["one", "both"] = "one",
+        letters: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(model, **kwargs)
@@ -70,6 +77,7 @@ class SelectorModule(LanguageModule):
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)
         self.accuracy, self.both_orders = stage_accuracies(), stage_orders()
         self.choice_rows: Tensor | None = None
+        self._letters = None if letters is None else read_letters(letters)
 
     def configure_model(self) -> None:
         if self.network is not None:
@@ -101,10 +109,16 @@ class SelectorModule(LanguageModule):
     def choice_logits(self, batch: Batch) -> Tensor:
         """Return the active adapter's logits of A and B, ``(batch, 2)``."""
         if self.choice_rows is None:
-            logits: Tensor = self.network(**{name: batch[name] for name in TEXTS if name in batch}).logits
-            return logits.float()
-        rows = self.choice_rows.to(batch["input_ids"].device)
-        return readout.choice_logits(self.causal_lm, batch["input_ids"], batch["attention_mask"], rows)
+            logits: Tensor = self.network(
+                **{name: batch[name] for name in TEXTS if name in batch}
+            ).logits.float()
+        else:
+            rows = self.choice_rows.to(batch["input_ids"].device)
+            logits = readout.choice_logits(self.causal_lm, batch["input_ids"], batch["attention_mask"], rows)
+        if self._letters is None:
+            return logits
+        prior, temperature = self._letters
+        return (logits - logits.new_tensor([0.0, prior])) / temperature
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Return the logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active adapter stays active."""
@@ -167,6 +181,17 @@ class SelectorModule(LanguageModule):
         if self.options.head == "classifier":
             raise ValueError("head='classifier' does not write text: use head='choice' or an SFTModule")
         return super().generate(*args, **kwargs)
+
+
+def read_letters(file: str) -> tuple[float, float]:
+    """Return prior and temperature of a file of letters; raise ValueError for another file."""
+    try:
+        found = json.loads(read_text(Path(file)))
+        return float(found["prior"]), float(found["temperature"])
+    except (KeyError, TypeError, ValueError) as why:
+        raise ValueError(
+            f"letters={file!r} has no prior and temperature: write it by calibrate_letters"
+        ) from why
 
 
 def check_odd(num_adapters: int) -> None:

@@ -15,7 +15,15 @@ from fedlight.recipes.voters import sample_pairs, sample_voters
 from fedlight.support.files import write_json
 
 TRAINED, HELD = "is-porn-wrong-_yes", "tv-is-better-than-books_tv"
-METHODS = ["raw", "longer wins, characters", "local only", "pooled votes", "FedBis", "other workers, pooled"]
+METHODS = [
+    "raw",
+    "raw, letters calibrated",
+    "longer wins, characters",
+    "local only",
+    "pooled votes",
+    "FedBis",
+    "other workers, pooled",
+]
 
 
 def stages(tmp_path, *changes, twin=False):
@@ -178,7 +186,10 @@ def test_the_twin_runs(tmp_path, tiny_model):
     assert [row["method"] for row in found] == METHODS
     for row in found:
         assert 0 <= row["both_orders_low"] <= row["both_orders"] <= row["both_orders_high"] <= 1
-    assert found[4]["labelled"] <= 8
-    assert any(name.startswith("win_rate") for name in found[4])
+    assert found[5]["labelled"] <= 8
+    assert any(name.startswith("win_rate") for name in found[5])
+    letters = json.loads((tmp_path / "seed0/letters/letters.json").read_text())
+    assert 0.01 <= letters["temperature"] <= 100
+    assert found[0]["both_orders"] == found[1]["both_orders"]  # no letter is preferred in both orders
     written = json.loads((tmp_path / "seed0/results/done.json").read_text())["result"]["rows"]
     assert [row["method"] for row in written] == ["raw", "FedBis", "longer wins"]

@@ -16,9 +16,10 @@ from fedlight.datamodules.preferences.labelling import (
 )
 from fedlight.datamodules.rows.rows import load_rows, write_rows
 from fedlight.datamodules.text.encoding import Comparison
+from fedlight.evaluation import judge
 from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.win_rate import wins
-from fedlight.support.files import result_of
+from fedlight.support.files import result_of, write_json
 from fedlight.toy import rows as toy_rows
 from fedlight.toy.oracle import Oracle
 
@@ -80,6 +81,23 @@ def _write_labels(
         "metrics": {"label/pairs": len(rows), "label/too_long": counts.unread},
         "report": f"{counts}; {skipped:,} pairs of equal or empty completions skipped",
     }
+
+
+def calibrate_letters(votes: str, output: str) -> dict[str, Any]:
+    """Write prior and temperature of a selector's letters, for ``letters`` of `SelectorModule`.
+
+    Args:
+        votes: file of the selector's votes on both orders of training pairs, JSON lines with ``orders``, ``labels``,
+            ``logp_a`` and ``logp_b``.
+        output: JSON file with ``prior``, in nats, and ``temperature``; see `fedlight.evaluation.judge.calibrate_letters`.
+    """
+    rows = load_rows(votes)
+    orders, labels, a, b = (
+        np.array([row[name] for row in rows]) for name in ("orders", "labels", "logp_a", "logp_b")
+    )
+    prior, temperature = judge.calibrate_letters(orders, b - a, labels)
+    write_json(Path(output), {"prior": prior, "temperature": temperature})
+    return {"metrics": {"letters/prior": prior, "letters/temperature": temperature}}
 
 
 def merge_adapter(model: str, adapter: str, output: str) -> None:

@@ -8,9 +8,12 @@ import torch
 from tiny_world import write_rows
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.evaluation.judge import calibrate_letters
 from fedlight.modules.both_orders import average_orders
 from fedlight.modules.functional import choice_loss
-from fedlight.modules.selector import SelectorModule
+from fedlight.modules.selector import SelectorModule, read_letters
+from fedlight.recipes import steps
+from fedlight.support.files import write_json
 
 
 def ready(*args, **kwargs) -> SelectorModule:
@@ -59,6 +62,41 @@ def test_a_taste_for_a_position_has_no_gradient(llama, make_choice_batch):
     without = module.example_losses(batch)
     module.choice_logits = lambda batch: plain(batch) + torch.tensor([5.0, 0.0])
     torch.testing.assert_close(module.example_losses(batch), without)
+
+
+def test_calibrated_letters(llama, make_choice_batch, tmp_path):
+    """Logits of 2.65 nats for A and a tenth of content: the prior goes, and the rest is ten times as large."""
+    plain, batch = ready(llama), both_orders(make_choice_batch(4))
+    file = tmp_path / "letters.json"
+    write_json(file, {"prior": -2.65, "temperature": 0.1})
+    calibrated = ready(llama, letters=str(file))
+    odds, found = (module.choice_logits(batch).diff(dim=1) for module in (plain, calibrated))
+    torch.testing.assert_close(found, 10 * (odds + 2.65))
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="has no prior and temperature: write it by calibrate_letters"):
+        SelectorModule(llama, letters=str(file))
+
+
+def test_prior_and_temperature_by_hand(tmp_path):
+    """Margins of 1, three right and one wrong: the likeliest T has sigmoid(1 / T) = 3 / 4."""
+    orders = np.array([4, 5, 0, 1, 2, 3, 6, 7])
+    log_odds = np.array([-3.0, -1.0, -1.0, -3.0, -1.0, -3.0, -3.0, -1.0])
+    labels = np.array([0, 1, 1, 0, 1, 0, 1, 0])
+    prior, temperature = calibrate_letters(orders, log_odds, labels)
+    assert prior == -2.0
+    assert temperature == pytest.approx(1 / math.log(3), rel=1e-3)
+    assert calibrate_letters(orders, log_odds, 1 - labels)[1] == pytest.approx(
+        100, rel=1e-3
+    )  # worse than chance
+    with pytest.raises(ValueError, match="one is missing"):
+        calibrate_letters(orders[:3], log_odds[:3], labels[:3])
+    rows = [
+        {"orders": int(order), "labels": int(label), "logp_a": 0.0, "logp_b": float(odds)}
+        for order, odds, label in zip(orders, log_odds, labels, strict=True)
+    ]
+    done = steps.calibrate_letters(write_rows(tmp_path / "votes.jsonl", rows), str(tmp_path / "letters.json"))
+    assert done == {"metrics": {"letters/prior": prior, "letters/temperature": temperature}}
+    assert read_letters(str(tmp_path / "letters.json")) == (prior, temperature)
 
 
 @pytest.mark.parametrize("orders", [[0, 1, 2, 5], [0, 2, 1, 3], [0, 1, 2], None])
