@@ -104,15 +104,18 @@ class LocalJudge(Judge):
 
     def _read(self, pairs: Sequence[tuple[Fields, str, str]]) -> list[float]:
         asked = self._ask(pairs)
-        found = [math.nan if words is None else self._verdict(words) for words in asked]
+        swapped = asked
         if self.orders == "both":
             swapped = self._ask([(fields, theirs, ours) for fields, ours, theirs in pairs])
-            asked = [None if other is None else words for words, other in zip(asked, swapped, strict=True)]
-            found = [
-                math.nan if words is None else by_both_orders(words, other)
-                for words, other in zip(asked, swapped, strict=True)
-            ]
-        too_long = asked.count(None)
+        found, too_long = [], 0
+        for words, other in zip(asked, swapped, strict=True):
+            if words is None or other is None:
+                found.append(math.nan)
+                too_long += 1
+            elif self.orders == "both":
+                found.append(by_both_orders(words, other))
+            else:
+                found.append(self._verdict(words))
         self._count(sum(map(math.isnan, found)) - too_long, too_long)
         return found
 
