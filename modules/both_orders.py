@@ -17,6 +17,11 @@ from torchmetrics import Metric
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 
 NAME = "accuracy_both_orders"
+APART = (
+    "orders='both' compares the two orders of a vote, but a batch, or the part of it that a device computes at a time, has "
+    "an order alone: set twins_together=true in PreferenceDataModule and an even eval_batch_size, give devices more memory, "
+    "or set orders='one' in SelectorModule"
+)
 
 
 class BothOrders(Metric):
@@ -71,10 +76,7 @@ def average_orders(logits: Tensor, orders: Tensor | None) -> Tensor:
         [[1.5, 1.0], [1.0, 1.5]]
     """
     if orders is None or len(orders) % 2 or not torch.equal(orders[::2] ^ 1, orders[1::2]):
-        raise ValueError(
-            "orders='both' compares the two orders of a vote, but a batch has an order alone: set twins_together=true in "
-            "PreferenceDataModule and an even eval_batch_size, or orders='one' in SelectorModule"
-        )
+        raise ValueError(APART)
     swapped = logits.unflatten(0, (-1, 2)).flip(1, -1).flatten(0, 1)
     return (logits + swapped) / 2
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.both_orders import (
+    APART,
     add_orders,
     average_orders,
     drop_orders,
@@ -78,6 +79,12 @@ class SelectorModule(LanguageModule):
         self.accuracy, self.both_orders = stage_accuracies(), stage_orders()
         self.choice_rows: Tensor | None = None
         self._letters = None if letters is None else read_letters(letters)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        data = getattr(self.trainer, "datamodule", None)
+        if stage == "fit" and self.options.orders == "both" and getattr(data, "examples_together", 2) % 2:
+            raise ValueError(APART)  # before the base is loaded
 
     def configure_model(self) -> None:
         if self.network is not None:

@@ -165,8 +165,10 @@ def test_training_and_test_by_both_orders(votes, llama, make_trainer):
 @pytest.mark.usefixtures("any_text")
 def test_votes_that_are_apart_are_refused_in_training(votes, llama, make_trainer):
     data = make_data(votes, llama, batch_size=8)
+    module = SelectorModule(llama, orders="both")
     with pytest.raises(ValueError, match="set twins_together=true"):
-        make_trainer(max_epochs=1, limit_val_batches=0).fit(SelectorModule(llama, orders="both"), data)
+        make_trainer(max_epochs=1, limit_val_batches=0).fit(module, data)
+    assert module.network is None  # before the base is loaded
 
 
 @pytest.mark.slow
