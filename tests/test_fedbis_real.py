@@ -114,6 +114,22 @@ def test_its_twin_has_the_same_stages(tmp_path):
     assert "tv-is-better" in held
 
 
+def test_the_longer_answer_is_judged_on_the_pairs_that_selectors_read(tmp_path, tiny_model):
+    """Of two pairs one is too long for the selector: the longer answer is right on that one alone."""
+    pairs = [
+        {"prompt": "p", "response_a": "x", "response_b": "long " * 200, "choice": "b"},
+        {"prompt": "p", "response_a": "x", "response_b": "long er", "choice": "a"},
+    ]
+    stage = stages(
+        tmp_path,
+        f"model={tiny_model}",
+        f"test_source={write_rows(tmp_path / 'gold.jsonl', pairs)}",
+        "max_tokens=100",
+    )["longer_characters"]
+    metrics = stage.run()["result"]["metrics"]
+    assert (metrics["test/votes"], metrics["test/accuracy"]) == (1, 0.0)
+
+
 def test_the_prompts(tmp_path, tiny_model):
     source = write_rows(tmp_path / "gold.jsonl", UKP)
     outcome = fedlight(
