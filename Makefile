@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all superlink oldcpu check docs coverage bench reproduce golden figures
+.PHONY: help setup demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
@@ -19,6 +19,16 @@ demo: $(VENV)/.run  ## FedBis on the embedded world: progress, one table, a page
 	$(BIN)/fedlight run demo
 	$(BIN)/fedlight report runs/demo
 	@echo "open it in a browser: $(BIN)/fedlight report runs/demo --open"
+
+# Rows as the head of conf/recipes/ukpconvarg.yaml describes them.
+VOTES ?= data/ukpconvarg
+demo-real: $(VENV)/.run  ## FedBis on a pretrained model and real votes (ten minutes): make demo-real VOTES=FOLDER
+	@for name in votes gold; do test -f "$(VOTES)/$$name.jsonl.gz" \
+		|| { echo "no $(VOTES)/$$name.jsonl.gz: make demo-real VOTES=FOLDER, with the rows that conf/recipes/ukpconvarg.yaml describes"; exit 1; }; done
+	$(BIN)/fedlight models get smollm2-135m-instruct
+	$(BIN)/fedlight run fedbis_real --seeds 0 --output runs/demo_real votes=$(VOTES)/votes.jsonl.gz gold=$(VOTES)/gold.jsonl.gz \
+		num_clients=20 rounds=3 max_tokens=110 test_pairs=120 num_local=2 local_steps_alone=3 others_steps=30 num_prompts=12 duel_prompts=12
+	$(BIN)/fedlight report runs/demo_real
 
 test: $(VENV)/.dev  ## the tests but for the slow ones, two processes, no network; it says how long it took
 	$(TESTS) -m "not slow"

@@ -1,20 +1,27 @@
-"""Accuracy of selectors with the two orders of a comparison averaged.
+"""Loss and accuracy of selectors with the two orders of a comparison averaged.
 
 A selector that reads two answers one after the other may prefer a position. Wu et al. (FedBis), ICLR 2025,
 https://arxiv.org/abs/2407.03038, train on both orders; here the verdict on a comparison is the mean of the log-odds that the
-selector gives to the same answer in the two orders, so that a preference for a position cancels.
+selector gives to the same answer in the two orders, so that a preference for a position cancels. It is half the difference
+between the log-odds of A over B in one order and in the other.
 """
 
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 
 NAME = "accuracy_both_orders"
+APART = (
+    "orders='both' compares the two orders of a vote, but a batch, or the part of it that a device computes at a time, has "
+    "an order alone: set twins_together=true in PreferenceDataModule and an even eval_batch_size, give devices more memory, "
+    "or set orders='one' in SelectorModule"
+)
 
 
 class BothOrders(Metric):
@@ -54,6 +61,26 @@ class BothOrders(Metric):
         return {f"{NAME}{end}": value for end, value in summarize_both_orders(right, comparisons).items()}
 
 
+def average_orders(logits: Tensor, orders: Tensor | None) -> Tensor:
+    """Return the logits of A and B, each averaged with that of the same answer in the other order.
+
+    Args:
+        logits: ``(batch, 2)``, or ``(batch, U, 2)`` of U selectors.
+        orders: 2c and 2c + 1 for the two orders of comparison c, which are neighbours in the batch, ``(batch,)``.
+
+    Raises:
+        ValueError: an example is not beside the other order of its comparison, or ``orders`` is None.
+
+    Examples:
+        >>> average_orders(torch.tensor([[3.0, 0.0], [2.0, 0.0]]), torch.tensor([4, 5])).tolist()  # A by 3, then A by 2
+        [[1.5, 1.0], [1.0, 1.5]]
+    """
+    if orders is None or len(orders) % 2 or not torch.equal(orders[::2] ^ 1, orders[1::2]):
+        raise ValueError(APART)
+    swapped = logits.unflatten(0, (-1, 2)).flip(1, -1).flatten(0, 1)
+    return (logits + swapped) / 2
+
+
 def stage_orders() -> nn.ModuleDict:
     """Return a metric for validation and one for testing."""
     return nn.ModuleDict({stage: BothOrders() for stage in ("val", "test")})
@@ -77,10 +104,17 @@ def drop_orders(module: Any, stage: str) -> None:
 def log_both_orders(module: Any, stage: str) -> None:
     """Log the metric of ``module.both_orders`` at the end of a pass, as ``stage/accuracy_both_orders`` with its interval.
 
-    Nothing is logged where no batch had ``orders``, or none of their comparisons came in both.
+    A test says where the interval reaches down to one half. Nothing is logged where no batch had ``orders``, or none of
+    their comparisons came in both.
     """
     metric = cast(BothOrders, module.both_orders[stage])
     if metric.update_called:
-        for name, value in metric.compute().items():
+        found = metric.compute()
+        for name, value in found.items():
             module.log(f"{stage}/{name}", value)
+        if stage == "test" and (low := found.get(f"{NAME}_low", 1.0)) <= 0.5:
+            rank_zero_info(
+                f"warning: the selector is not shown to beat chance: accuracy in both orders {found[NAME]:.3f} "
+                f"[{low:.3f}, {found[f'{NAME}_high']:.3f}]; its votes, and what is tuned on them, are worthless"
+            )
         metric.reset()

@@ -47,7 +47,9 @@ def majority(choices: Tensor) -> Tensor:
     return (2 * choices.sum(dim=1) > choices.shape[1]).long()
 
 
-def log_choices(module: LogsChoices, stage: str, logits: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+def log_choices(
+    module: LogsChoices, stage: str, logits: Tensor, labels: Tensor, of_loss: Tensor | None = None
+) -> Mapping[str, Tensor]:
     """Log loss and accuracy, of several selectors each one's as well, and return which examples are decided correctly.
 
     Args:
@@ -55,12 +57,13 @@ def log_choices(module: LogsChoices, stage: str, logits: Tensor, labels: Tensor)
         stage: ``val`` or ``test``.
         logits: of A and B by each of U selectors, ``(batch, U, 2)``.
         labels: 0 where A is better and 1 where B is, ``(batch,)``.
+        of_loss: logits of the loss where they are others, ``(batch, U, 2)``.
 
     Returns:
         ``correct``, ``(batch, U)`` bool, by each selector; ``vote``, ``(batch,)`` bool, by their majority, if U is odd;
             ``log_odds``, ``(batch, U)``, of the right answer under each selector.
     """
-    losses = [choice_loss(part, labels) for part in logits.unbind(dim=1)]
+    losses = [choice_loss(part, labels) for part in (logits if of_loss is None else of_loss).unbind(dim=1)]
     choices = logits.argmax(dim=2)
     correct = choices == labels[:, None]
     metrics = {"loss": torch.stack(losses, dim=1).mean(dim=1)}

@@ -7,18 +7,28 @@ head with two labels on a pretrained encoder is this library's addition, for enc
 FedBiscuit, of the same paper, has U selectors: U adapters on one base, which decide by majority vote.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.both_orders import add_orders, drop_orders, log_both_orders, stage_orders
+from fedlight.modules.both_orders import (
+    APART,
+    add_orders,
+    average_orders,
+    drop_orders,
+    log_both_orders,
+    stage_orders,
+)
 from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, base_model, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
+from fedlight.support.files import read_text
 
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -37,6 +47,12 @@ class SelectorModule(LanguageModule):
         head: ``choice``, two rows of a causal language model's output head at the last position, or ``classifier``, a
             2-class head on an encoder, trained without LoRA and saved with the adapter.
         choices: words for A and B with ``head="choice"``; each has to be one token after ``": "``.
+        orders: ``one``: the loss of each order of a vote, as in the paper; or ``both``: the loss of the mean logits of the
+            two orders. In the mean a preference for a position cancels. Both orders are then neighbours in a batch
+            (``twins_together=true`` in `PreferenceDataModule`). Labels and judges average by their own ``orders``.
+        letters: JSON file with ``prior`` and ``temperature`` of the choices, written by
+            `fedlight.recipes.steps.calibrate_letters`: the prior is subtracted from the logit of B, and both logits are
+            divided by the temperature. None: the logits are the model's.
         kwargs: further arguments of `LanguageModule`; ``num_adapters`` is the number of selectors. An even number of them
             can tie, so it is evaluated without a vote.
 
@@ -52,6 +68,8 @@ class SelectorModule(LanguageModule):
         model: str,
         head: Literal["choice", "classifier"] = "choice",
         choices: Sequence[str] = ("A", "B"),
+        orders: Literal["one", "both"] = "one",
+        letters: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(model, **kwargs)
@@ -60,6 +78,13 @@ class SelectorModule(LanguageModule):
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)
         self.accuracy, self.both_orders = stage_accuracies(), stage_orders()
         self.choice_rows: Tensor | None = None
+        self._letters = None if letters is None else read_letters(letters)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        data = getattr(self.trainer, "datamodule", None)
+        if stage == "fit" and self.options.orders == "both" and getattr(data, "examples_together", 2) % 2:
+            raise ValueError(APART)  # before the base is loaded
 
     def configure_model(self) -> None:
         if self.network is not None:
@@ -91,11 +116,17 @@ class SelectorModule(LanguageModule):
     def choice_logits(self, batch: Batch) -> Tensor:
         """Return the active adapter's logits of A and B, ``(batch, 2)``."""
         if self.choice_rows is None:
-            logits: Tensor = self.network(**{name: batch[name] for name in TEXTS if name in batch}).logits
-            return logits.float()
-        rows = self.choice_rows.to(batch["input_ids"].device)
-        texts, compute = (batch["input_ids"], batch["attention_mask"]), self.shared_prefix.neighbours
-        return readout.choice_logits(self.causal_lm, *texts, rows, compute)
+            logits: Tensor = self.network(
+                **{name: batch[name] for name in TEXTS if name in batch}
+            ).logits.float()
+        else:
+            rows = self.choice_rows.to(batch["input_ids"].device)
+            texts, compute = (batch["input_ids"], batch["attention_mask"]), self.shared_prefix.neighbours
+            logits = readout.choice_logits(self.causal_lm, *texts, rows, compute)
+        if self._letters is None:
+            return logits
+        prior, temperature = self._letters
+        return (logits - logits.new_tensor([0.0, prior])) / temperature
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Return the logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active adapter stays active."""
@@ -110,7 +141,13 @@ class SelectorModule(LanguageModule):
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return the active adapter's cross-entropy over the two choices, ``(batch,)``."""
-        return choice_loss(self.choice_logits(batch), batch["labels"])
+        return choice_loss(self._of_loss(self.choice_logits(batch), batch), batch["labels"])
+
+    def sketch_losses(self, batch: Batch) -> Tensor:
+        return choice_loss(self.choice_logits(batch), batch["labels"])  # a sketched batch has no orders
+
+    def _of_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        return logits if self.options.orders == "one" else average_orders(logits, batch.get("orders"))
 
     def evaluation(self, batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.ensemble_logits(batch)}
@@ -125,7 +162,8 @@ class SelectorModule(LanguageModule):
         logits = self.evaluated(batch)["logits"]
         add_orders(self, stage, batch, logits)
         orders = {name: batch[name] for name in ("orders", "labels") if "orders" in batch}
-        return {**log_choices(self, stage, logits, batch["labels"]), **orders}
+        of_loss = self._of_loss(logits, batch)
+        return {**log_choices(self, stage, logits, batch["labels"], of_loss), **orders}
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -151,6 +189,17 @@ class SelectorModule(LanguageModule):
         if self.options.head == "classifier":
             raise ValueError("head='classifier' does not write text: use head='choice' or an SFTModule")
         return super().generate(*args, **kwargs)
+
+
+def read_letters(file: str) -> tuple[float, float]:
+    """Return prior and temperature of a file of letters; raise ValueError for another file."""
+    try:
+        found = json.loads(read_text(Path(file)))
+        return float(found["prior"]), float(found["temperature"])
+    except (KeyError, TypeError, ValueError) as why:
+        raise ValueError(
+            f"letters={file!r} has no prior and temperature: write it by calibrate_letters"
+        ) from why
 
 
 def check_odd(num_adapters: int) -> None:

@@ -33,6 +33,7 @@ PARTS = {
     "parts/toy_instructions": "feddca_star",
     "parts/toy_augmentations": "feddca",
     "parts/toy_few_shot": "fewfedpit",
+    "parts/debates": "fedbis_real",
 }  # part of recipes -> one that has it
 REAL_VOTES = ("ukpconvarg", "ukpconvarg_choice")
 BY_THE_RECIPES = ("dpo", "votes", "mtbench")
@@ -52,6 +53,7 @@ ELSEWHERE = {  # config -> where it is run
         "test_extended_configs.py",
     ),
     "tasks": "test_task_configs.py",
+    "data/debate_prompts": "test_fedbis_real.py",
     **dict.fromkeys(
         [f"tasks/{name}" for name in ("gsm8k", "human_eval", "mmlu_medical", "sentiment")],
         "test_task_configs.py",
@@ -70,6 +72,7 @@ DATA = {  # command, config, rows, what is passed besides
 }
 RECIPES = {  # recipe -> where it is run
     "demo": "test_recipes.py",
+    "fedbis_real": "test_fedbis_real.py",
     "fedbis": "test_configs.py",
     **dict.fromkeys(
         ("tldr", "shp", "fedbiscuit", "fedbiscuit_loud", "reward_hacking"), "test_method_recipes.py"
@@ -99,7 +102,7 @@ def test_every_file_is_run_somewhere():
     for recipe, file in RECIPES.items():
         assert f'"{recipe}"' in Path(__file__).with_name(file).read_text()
     for part, recipe in PARTS.items():
-        assert f"extends: {part}.yaml" in conf.path(f"recipes/{recipe}.yaml").read_text()
+        assert re.search(rf"extends: \[?{part}.yaml", conf.path(f"recipes/{recipe}.yaml").read_text())
         here.add(f"recipes/{part}")
     for config, file in ELSEWHERE.items():
         name = config.rpartition("/")[2].removesuffix("_instructions")

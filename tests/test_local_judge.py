@@ -75,6 +75,46 @@ def test_the_judge_is_shown_both_orders(tiny_model):
     assert second == [1 - verdict for verdict in asked.verdicts(FIELDS[:2], THEIRS[:2], OURS[:2])]
 
 
+def test_a_taste_for_a_letter_cancels(tiny_model, monkeypatch):
+    """The model says A in both orders, by 2.65 nats; the longer answer adds 0.14, and a pair too long has no verdict."""
+    asked = judge(tiny_model, orders="both")
+    assert not asked.sees_order
+    assert BothPositions(judge(tiny_model, orders="both")).judge.sees_order is False
+
+    def ask(pairs):
+        odds = [2.65 + math.copysign(0.14, len(a) - len(b)) for _, a, b in pairs]
+        said = [
+            [Likelihood(value, 1, True), Likelihood(0.0, 1, False), Likelihood(-9.0, 1, False)]
+            for value in odds
+        ]
+        return [None if len(a) > 100 else words for (_, a, _), words in zip(pairs, said, strict=True)]
+
+    monkeypatch.setattr(asked, "_ask", ask)
+    found = asked.verdicts(FIELDS, OURS, THEIRS)
+    assert [found[index] for index in (0, 1, 2, 4, 5)] == [1.0, 1.0, 0.5, 1.0, 0.0]
+    assert math.isnan(found[3])
+    assert (asked.too_long, asked.unread) == (1, 0)
+    one = judge(tiny_model)
+    monkeypatch.setattr(one, "_ask", ask)
+    assert (
+        one.verdicts(FIELDS[:2], OURS[:2], THEIRS[:2])
+        == one.verdicts(FIELDS[:2], THEIRS[:2], OURS[:2])
+        == [1, 1]
+    )
+    with pytest.raises(ValueError, match="compares A and B alone: leave forced=false out"):
+        judge(tiny_model, orders="both", forced=False)
+
+
+def test_both_orders_are_the_models_own(tiny_model, module):
+    (verdict,) = judge(tiny_model, orders="both").verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])
+    odds = []
+    for one, other in ((OURS[0], THEIRS[0]), (THEIRS[0], OURS[0])):
+        prompt = pairwise_prompt(FIELDS[0]["prompt"], one, other, at_once=True)
+        (said,) = module.log_likelihoods([prompt], [[" A", " B"]])
+        odds.append(said[0].log_prob - said[1].log_prob)
+    assert verdict == float(odds[0] > odds[1])
+
+
 def test_a_chat_template_is_around_the_question(tmp_path):
     model = make_model(tmp_path / "chat")
     tokenizer = AutoTokenizer.from_pretrained(model)

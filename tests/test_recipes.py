@@ -56,6 +56,7 @@ def test_the_demo_writes_its_results(demo):
         ("raw", 3),
         ("FedBis", 3),
         ("oracle", 3),
+        ("longer wins", 3),
     ]
     assert results["rows"][0]["win_rate_vs_raw"] == 0.5
     assert all(0 <= row["selector_accuracy"] <= 1 for row in results["rows"])

@@ -14,6 +14,11 @@ from fedlight.support.files import write_whole
 from fedlight.support.words import count_noun, in_largest_unit, three_digits
 
 README = "README.md"
+BOTH_ORDERS = "/accuracy_both_orders"
+AT_CHANCE = (
+    "The selector is not shown to beat chance: the interval of its accuracy in both orders reaches down to 0.5. Its "
+    "votes are worthless, and so are labels, tuned models and win rates that rest on them."
+)
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
@@ -70,6 +75,11 @@ def card_text(facts: CardFacts, what: str, use: str, notes: Sequence[str] = ()) 
         scores = [[name, _short(value), _interval(low, high)] for name, value, low, high in facts.scores]
         parts += ["## Scores", _table(["metric", "last value", "interval"], scores)]
     notes = [
+        *(
+            AT_CHANCE
+            for name, _, low, _ in facts.scores
+            if name.endswith(BOTH_ORDERS) and low is not None and low <= 0.5
+        ),
         "A language model can repeat what it was trained on, also where clients send no rows.",
         *notes,
     ]

@@ -226,7 +226,7 @@ class PreferenceDataModule(FederatedDataModule):
             self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
             padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
         if split.val is not None:
-            order, self.val_client_indices = pool(self._to_examples(split.val), examples.lengths)
+            order, self.val_client_indices = pool(self._to_examples(split.val), self._sort_lengths(examples))
             self.val_labels = label_examples(categories, order, each)
             self.val_set = examples.take(order)
         elif self.val_rows:
@@ -244,7 +244,7 @@ class PreferenceDataModule(FederatedDataModule):
         votes = self._read_votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
         examples, fits, trimmed = self._make_examples(votes, stride * SOURCE_STRIDE)
         rank_zero_info(f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {trimmed:,} inputs cut")
-        order = np.argsort(examples.lengths, kind="stable")
+        order = np.argsort(self._sort_lengths(examples), kind="stable")
         if not votes.clients or not self._is_by_client:
             return examples.take(order), None, votes.take(fits)
         own = self._to_examples(by_key([votes.clients[vote] for vote in fits]))
@@ -316,6 +316,10 @@ class PreferenceDataModule(FederatedDataModule):
         if self.examples_each == 1:
             return clients
         return {client: (2 * votes[:, None] + [0, 1]).reshape(-1) for client, votes in clients.items()}
+
+    def _sort_lengths(self, examples: Examples) -> np.ndarray:
+        """Return the lengths by which examples are sorted, alike for both orders of a vote, which stay neighbours."""
+        return examples.lengths.reshape(-1, self.examples_each).max(axis=1).repeat(self.examples_each)
 
     def _choose_template(self, choice: str, pair: str, generation: str, trim: str | None) -> Template:
         if self.form == "features":

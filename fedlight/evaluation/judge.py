@@ -146,6 +146,51 @@ def judge_both_orders(
     return right, orders[judged] // 2
 
 
+def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Return how far a selector prefers B whatever it reads, in nats, and the temperature that fits it to labels.
+
+    After Zhao et al., "Calibrate Before Use", ICML 2021, https://arxiv.org/abs/2102.09690, with the two orders of pairs in
+    place of an empty input: the prior is the mean log-odds over both orders. The temperature T has the lowest cross-entropy
+    of half the difference of both orders divided by T. It is at most 100, where that difference says nothing of the labels.
+
+    Args:
+        orders: 2c and 2c + 1 for the two orders of comparison c, both there, ``(examples,)``.
+        log_odds: log-probability of B less that of A, ``(examples,)``.
+        labels: 0 where A is better and 1 where B is, ``(examples,)``.
+
+    Raises:
+        ValueError: an order of a comparison is missing.
+
+    Examples:
+        >>> log_odds = np.array([2.0, 4.0, 4.0, 2.0, 2.5, 3.5, 3.0, 3.0])
+        >>> prior, temperature = calibrate_letters(np.arange(8), log_odds, np.array([0, 1, 1, 0, 1, 0, 0, 1]))
+        >>> prior, round(temperature, 2)
+        (3.0, 0.64)
+    """
+    from scipy.optimize import minimize_scalar
+
+    other = log_odds[_other_orders(orders)]
+    margins = (log_odds - other) / 2 * (2 * labels - 1)
+    found = minimize_scalar(
+        lambda log_t: np.logaddexp(0, -margins / np.exp(log_t)).mean(),
+        bounds=(-math.log(100), math.log(100)),
+        method="bounded",
+    )
+    return float((log_odds + other).mean() / 2), float(np.exp(found.x))
+
+
+def _other_orders(orders: np.ndarray) -> np.ndarray:
+    """Return where the other order of each example's comparison is, ``(examples,)``; raise ValueError without one."""
+    known, first = np.unique(orders, return_index=True)
+    place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
+    if not np.array_equal(known[place], orders ^ 1):
+        raise ValueError(
+            "letters are calibrated on both orders of each pair, but one is missing: predict all of them"
+        )
+    found: np.ndarray = first[place]
+    return found
+
+
 def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[str, float]:
     """Return the mean of verdicts and the ends of its 95 % interval over comparisons; nothing without a verdict.
 

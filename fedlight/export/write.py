@@ -22,7 +22,9 @@ from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.report.facts import within
+from fedlight.report.runs import read_recipe
 from fedlight.support.files import whole_folder, write_json
+from fedlight.support.results import chance_notes
 
 FORMATS = ("adapter", "merged", "gguf", *graphs.PACKAGES)
 FULL_PRECISION = (
@@ -139,7 +141,7 @@ def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
     use = adapter_use(facts.base, _task(opened), names, _labels(opened))
     use += _prompts(opened, folder, names)
-    notes = [*adapter_notes(facts, False), *_of_algorithm(opened)]
+    notes = [*adapter_notes(facts, False), *_of_algorithm(opened), *_of_recipe(opened)]
     write_card(facts, folder, what=what, use=use, task=_task(opened), notes=notes)
 
 
@@ -161,7 +163,7 @@ def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | N
         use=use,
         library="transformers",
         task=_task(opened),
-        notes=[*_rounding(facts), *_of_algorithm(opened)],
+        notes=[*_rounding(facts), *_of_algorithm(opened), *_of_recipe(opened)],
     )
 
 
@@ -177,6 +179,7 @@ def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path,
         f"Weights are {outtype}; answers may differ where two tokens are almost equally likely.",
         *_rounding(facts),
         *_of_algorithm(opened),
+        *_of_recipe(opened),
     ]
     write_card(facts, folder, what="GGUF file", use=use, library="gguf", task=_task(opened), notes=notes)
 
@@ -189,7 +192,12 @@ def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -
     module.tokenizer.save_pretrained(folder)
     _without_folders(facts, folder)
     use = "\n".join(["```python", *PROGRAMS_USE.strip().splitlines(), "```"]) + _prompts(opened, None, [])
-    notes = ["Weights are fp32; one text at a time.", *_rounding(facts), *_of_algorithm(opened)]
+    notes = [
+        "Weights are fp32; one text at a time.",
+        *_rounding(facts),
+        *_of_algorithm(opened),
+        *_of_recipe(opened),
+    ]
     what = {"onnx": "ONNX programs", "executorch": "ExecuTorch programs"}[form]
     write_card(facts, folder, what=what, use=use, library=form, task=_task(opened), notes=notes)
 
@@ -210,6 +218,11 @@ def _without_folders(facts: CardFacts, folder: Path) -> None:
         if isinstance(content, dict) and {"_name_or_path", "name_or_path"} & content.keys():
             names = {name: facts.base for name in ("_name_or_path", "name_or_path") if name in content}
             write_json(file, {**content, **names})
+
+
+def _of_recipe(opened: Opened) -> list[str]:
+    """Return the warnings of the recipe's table: labels of a selector at chance make tuned models worthless."""
+    return chance_notes(read_recipe(opened.run.home).results())
 
 
 def _rounding(facts: CardFacts) -> list[str]:

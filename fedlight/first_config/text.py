@@ -42,7 +42,8 @@ MODELS = {"fedbis": "SelectorModule", "fedbiscuit": "SelectorModule", "dpo": "DP
 DATA = {"feddca": "AugmentedInstructionDataModule", "fewfedpit": "SyntheticInstructionDataModule"}
 SELECTION = """
     head: choice                       # the logits of two choice tokens
-    choices: ${data.init_args.choices}"""
+    choices: ${data.init_args.choices}
+    orders: both                       # the loss of the two orders' difference; the paper: one, of each order"""
 OF_MODEL = {
     "fedbis": SELECTION,
     "fedbiscuit": """

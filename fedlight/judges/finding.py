@@ -1,6 +1,7 @@
 """Answer of a table of results in one sentence: the best method, its baseline, and whether chance explains the difference.
 
 The baseline is the first method of the table. Methods that know the answers, such as an oracle, are ceilings and never win.
+Win rates by a selector at chance are no answer.
 A difference over seeds is compared with Student's interval (see `fedlight.evaluation.bootstrap`); a win rate of a single
 seed with its own interval over prompts.
 """
@@ -12,10 +13,11 @@ from statistics import fmean
 from typing import Any
 
 from fedlight.evaluation.bootstrap import Interval, student_interval
+from fedlight.support.results import mark
 
-MEASURES = ("win_rate_vs", "^win_rate$", "win_rate", "^own$", "accuracy", "score", "utility")
+MEASURES = ("win_rate_vs", "^win_rate$", "win_rate", "^own$", "^both_orders$", "accuracy", "score", "utility")
 """Columns in which more is better, the most telling one first."""
-WORDS = {"own": "mean accuracy over clients"}
+WORDS = {"own": "mean accuracy over clients", "both_orders": "accuracy in both orders"}
 CEILING = re.compile(r"oracle|perfect|saw all votes")
 UNTRAINED = re.compile(r"raw|zero-shot|pre-trained|nothing learned")
 OTHER_ROWS = "differences: "
@@ -37,6 +39,9 @@ def finding(rows: Rows) -> str:
         >>> finding([{"method": "raw", "accuracy": 0.51}, {"method": "selector", "accuracy": 0.83}])
         'selector: accuracy 0.830, before training 0.510. With one seed, chance is not ruled out.'
     """
+    rows = [
+        {name: row[name] for name in row if "worthless" not in name and not mark([row], name)} for row in rows
+    ]
     methods = dict.fromkeys(str(row["method"]) for row in rows)
     methods = dict.fromkeys(name for name in methods if not name.startswith(OTHER_ROWS))
     for pattern in MEASURES:

@@ -6,7 +6,7 @@ should think before it answers, give `fedlight.ChatJudge` a `fedlight.LocalGener
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -37,6 +37,8 @@ class LocalJudge(Judge):
         question: part of the prompt that the judge sees, a text with slots; ``{prompt}`` is the whole prompt of the models.
         chat: put the question into the tokenizer's chat template, for an instruction-tuned model.
         forced: take the likeliest of the three verdicts, even if another text is likelier.
+        orders: ``one``: the likeliest verdict on the order that is asked for; or ``both``: the log-odds of A over B in one
+            order less those in the other, from which the model's preference for a letter cancels. Then no verdict is a tie.
         most_words: most words shown of each answer, for models with few positions; None: all.
         batch_size: pairs per call of the model.
         dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
@@ -59,6 +61,7 @@ class LocalJudge(Judge):
         question: str = "{instruction}\n\n{input}",
         chat: bool = False,
         forced: bool = True,
+        orders: Literal["one", "both"] = "one",
         most_words: int | None = None,
         batch_size: int = 64,
         dtype: str = "auto",
@@ -66,7 +69,10 @@ class LocalJudge(Judge):
         trust_remote_code: bool = False,
     ) -> None:
         refuse_below(1, "LocalJudge.", batch_size=batch_size, most_words=most_words)
+        if orders == "both" and not forced:
+            raise ValueError("orders='both' compares A and B alone: leave forced=false out")
         self.model, self.chat, self.forced, self.device = model, chat, forced, device
+        self.orders, self.sees_order = orders, orders == "one"
         self.question, self.most_words, self.batch_size = Template.named(question), most_words, batch_size
         self.too_long = self.unread = 0
         self._module = SFTModule(
@@ -96,15 +102,30 @@ class LocalJudge(Judge):
         return found
 
     def _read(self, pairs: Sequence[tuple[Fields, str, str]]) -> list[float]:
+        asked = self._ask(pairs)
+        swapped = asked
+        if self.orders == "both":
+            swapped = self._ask([(fields, theirs, ours) for fields, ours, theirs in pairs])
+        found, too_long = [], 0
+        for words, other in zip(asked, swapped, strict=True):
+            if words is None or other is None:
+                found.append(math.nan)
+                too_long += 1
+            elif self.orders == "both":
+                found.append(by_both_orders(words, other))
+            else:
+                found.append(self._verdict(words))
+        self._count(sum(map(math.isnan, found)) - too_long, too_long)
+        return found
+
+    def _ask(self, pairs: Sequence[tuple[Fields, str, str]]) -> list[Sequence[Likelihood] | None]:
+        """Return the likelihoods of the verdicts on each pair; None for a pair that does not fit."""
         module = self._loaded()
         prompts = [self._prompt(*pair) for pair in pairs]
         fits = module.fits(prompts, new_tokens=8)
         kept = [prompt for prompt, does in zip(prompts, fits, strict=True) if does]
         likelihoods = iter(module.log_likelihoods(kept, [CONTINUATIONS] * len(kept)) if kept else [])
-        found = [self._verdict(next(likelihoods)) if does else math.nan for does in fits]
-        unread = sum(math.isnan(verdict) for verdict in found)
-        self._count(unread - fits.count(False), fits.count(False))
-        return found
+        return [next(likelihoods) if does else None for does in fits]
 
     def _verdict(self, words: Sequence[Likelihood]) -> float:
         verdict = likeliest([one.log_prob for one in words])
@@ -140,6 +161,18 @@ class LocalJudge(Judge):
             rank_zero_info("LocalJudge: there are pairs to which the model would not answer A, B or tie")
         self.too_long += too_long
         self.unread += unread
+
+
+def by_both_orders(as_a: Sequence[Likelihood], as_b: Sequence[Likelihood]) -> float:
+    """Return 1 where the answer shown as A first, and as B then, has the higher log-odds over both orders, 0 where lower.
+
+    Examples:
+        >>> says = lambda a, b: [Likelihood(a, 1, False), Likelihood(b, 1, False)]
+        >>> by_both_orders(says(-0.1, -2.6), says(-0.2, -2.4)), by_both_orders(says(-1.0, -2.0), says(-1.0, -2.0))
+        (1.0, 0.5)
+    """
+    odds = [words[0].log_prob - words[1].log_prob for words in (as_a, as_b)]
+    return 0.5 if odds[0] == odds[1] else float(odds[0] > odds[1])
 
 
 def likeliest(log_probs: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 They read folders of earlier stages.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -12,9 +13,11 @@ import numpy as np
 
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.evaluation.bootstrap import with_interval
+from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.support.files import read_csv, result_of
+from fedlight.support.results import at_chance
 from fedlight.support.types import Fields, Rows
 from fedlight.toy.oracle import Oracle
 
@@ -56,6 +59,8 @@ def methods(
     max_tokens: int = 128,
     oracle: dict[str, Any] | None = None,
     by_group: bool = False,
+    judge_test: str | None = None,
+    at_equal_length: bool = False,
 ) -> dict[str, Any]:
     """Return one row for each method.
 
@@ -69,6 +74,9 @@ def methods(
         oracle: options of the embedded world, whose oracle compares the answers: by the mean taste of all clients
             (``win_rate``), and by each client's group, averaged over the clients (``win_rate_by_group``).
         by_group: also the win rate by each of these groups (``win_rate_GROUP``), and the lowest of them (``worst_group``).
+        judge_test: folder of the stage that tested the judge. Where that is not shown to beat chance, ``win_rate`` is called
+            ``win_rate_worthless``.
+        at_equal_length: also ``win_rate_at_equal_length``, estimated by `fedlight.evaluation.equal_length`.
 
     Returns:
         ``rows`` with ``method``, the columns of ``METRICS``, win rates, each with the ends of its 95 % interval over prompts
@@ -87,13 +95,14 @@ def methods(
     selector = None
     if judge is not None:
         selector = SelectorJudge(judge, model, choice_template=choice_template, max_tokens=max_tokens)
-        judges["win_rate"] = selector.scores
+        is_worthless = judge_test is not None and at_chance([_metrics({"test": judge_test})])
+        judges["win_rate_worthless" if is_worthless else "win_rate"] = selector.scores
     rows = []
     for name, stages in methods.items():
         row: dict[str, Any] = {"method": name, **_metrics(stages)}
         if name in answers:
             for column, scores in judges.items():
-                row |= _compared(column, scores, answers[name], answers["raw"])
+                row |= _compared(column, scores, answers[name], answers["raw"], at_equal_length)
             if selector is not None:
                 row["unread"], selector.too_long = selector.too_long, 0
             if by_group and oracle is not None:
@@ -178,10 +187,24 @@ def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, floa
     return columns | {"worst_group": min(columns[f"win_rate_{group}"] for group in shares)}
 
 
-def _compared(column: str, scores: Scores, ours: Rows, raw: Rows) -> dict[str, float]:
+def _compared(
+    column: str, scores: Scores, ours: Rows, raw: Rows, at_equal_length: bool = False
+) -> dict[str, float]:
     """Return the win rate with its interval; without one where raw answers are compared with themselves."""
     scored = _scored(scores, ours, raw)
-    return {column: float(np.mean(scored))} if ours is raw else with_interval(column, scored)
+    if ours is raw:
+        return {column: float(np.mean(scored))}
+    row = with_interval(column, scored)
+    if at_equal_length:
+        pairs = [
+            (one["completions"][0], other["completions"][0]) for one, other in zip(ours, raw, strict=True)
+        ]
+        longer = [len(one.strip()) - len(other.strip()) for one, other in pairs]
+        corrected = rates_at_equal_length({column: Compared(scored, longer, range(len(scored)))})[
+            column
+        ].corrected
+        row |= {} if math.isnan(corrected) else {f"{column}_at_equal_length": corrected}
+    return row
 
 
 def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:

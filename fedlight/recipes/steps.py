@@ -16,9 +16,10 @@ from fedlight.datamodules.preferences.labelling import (
 )
 from fedlight.datamodules.rows.rows import load_rows, write_rows
 from fedlight.datamodules.text.encoding import Comparison
+from fedlight.evaluation import judge
 from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.win_rate import wins
-from fedlight.support.files import result_of
+from fedlight.support.files import result_of, write_json
 from fedlight.toy import rows as toy_rows
 from fedlight.toy.oracle import Oracle
 
@@ -82,6 +83,23 @@ def _write_labels(
     }
 
 
+def calibrate_letters(votes: str, output: str) -> dict[str, Any]:
+    """Write prior and temperature of a selector's letters, for ``letters`` of `SelectorModule`.
+
+    Args:
+        votes: file of the selector's votes on both orders of training pairs, JSON lines with ``orders``, ``labels``,
+            ``logp_a`` and ``logp_b``.
+        output: JSON file with ``prior``, in nats, and ``temperature``; see `fedlight.evaluation.judge.calibrate_letters`.
+    """
+    rows = load_rows(votes)
+    orders, labels, a, b = (
+        np.array([row[name] for row in rows]) for name in ("orders", "labels", "logp_a", "logp_b")
+    )
+    prior, temperature = judge.calibrate_letters(orders, b - a, labels)
+    write_json(Path(output), {"prior": prior, "temperature": temperature})
+    return {"metrics": {"letters/prior": prior, "letters/temperature": temperature}}
+
+
 def merge_adapter(model: str, adapter: str, output: str) -> None:
     """Write base and adapter (a PEFT folder) as one model, for stages that train a new adapter on it."""
     from fedlight.modules.sft import SFTModule
@@ -116,7 +134,12 @@ def pair_answers(ours: str, theirs: str, output: str) -> dict[str, Any]:
 
 
 def compare_by_selector(
-    tests: dict[str, str], duel: str, votes: str, labels: str, orders: Orders = "both"
+    tests: dict[str, str],
+    duel: str,
+    votes: str,
+    labels: str,
+    orders: Orders = "both",
+    rules: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the table of results if only the selector can judge.
 
@@ -129,11 +152,14 @@ def compare_by_selector(
         votes: file of the selector's votes on them; of several adapters the majority decides.
         labels: folder of the stage that labelled the tuned method's pairs.
         orders: ``orders`` of the votes.
+        rules: method -> folder of a stage of `fedlight.recipes.vote_baselines`, such as the longer answer, for further rows.
 
     Returns:
-        ``rows``, one per method: ``selector_accuracy`` on held-out votes, ``win_rate_by_selector`` against raw, and the
+        ``rows``, one per method: ``selector_accuracy`` on held-out votes, in single orders; ``both_orders``, with the two
+        orders averaged, with its interval in ``_low`` and ``_high``; ``win_rate_by_selector`` against raw, and the
         ends of its 95 % interval over prompts, ``win_rate_by_selector_low`` and ``_high``. Pairs too long for the selector
-        are no part of it and counted by ``unread``; ``labelled`` and ``too_long`` count the pairs of the tuning.
+        are no part of it and counted by ``unread``; ``labelled`` and ``too_long`` count the pairs of the tuning. A table
+        marks what rests on a selector at chance, see `fedlight.support.results`.
     """
     rows = load_rows(duel)
     pairs, _ = form_pairs(rows, duel)
@@ -145,14 +171,15 @@ def compare_by_selector(
     raw, tuned = tests
     return {
         "rows": [
-            {"method": raw, "selector_accuracy": _accuracy(tests[raw]), "win_rate_by_selector": 0.5},
+            {"method": raw, **_accuracy(tests[raw]), "win_rate_by_selector": 0.5},
             {
                 "method": tuned,
-                "selector_accuracy": _accuracy(tests[tuned]),
+                **_accuracy(tests[tuned]),
                 **with_interval("win_rate_by_selector", won),
                 "unread": int(unread.sum()),
                 **labelled(labels),
             },
+            *({"method": rule, **_accuracy(folder)} for rule, folder in (rules or {}).items()),
         ]
     }
 
@@ -169,9 +196,9 @@ def compare_with_oracle(
         opposition: opposition of the embedded world's groups.
 
     Returns:
-        ``rows``, one per method, with ``win_rate_vs_raw``, the ends of its 95 % interval over prompts and mean
-        ``utility``; and one for the oracle, whose accuracy is the highest possible for one taste, given the noise of the
-        votes, and whose labels are the upper bound of the tuning.
+        ``rows``, those of ``results`` and one per method, with ``win_rate_vs_raw``, the ends of its 95 % interval over
+        prompts and mean ``utility``; and one for the oracle. Its accuracy is the highest possible for one taste, given the
+        noise of the votes, and its labels are the upper bound of the tuning.
     """
     oracle = Oracle(seed, opposition=opposition)
     utilities: dict[str, list[float]] = {}
@@ -198,9 +225,13 @@ def compare_with_oracle(
             }
             for method, scores in utilities.items()
         ]
+        + [row for method, row in known.items() if method not in utilities]
     }
 
 
-def _accuracy(folder: str) -> float:
-    accuracy: float = result_of(folder)["metrics"]["test/accuracy"]
-    return accuracy
+def _accuracy(folder: str) -> dict[str, float]:
+    """Return the accuracy of a stage in single orders and, where it is known, in both, with the ends of its interval."""
+    metrics = result_of(folder)["metrics"]
+    names = {f"both_orders{end}": f"test/accuracy_both_orders{end}" for end in ("", "_low", "_high")}
+    names = {"selector_accuracy": "test/accuracy", **names}
+    return {column: metrics[name] for column, name in names.items() if name in metrics}

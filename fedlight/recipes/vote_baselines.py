@@ -61,6 +61,7 @@ def rule_on_data(
     test_source: str | None = None,
     tokenizer: str | None = None,
     least_voters: int = LEAST_VOTERS,
+    settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the accuracy of a rule without training on the votes on which a datamodule tests a selector.
 
@@ -72,13 +73,15 @@ def rule_on_data(
         test_source: the datamodule's ``test_source``; None: that of the config.
         tokenizer: the datamodule's ``tokenizer``; None: that of the config.
         least_voters: fewest voters on a comparison that the rule ``voters`` judges.
+        settings: further arguments of the datamodule, such as ``max_tokens``, where the selector's test has others.
 
     Returns:
         As `rule`.
     """
     check_choice("rule", rule, (*LENGTHS, "voters"))
     changes = {"test_source": test_source, "tokenizer": tokenizer}
-    votes = _tested_votes(data, {name: value for name, value in changes.items() if value is not None})
+    given = {name: value for name, value in changes.items() if value is not None}
+    votes = _tested_votes(data, {**given, **(settings or {})})
     if rule in LENGTHS:
         right = longer_wins(votes, LENGTHS[rule])
     elif votes.clients:

@@ -30,6 +30,7 @@ def sample_voters(
     seed: int,
     train: str,
     test: str,
+    others: str | None = None,
 ) -> dict[str, Any]:
     """Draw voters and write their decided votes: all votes to train on, and the same number of held-out votes of each.
 
@@ -46,6 +47,7 @@ def sample_voters(
         seed: seed of the draws.
         train: file of the votes to train on, JSON lines.
         test: file of the held-out votes.
+        others: file of the votes to train on of as many further voters; None: no further ones are drawn.
 
     Returns:
         ``eligible`` voters, and the numbers of ``train`` and ``test`` votes.
@@ -63,22 +65,69 @@ def sample_voters(
         for name in sides[0]
         if len(sides[0][name]) >= min_train and len(sides[1].get(name, ())) >= num_test
     )
-    if len(eligible) < num_clients:
+    wanted = num_clients if others is None else 2 * num_clients
+    if len(eligible) < wanted:
         raise RowsError(
             f"{source}: {len(eligible)} voters have {min_train} votes to train on and {num_test} held-out ones, fewer "
-            f"than num_clients={num_clients}. Lower one of the three."
+            f"than {f'num_clients={num_clients}' if others is None else f'2 num_clients={wanted}'}. Lower one of the three."
         )
-    chosen = sorted(
-        np.random.default_rng(derive_seed(seed, "voters")).permutation(eligible)[:num_clients].tolist()
-    )
+    drawn = np.random.default_rng(derive_seed(seed, "voters")).permutation(eligible).tolist()
+    chosen = sorted(drawn[:num_clients])
     tested = []
     for name in chosen:
-        order = np.random.default_rng(derive_seed(seed, "test votes", name)).permutation(len(sides[1][name]))
-        tested += [sides[1][name][index] for index in sorted(order[:num_test].tolist())]
+        held_votes = sides[1].get(name, [])
+        order = np.random.default_rng(derive_seed(seed, "test votes", name)).permutation(len(held_votes))
+        tested += [held_votes[index] for index in sorted(order[:num_test].tolist())]
     trained = [row for name in chosen for row in sides[0][name]]
     for file, votes in ((train, trained), (test, tested)):
         write_rows(votes, Path(file))
+    if others is not None:
+        write_rows(
+            [row for name in sorted(drawn[num_clients:wanted]) for row in sides[0][name]], Path(others)
+        )
     return {"eligible": len(eligible), "train": len(trained), "test": len(tested)}
+
+
+def sample_pairs(
+    source: str,
+    choice: str,
+    ties: list[str],
+    column: str,
+    values: list[str],
+    held_out: bool,
+    number: int,
+    seed: int,
+    output: str,
+    client: str = "client",
+    voters: str | None = None,
+) -> dict[str, Any]:
+    """Draw decided rows, such as pairs with gold labels, from the held-out side or from the other one.
+
+    Args:
+        source: rows with a choice.
+        choice: column of the choice.
+        ties: values of the choice that are no decision.
+        column: column of the holdout; see `fedlight.datamodules.rows.exclusion`.
+        values: held-out values of this column.
+        held_out: draw among the held-out rows, or among all others.
+        number: most rows to draw.
+        seed: seed of the draw.
+        output: file of the rows, JSON lines.
+        client: column of the voter.
+        voters: rows of votes; each of their voters gets an equal share of the pairs, to test its own model on.
+
+    Returns:
+        ``pairs``, the number of rows.
+    """
+    rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
+    rows = list(Holdout(column, values).side(rows, source, held_out))
+    order = np.random.default_rng(derive_seed(seed, "pairs", held_out)).permutation(len(rows))[:number]
+    drawn = [rows[index] for index in order.tolist()]
+    if voters is not None:
+        names = sorted({text_at(row, client) for row in load_rows(voters)})
+        drawn = [{**row, client: names[place % len(names)]} for place, row in enumerate(drawn)]
+    write_rows(drawn, Path(output))
+    return {"pairs": len(drawn)}
 
 
 def snippet_pairs(

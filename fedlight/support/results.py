@@ -1,6 +1,7 @@
 """Table of a recipe's results: one line per method, with mean and standard deviation over seeds."""
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 WIDTH = 250  # characters, without a terminal
 ENDS = ("_low", "_high")
 """Of the columns with the ends of an interval, behind the column's own name."""
+BY_SELECTOR = re.compile(r"^labelled$|by_selector(_low|_high)?$")
+"""Columns that are worth what a method's own selector is worth."""
+WORTHLESS = "(worthless)"
 
 
 def versions() -> dict[str, str]:
@@ -73,8 +77,54 @@ def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     lines = []
     for method, row in methods.items():
         own = [each for each in rows if each["method"] == method]
-        lines.append([method, *(row.get(metric, "-") + in_brackets(own, metric) for metric in metrics)])
+        shown = (row.get(metric, "-") + in_brackets(own, metric) + mark(own, metric) for metric in metrics)
+        lines.append([method, *shown])
     return header, lines
+
+
+def at_chance(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a method's selector is not shown to beat chance: its interval in both orders reaches down to one half.
+
+    Args:
+        rows: of one method, a row for each seed; the mean of the lower ends counts.
+
+    Examples:
+        >>> at_chance([{"both_orders_low": 0.45}]), at_chance([{"both_orders_low": 0.52}]), at_chance([{"win_rate": 0.5}])
+        (True, False, False)
+    """
+    low = [row["both_orders_low"] for row in rows if row.get("both_orders_low") is not None]
+    return bool(low) and mean(low) <= 0.5
+
+
+def mark(rows: Sequence[Mapping[str, Any]], column: str) -> str:
+    """Return the mark behind a method's value in a column that rests on a selector at chance, else an empty text.
+
+    Examples:
+        >>> mark([{"both_orders_low": 0.45, "win_rate_by_selector": 0.8}], "win_rate_by_selector")
+        ' (worthless)'
+    """
+    known = any(row.get(column) is not None for row in rows)
+    return f" {WORTHLESS}" if known and BY_SELECTOR.search(column) and at_chance(rows) else ""
+
+
+def chance_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each method with labels or win rates by a selector at chance.
+
+    Examples:
+        >>> ends = {"both_orders_low": 0.37, "both_orders_high": 0.53}
+        >>> print(*chance_notes([{"method": "FedBis", "both_orders": 0.45, **ends, "labelled": 7}]))
+        FedBis: its selector is not shown to beat chance (both orders 0.450 [0.370, 0.530]): its labels, the models tuned...
+    """
+    notes = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        if any(mark(own, column) for row in own for column in row):
+            found = _spread([row["both_orders"] for row in own]) + in_brackets(own, "both_orders")
+            notes.append(
+                f"{method}: its selector is not shown to beat chance (both orders {found}): its labels, the models tuned on "
+                "them and its win rates are worthless."
+            )
+    return notes
 
 
 def without_ends(columns: Iterable[str]) -> list[str]:
@@ -143,11 +193,16 @@ def show(results: dict[str, Any], folder: Path, answer: str = "") -> None:
         console.print(answer, soft_wrap=True, markup=False, highlight=False)
     title = f"{results['recipe']}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     console.print(_table(title, header, lines))
+    notes = chance_notes(results["rows"])
+    for note in notes:
+        console.print(f"warning: {note}", soft_wrap=True, markup=False, highlight=False)
     console.print(
         f"{results['seconds']:.0f} s; results, metrics, visits and adapters are in {folder}", soft_wrap=True
     )
     console.print(f"as a page: fedlight report {folder} --open", soft_wrap=True)
-    write_whole(folder / "results.md", (f"{answer}\n\n" if answer else "") + markdown(results) + "\n")
+    write_whole(
+        folder / "results.md", "\n\n".join([*filter(None, [answer]), markdown(results), *notes]) + "\n"
+    )
 
 
 def show_stages(rows: list[dict[str, Any]], folder: Path) -> None:

@@ -12,7 +12,7 @@ from fedlight.report.method_looks import method_looks, row_looks
 from fedlight.report.parts import Chart, Part, Section, Table
 from fedlight.report.runs import Run, read_recipe
 from fedlight.report.tables import duration, number, short, slug, spread
-from fedlight.support.results import in_brackets, without_ends
+from fedlight.support.results import chance_notes, in_brackets, mark, without_ends
 
 
 def section(runs: Sequence[Run]) -> Section:
@@ -25,6 +25,7 @@ def section(runs: Sequence[Run]) -> Section:
         rows = found.results()
         notes += [f"{home.name}: {name} {what}" for name, what in found.faults.items()]
         if rows:
+            notes += chance_notes(rows)
             title = "Results" if len(recipes) == 1 else f"Results of {home.name}"
             of_home = [run for run in runs if run.home == home]
             styles = row_looks([row["method"] for row in rows], of_home, known)
@@ -66,7 +67,9 @@ def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     for method in methods:
         own = [row for row in rows if row["method"] == method]
         cells = [
-            spread([row[name] for row in own if name in _numbers(row)]) + in_brackets(own, name)
+            spread([row[name] for row in own if name in _numbers(row)])
+            + in_brackets(own, name)
+            + mark(own, name)
             for name in metrics
         ]
         lines.append([method, *cells])

@@ -1,0 +1,143 @@
+"""A table of results with a selector at chance: what rests on it is marked everywhere, and no sentence quotes it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from fedlight.callbacks.export.card_facts import CardFacts, scores_of
+from fedlight.callbacks.export.model_card import card_text
+from fedlight.export import write
+from fedlight.judges.finding import finding
+from fedlight.recipes import steps
+from fedlight.report.runs import read_runs
+from fedlight.report.sections import overview
+from fedlight.support.results import at_chance, cells, chance_notes, show
+
+ENDS = {"both_orders_low": 0.37, "both_orders_high": 0.53}
+RAW = {
+    "method": "raw",
+    "seed": 0,
+    "selector_accuracy": 0.5,
+    "both_orders": 0.225,
+    "win_rate_by_selector": 0.5,
+}
+FEDBIS = {
+    "method": "FedBis",
+    "seed": 0,
+    "selector_accuracy": 0.5,
+    "both_orders": 0.45,
+    **ENDS,
+    "win_rate_by_selector": 0.812,
+    "win_rate_by_selector_low": 0.75,
+    "win_rate_by_selector_high": 0.87,
+    "labelled": 200,
+}
+LONGER = {
+    "method": "longer wins",
+    "seed": 0,
+    "both_orders": 0.6,
+    "both_orders_low": 0.52,
+    "both_orders_high": 0.68,
+}
+NOTE = (
+    "FedBis: its selector is not shown to beat chance (both orders 0.450 [0.370, 0.530]): its labels, the models tuned "
+    "on them and its win rates are worthless."
+)
+
+
+def test_labels_and_win_rates_of_a_selector_at_chance_are_marked():
+    header, lines = cells([RAW, FEDBIS, LONGER])
+    table = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
+    assert table["FedBis"] == {
+        "method": "FedBis",
+        "selector accuracy": "0.500",
+        "both orders": "0.450 [0.370, 0.530]",
+        "win rate by selector": "0.812 [0.750, 0.870] (worthless)",
+        "labelled": "200 (worthless)",
+    }
+    assert not any("worthless" in cell for name in ("raw", "longer wins") for cell in table[name].values())
+    assert chance_notes([RAW, FEDBIS, LONGER]) == [NOTE]
+
+
+def test_a_selector_above_chance_is_not_marked():
+    better = {**FEDBIS, "both_orders_low": 0.501}
+    assert not at_chance([better])
+    assert chance_notes([RAW, better]) == []
+    assert "worthless" not in str(cells([RAW, better]))
+    assert not at_chance(
+        [{**FEDBIS, "both_orders_low": 0.49}, {**FEDBIS, "both_orders_low": 0.55}]
+    )  # 0.52 of two seeds
+    assert at_chance([{"both_orders_low": 0.5}])
+    assert not at_chance([RAW])  # no interval is known
+
+
+def test_the_sentence_does_not_quote_its_win_rate():
+    assert finding([RAW, {**FEDBIS, **dict.fromkeys(ENDS, 0.6)}]).startswith(
+        "FedBis: tuned answers win 81.2 %"
+    )
+    text = finding([RAW, FEDBIS, LONGER])
+    assert "81.2" not in text
+    assert text.startswith(
+        "longer wins has the best accuracy in both orders of 3 methods: 0.600 against 0.225 of raw"
+    )
+
+
+def test_it_is_printed_and_written(tmp_path, capsys):
+    results = {"recipe": "fedbis", "rows": [RAW, FEDBIS], "seconds": 1.0}
+    show(results, tmp_path)
+    assert f"warning: {NOTE}" in capsys.readouterr().out
+    assert (tmp_path / "results.md").read_text().endswith(f"\n\n{NOTE}\n")
+
+
+def test_the_report_says_it(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"recipe": "fedbis", "rows": [RAW, FEDBIS]}))
+    folder = tmp_path / "seed0/selector"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps({"stage": "fit selector.yaml"}))
+    made = overview.section(read_runs([tmp_path]))
+    assert any(note.endswith(NOTE) for note in made.notes)
+    tables = [part.lines for part in made.parts if hasattr(part, "lines")]
+    assert "0.812 [0.750, 0.870] (worthless)" in tables[0][1]
+    assert write._of_recipe(SimpleNamespace(run=SimpleNamespace(home=tmp_path))) == [
+        NOTE
+    ]  # on the card of its models
+
+
+@pytest.mark.parametrize(("low", "says"), [(0.5, True), (0.51, False)])
+def test_the_card_says_it(low, says):
+    name = "val/accuracy_both_orders"
+    scores = scores_of({name: 0.6, f"{name}_low": low, f"{name}_high": 0.7})
+    text = card_text(
+        CardFacts("SelectorModule", "owner/name", "FedAvg", scores=scores), "LoRA adapter", "Load it."
+    )
+    assert ("is not shown to beat chance" in text) == says
+
+
+def test_the_table_of_a_recipe_has_both_orders_and_the_longer_answer(tmp_path):
+    def tested(name, **metrics):
+        (tmp_path / name).mkdir()
+        found = {f"test/{metric}": value for metric, value in metrics.items()}
+        (tmp_path / name / "done.json").write_text(json.dumps({"result": {"metrics": found}}))
+        return str(tmp_path / name)
+
+    ends = {"accuracy_both_orders_low": 0.37, "accuracy_both_orders_high": 0.53}
+    tests = {
+        "raw": tested("raw", accuracy=0.5),
+        "FedBis": tested("own", accuracy=0.5, accuracy_both_orders=0.45, **ends),
+    }
+    rules = {"longer wins": tested("longer", accuracy=0.6, accuracy_both_orders=0.6)}
+    (tmp_path / "label").mkdir()
+    done = {"result": {"metrics": {"label/pairs": 7, "label/too_long": 2}}}
+    (tmp_path / "label/done.json").write_text(json.dumps(done))
+    duel = tmp_path / "duel.jsonl"
+    duel.write_text(json.dumps({"fields": {"prompt": "x"}, "completions": ["u", "v"]}) + "\n")
+    votes = tmp_path / "votes.jsonl"
+    rows = [{"index": 0, "order": order, "logp_a": -1.0 - order, "logp_b": -2.0 + order} for order in (0, 1)]
+    votes.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = steps.compare_by_selector(tests, str(duel), str(votes), str(tmp_path / "label"), rules=rules)[
+        "rows"
+    ]
+    assert [row.get("both_orders") for row in table] == [None, 0.45, 0.6]
+    assert (table[1]["both_orders_low"], table[1]["both_orders_high"]) == (0.37, 0.53)
+    assert chance_notes(table) == [NOTE]
