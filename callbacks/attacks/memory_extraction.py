@@ -131,7 +131,8 @@ class MemoryExtraction(Attack):
             {"canary": body, "client": one, "recovered": contains_secret(texts, body)}
             | {"secret": row["response"], "secret_recovered": contains_secret(answers, row["response"])}
             for one in clients
-            for row, body in zip(own := self._planted.get(one, ()), self._bodies(own), strict=True)
+            for row in self._planted.get(one, ())
+            for body in self._bodies([row])
         ]
         if planted:
             metrics["canaries"] = sum(one["recovered"] for one in planted) / len(planted)
