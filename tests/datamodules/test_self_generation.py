@@ -291,7 +291,7 @@ class Continues:
     def __init__(self, eos):
         self.tokenizer = Words()
         self.tokenizer.eos_token = eos
-        self.asked = []
+        self.asked, self.tasks = [], 0
 
     def generate(self, prompts, *, stop, **others):
         self.asked += [(prompt, tuple(stop)) for prompt in prompts]
@@ -299,7 +299,8 @@ class Continues:
 
     def _one(self, prompt):
         if prompt.rpartition("\n")[2].startswith("Task "):
-            return f"write about thing{len(self.asked)}"
+            self.tasks += 1
+            return f"write about thing{self.tasks}"
         return "Input: seven" if prompt.endswith(("### Input:\n", "Of:")) else "Output: done"
 
     def log_likelihoods(self, prompts, continuations):
