@@ -228,7 +228,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
         >>> prompts.write_response_prompt([{"instruction": "1 + 1?", "input": "", "response": "2"}], "2 + 2?")
         'Q: 1 + 1?\nA: 2\n\nQ: 2 + 2?\nA:'
         >>> prompts.read_response("Answer: 4"), prompts.response_stop
-        (('', '4'), ('Q:', 'A:'))
+        (('', '4'), ('\nQ:', '\nA:'))
     """
     slots = {instruction: "{instruction}", given: "{input}"}
     forms = [one.text for one in (template, template.without or template)]
@@ -240,8 +240,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
         for form in forms
     )
     short = short.replace("{input}", "")  # as rows with an empty input are rendered
-    fixed = [text.strip() for form in forms for text, *_ in Formatter().parse(form) if text.strip()]
-    stops = tuple(dict.fromkeys(text.splitlines()[0] for text in fixed))
+    stops = tuple(dict.fromkeys(_first_line(text) for form in forms for text in _fixed_texts(form)))
     response = continuation(full, "{response}") + _escape(end)
     return replace(
         FEWFEDPIT_PROMPTS,
@@ -256,6 +255,15 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
         response_pattern=rf"(?:#* ?{_LABEL}:)?(?P<response>.*)",
         no_input="",
     )
+
+
+def _fixed_texts(form: str) -> list[str]:
+    """Return a template's fixed texts; the first begins on a new line, as the end of an example precedes it."""
+    return [text for text, *_ in Formatter().parse(f"\n{form}") if text.strip()]
+
+
+def _first_line(text: str) -> str:
+    return ("\n" if text.startswith("\n") else "") + text.strip().splitlines()[0]
 
 
 def _escape(text: str) -> str:

@@ -319,8 +319,8 @@ def test_by_default_examples_stand_in_the_template_of_the_rows_and_the_model_goe
     shown = form.format(instruction="explain it to me") + " it is so\n\n"
     (_, stops) = model.asked[1]
     assert model.asked[1:] == [(shown + form.format(instruction=only["instruction"]), stops)]
-    assert {"### Instruction:", "### Response:", "### Input:"} < set(stops) | {"### Instruction:"}
-    assert any(stop.startswith("Below is an instruction") for stop in stops)
+    assert {"\n### Response:", "\n### Input:"} < set(stops)
+    assert any(stop.startswith("\nBelow is an instruction") for stop in stops)
 
 
 def test_clients_with_inputs_have_the_model_write_an_input_first():
@@ -331,7 +331,7 @@ def test_clients_with_inputs_have_the_model_write_an_input_first():
     inputs, responses = model.asked[2:3], model.asked[3:]
     (prompt, stops) = inputs[0]
     assert prompt.endswith("</s>\n<u>write about thing2\nOf:")  # the model's end of a turn ends each example
-    assert "</s>" in stops[1]
+    assert stops == ("\n<u>", "\nOf:", "</s>")
     assert {prompt.rpartition("<u>")[2] for prompt, _ in responses} == {
         "write about thing2\nOf: seven</s>\n<a>",
         "write about thing1\nOf: </s>\n<a>",
