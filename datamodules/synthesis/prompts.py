@@ -258,7 +258,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
 
 
 def _fixed_texts(form: str) -> list[str]:
-    """Return a template's fixed texts; the first begins on a new line, as the end of an example precedes it."""
+    """Return a template's fixed texts, the first on a new line: an example ends before it."""
     return [text for text, *_ in Formatter().parse(f"\n{form}") if text.strip()]
 
 

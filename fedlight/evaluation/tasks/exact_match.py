@@ -1,4 +1,4 @@
-"""Exact match: an answer is right if it equals its row's response, up to case, blanks and a final full stop."""
+"""Exact match: an answer is right if it equals its row's response, up to case, blanks and a final full stop; or ROUGE-L."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -6,7 +6,6 @@ from typing import Any, Literal
 from fedlight.evaluation.rouge_l import rouge_l_of_pairs
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.evaluation.tasks.task import Example, Prompts, Task
-from fedlight.support.checks import check_choice
 from fedlight.support.types import Row
 
 
@@ -33,7 +32,6 @@ class ExactMatch(Task):
         **options: Any,
     ) -> None:
         super().__init__(data, **options)
-        check_choice("ExactMatch.by", by, ("equality", "rouge_l"))
         self.by = by
         self.slots, self.group = tuple(slots), group
         self.names = (*self.slots, "response", *([] if group is None else [group]))

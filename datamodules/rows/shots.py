@@ -1,7 +1,7 @@
 """Stage of recipes on few real rows: some rows of each client, made-up records among them, and others to test on.
 
-A record tells the date of birth and the number of a patient who does not exist, so a model that says them has them from the
-client. Nothing else in the rows can tell them.
+A record tells the date of birth and the number of an invented patient. No other row has them: a model that says them has
+learned them from this client.
 """
 
 from pathlib import Path
