@@ -188,9 +188,7 @@ def _check_pattern(name: str, pattern: str, known: set[str], needed: str) -> Non
 
 
 _TEXT = r"(?:(?!^(?:Instruction|Input|Response|Output|Answer):).)*"  # any text in which no line begins with a label
-_LABEL = (
-    "(?:Response|Output|Answer)"  # models write the label that they know best, whatever the examples have
-)
+_LABEL = "(?:Response|Output|Answer)"  # a model may write another label than the examples have
 
 FEWFEDPIT_PROMPTS = SelfGenerationPrompts(
     instruction_begin="Below is a list of tasks. Every task is different from the others, and each can be done by a "

@@ -48,7 +48,9 @@ class Draft:
 
     client: str
     number: int  # position among the client's drafts of this round, from 0
-    row: dict[str, str]  # instruction, input and response, or the answer in which none of them was found
+    row: dict[
+        str, str
+    ]  # instruction, input and response; of a dropped draft the answer in which they were looked for
     fault: str | None = None  # reason for dropping it
 
 
@@ -233,10 +235,10 @@ class SelfGeneration(Synthesis):
         generator = self._create_generator(model, self.max_response_tokens, self._prompts.response_stop)
         missing = drafts
         for attempt in range(self.tries):
-            self._write_inputs(missing, rows, model, attempt, seed)
-            prompts = [self._response_prompt(draft, rows[draft.client], attempt, seed) for draft in missing]
+            ready = self._write_inputs(missing, rows, model, attempt, seed)
+            prompts = [self._response_prompt(draft, rows[draft.client], attempt, seed) for draft in ready]
             answers = self._generate(generator, prompts, derive_seed(seed, "responses", attempt), "Responses")
-            for draft, answer in zip(missing, answers, strict=True):
+            for draft, answer in zip(ready, answers, strict=True):
                 draft.fault = answer.fault or self._complete(draft, answer.text, template)
                 if draft.fault is not None:
                     draft.row["response"] = answer.text
@@ -249,10 +251,10 @@ class SelfGeneration(Synthesis):
         model: AnswersPrompts,
         attempt: int,
         seed: int,
-    ) -> None:
-        """Fill in the inputs of drafts: every second one where a client has rows with and without an input."""
+    ) -> Sequence[Draft]:
+        """Fill in inputs, of every second draft where a client has rows with and without; return drafts without fault."""
         if self._prompts.input_end is None:
-            return
+            return drafts
         asked = []
         for draft in drafts:
             kinds = sorted({bool(row["input"]) for row in rows[draft.client]})
@@ -265,7 +267,9 @@ class SelfGeneration(Synthesis):
         ]
         answers = self._generate(generator, prompts, derive_seed(seed, "inputs", attempt), "Inputs")
         for draft, answer in zip(asked, answers, strict=True):
-            draft.row["input"] = "" if answer.fault else self._prompts.read_input(answer.text)
+            draft.row["input"], draft.fault = self._prompts.read_input(answer.text), answer.fault
+        failed = {id(draft) for draft in asked if draft.fault is not None}
+        return [draft for draft in drafts if id(draft) not in failed]
 
     def _response_prompt(
         self, draft: Draft, own: list[Fields], attempt: int, seed: int, is_input: bool = False

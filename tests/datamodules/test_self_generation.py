@@ -338,6 +338,18 @@ def test_clients_with_inputs_have_the_model_write_an_input_first():
     }
 
 
+def test_a_cut_input_is_asked_for_again_and_then_dropped():
+    model = Continues(eos="</s>")
+    model._one = lambda prompt: (
+        "write about a thing" if prompt.rpartition("\n")[2].startswith("Task ") else "on and " * 9
+    )
+    synthesis = SelfGeneration(number=1, instruction_tries=1, max_response_tokens=10)
+    template = Template("<u>{instruction}\nOf: {input}</s>\n<a>")
+    assert made(synthesis, {"a": rows(8, inputs=8)}, model, template=template) == {"a": []}
+    assert dropped(synthesis) == {"cut_off": 1}
+    assert [prompt.endswith("Of:") for prompt, _ in model.asked[1:]] == [True] * 3  # no response without it
+
+
 def test_dropped_texts_are_kept_with_client_and_reason():
     synthesis = once(2)
     texts = ["explain apple number1 to my1 grandmother", "Name one planet here"]
