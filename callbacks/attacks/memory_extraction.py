@@ -127,7 +127,7 @@ class MemoryExtraction(Attack):
             metrics |= {f"response_{name}": value for name, value in found.items()}
             for at, record in zip(answered, more, strict=True):
                 records[at] |= {f"response_{name}": value for name, value in record.items()}
-        planted = [
+        planted: list[dict[str, Any]] = [
             {"canary": body, "client": one, "recovered": contains_secret(texts, body)}
             | {"secret": row["response"], "secret_recovered": contains_secret(answers, row["response"])}
             for one in clients
