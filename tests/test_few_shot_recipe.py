@@ -120,7 +120,7 @@ def test_the_recipe_on_a_real_model_differs_between_methods_in_the_algorithm_alo
 
 @pytest.mark.slow
 def test_the_twin_of_the_recipe_on_a_real_model(tmp_path, tiny_model):
-    changes = [*CHANGES, f"model={tiny_model}", "local_rounds=1"]
+    changes = [*CHANGES, f"model={tiny_model}", "clients=2"]
     changes = [one for one in changes if not one.startswith(("unseen", "epochs", "members"))]
     outcome = fedlight("run", "fewfedpit_real", "--twin", f"--output={tmp_path}", "--seeds", "3", *changes)
     assert outcome.code == 0, outcome.err
