@@ -103,6 +103,8 @@ def read(folder: Path, seed: int, domain: str, rule: bool) -> Records:
                 tried += line["counts"]["tried"]
                 visits.update({(number, client): 0 for client in line["clients"]})
                 continue
+            if "dropped" in line:
+                continue
             visits[number, line["client"]] += 1
             fields = line["fields"]
             name, area = fields["instruction"].split()[-2:]

@@ -86,7 +86,7 @@ RECIPES = {  # recipe -> where it is run
         ("feddca", "feddca_seeds", "feddca_star", "feddca_domains", "heterogeneity"), "test_domain_recipes.py"
     ),
     "feddca_leakage": "test_leakage_recipe.py",
-    **dict.fromkeys(("fewfedpit", "fewfedpit_rule"), "test_few_shot_recipe.py"),
+    **dict.fromkeys(("fewfedpit", "fewfedpit_rule", "fewfedpit_real"), "test_few_shot_recipe.py"),
     "mt_judges": "test_judge_agreement.py",
     **dict.fromkeys(
         ("fedbiscuit_table1", "fedbiscuit_table2", "feddca_table2", "fewfedpit_table2"),

@@ -88,6 +88,48 @@ def test_baselines_differ_from_the_method_in_what_their_names_say(tmp_path):
     assert all(beta == int(name.rpartition("_")[2]) / 100 for name, beta in betas.items())
 
 
+def test_the_recipe_on_a_real_model_differs_between_methods_in_the_algorithm_alone(tmp_path):
+    recipe = recipes.load("fewfedpit_real", ["rows=rows.jsonl"])
+    found = {stage.name: stage.arguments for stage in recipes.stages(recipe, tmp_path, 1)}
+    methods = ("fedavg", "fewfedpit_0", "fewfedpit_25", "fewfedpit_50", "fewfedpit_75")
+    assert list(found) == [
+        "shots",
+        "zero_shot",
+        "fewfedpit_50",
+        "fedavg",
+        *methods[1:3],
+        methods[4],
+        "local",
+        "table",
+    ]
+    ours = found["fewfedpit_50"]
+    for name in methods:
+        assert found[name] == {**ours, "federated.algorithm": found[name]["federated.algorithm"]}
+    # Alone, each client trains for as many steps as it does in a federation, on average.
+    steps = [
+        found[name]["trainer.max_epochs"] * found[name]["federated.clients_per_round"]
+        for name in ("local", "fedavg")
+    ]
+    assert steps == [18, 18]
+    assert ours["data.init_args.source"] == found["shots"]["train"]
+    assert ours["data.init_args.synthesis"]["init_args"]["prompts"] is None
+    for attack in ours["trainer.callbacks"]:
+        if attack["class_path"] == "DiscoverableMemorization":
+            assert attack["init_args"]["matching"] == "record number of the patient"
+
+
+@pytest.mark.slow
+def test_the_twin_of_the_recipe_on_a_real_model(tmp_path, tiny_model):
+    changes = [*CHANGES, f"model={tiny_model}", "clients=2"]
+    changes = [one for one in changes if not one.startswith(("unseen", "epochs", "members"))]
+    outcome = fedlight("run", "fewfedpit_real", "--twin", f"--output={tmp_path}", "--seeds", "3", *changes)
+    assert outcome.code == 0, outcome.err
+    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    betas = [f"FewFedPIT, beta = {beta}" for beta in ("0", "0.25", "0.5", "0.75")]
+    assert list(rows) == ["pre-trained", "FedAvg", *betas, "local"]
+    assert {"rouge_l", "exact", "extracted", "responses"} < set(rows["FedAvg"])
+
+
 @pytest.mark.slow
 def test_fewfedpit(tmp_path, tiny_model):
     recipe = trimmed("fewfedpit", tmp_path, "fedprox", "fedopt", "fewfedpit_0", "fewfedpit_75")

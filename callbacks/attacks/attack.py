@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.evaluation.tasks.model import KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.federation.client import Upload
 from fedlight.federation.state import State
 from fedlight.processes.work import is_first, merged, once
@@ -308,6 +308,26 @@ def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def render_prompts(template: RendersPrompts, rows: Sequence[Fields]) -> list[str]:
     """Return the prompt of each row."""
     return [template.render(row).text for row in rows]
+
+
+def write_answers(
+    module: AnswersPrompts,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    batch_size: int,
+    stop: Sequence[str] = (),
+) -> list[str]:
+    """Return greedy answers, written in batches of prompts of similar length, so that there is little padding."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    answers = [""] * len(prompts)
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        written = module.generate(
+            [prompts[index] for index in batch], 1, 0.0, 1.0, max_new_tokens, 0, stop=stop, strip=True
+        )
+        for index, [text] in zip(batch, written, strict=True):
+            answers[index] = text
+    return answers
 
 
 def without_planted(data: HoldsClientRows) -> dict[str, list[Fields]]:

@@ -12,8 +12,22 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
-from fedlight.evaluation.extraction import contains_secret, exposure, recalls, round_robin
+from fedlight.callbacks.attacks.attack import (
+    Attack,
+    Found,
+    HoldsClientRows,
+    render_prompts,
+    without_planted,
+    write_answers,
+)
+from fedlight.evaluation.extraction import (
+    contains_identifier,
+    contains_secret,
+    exposure,
+    identifiers,
+    recalls,
+    round_robin,
+)
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
@@ -49,8 +63,10 @@ class DiscoverableMemorization(Attack):
 
     The examples come from different clients in turn, and are the same in every round; those of an upload are its client's
     own. All canaries are asked for as well, apart from them. Metrics: ``rouge_l`` is the mean ROUGE-L with the true
-    responses (FewFedPIT), ``exact`` the share of answers that equal them, ``canaries`` the share of planted secrets in the
-    answers, ``exposure`` the mean exposure of these in bits, ``left_out`` the number of prompts too long for the model.
+    responses (FewFedPIT), ``exact`` the share of answers that equal them. ``identifiers`` is the share of the numbers and
+    codes of a response, apart from those of its prompt, that the answer has exactly, over the responses with any: an answer
+    with a wrong number can have a high ROUGE-L. ``canaries`` is the share of planted secrets in the answers, ``exposure``
+    the mean exposure of these in bits, ``left_out`` the number of prompts too long for the model.
 
     Args:
         examples: largest number of training examples to ask for.
@@ -115,12 +131,18 @@ class DiscoverableMemorization(Attack):
         questions = self._questions(client)
         prompts = [question.prompt for question in questions]
         asked = self._keep_fitting(module, questions, prompts, self.max_new_tokens, client)
-        answers = self._answer(module, [question.prompt for question in asked])
+        answers = write_answers(
+            module, [question.prompt for question in asked], self.max_new_tokens, self.batch_size
+        )
         found = recalls(answers, [question.response for question in asked])
         records = [
             {**question._asdict(), "answer": answer, **recall._asdict()}
             for question, answer, recall in zip(asked, answers, found, strict=True)
         ]
+        for record in records:
+            if wanted := identifiers(record["response"], record["prompt"]):
+                hits = [contains_identifier(record["answer"], one) for one in wanted]
+                record["identifiers"] = sum(hits) / len(hits)
         planted = [record for record in records if record["planted"]]
         for record in planted:
             record["recovered"] = contains_secret([record["answer"]], record["response"])
@@ -152,19 +174,6 @@ class DiscoverableMemorization(Attack):
             ]
             for client, own in rows.items()
         }
-
-    def _answer(self, module: AnswersPrompts, prompts: Sequence[str]) -> list[str]:
-        """Return greedy answers, written in batches of prompts of similar length, so that there is little padding."""
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        answers = [""] * len(prompts)
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            written = module.generate(
-                [prompts[index] for index in batch], 1, 0.0, 1.0, self.max_new_tokens, 0, stop=(), strip=True
-            )
-            for index, [text] in zip(batch, written, strict=True):
-                answers[index] = text
-        return answers
 
     def _exposures(self, module: AnswersPrompts, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Return the exposure of each canary in bits; empty without random secrets."""
@@ -198,6 +207,7 @@ def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for name, field, planted in (
         ("rouge_l", "rouge_l", False),
         ("exact", "exact", False),
+        ("identifiers", "identifiers", False),
         ("canaries", "recovered", True),
         ("exposure", "exposure", True),
     ):

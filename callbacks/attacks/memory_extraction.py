@@ -4,16 +4,33 @@ Attack of Carlini et al., "Extracting Training Data from Large Language Models",
 https://arxiv.org/abs/2012.07805, on instruction tuning, as in Wang et al. (FedDCA, https://arxiv.org/abs/2409.20135,
 appendix A.8). Their one prompt, Figure 8, is the beginning of Alpaca's form for rows without an input, "Below is an
 instruction that describes a task. Write ...", up to ``### Instruction:``. With ``forms="all"`` the beginning of the form for
-rows with an input is used in turn as well, since such rows are trained with it.
+rows with an input is used in turn as well, since such rows are trained with it. The model then answers each instruction that
+it has written, and its answers are compared with the clients' responses.
 """
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts
+from fedlight.callbacks.attacks.attack import (
+    Attack,
+    Found,
+    HoldsClientRows,
+    render_prompts,
+    without_planted,
+    write_answers,
+)
 from fedlight.callbacks.attacks.records import GLOBAL
-from fedlight.evaluation.extraction import contains_secret, matches, memory_metrics, opening_of
-from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.evaluation.extraction import (
+    contains_identifier,
+    contains_secret,
+    identifiers,
+    later_texts,
+    matches,
+    memory_metrics,
+    opening_of,
+)
+from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.checks import check_range
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -22,19 +39,20 @@ Forms = Literal["all", "without_input"]
 
 
 class MemoryExtraction(Attack):
-    """Attack that samples instructions and compares each with all instructions of the clients, or of an upload's client.
+    """Attack that samples instructions with responses and compares them with those of the clients, or of an upload's client.
 
     Compared is the text from the template's first slot to where the template continues: Alpaca's instruction, or the
     instruction and its input where nothing separates the two. Metrics: ``rouge_l`` is the mean over all pairs (FedDCA),
     ``rouge_l_best`` the mean of the best matches, ``exact`` the share of samples that equal an instruction, ``extracted``
     the share of different instructions that were sampled, ``canaries`` the share of planted instructions that were
-    sampled; see `fedlight.evaluation.extraction`.
+    sampled; see `fedlight.evaluation.extraction`. ``response_rouge_l`` and so on say the same of the responses, and
+    ``response_identifiers`` is the share of numbers and codes in the clients' responses that a sampled one has exactly.
 
     Args:
         samples: number of texts to sample.
         temperature: temperature of the samples, above 0.
         top_p: share of the probability to draw from, in (0, 1].
-        max_new_tokens: largest number of tokens in a sample.
+        max_new_tokens: largest number of tokens in a sample, and in its response, which is written greedily.
         batch_size: samples that are written at once.
         clients: ids of the clients whose instructions are searched for in the server's model; None: all.
         forms: forms of the template with which samples begin: ``without_input``, only the one for rows without an input
@@ -69,9 +87,9 @@ class MemoryExtraction(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if not isinstance(module, AnswersPrompts):
+        if not isinstance(module, AnswersPrompts) or not isinstance(module, KnowsWhatFits):
             raise ValueError(
-                "MemoryExtraction needs a module with generate and log_likelihoods, such as SFTModule, not "
+                "MemoryExtraction needs a module with generate, log_likelihoods and fits, such as SFTModule, not "
                 f"{type(module).__name__}"
             )
 
@@ -79,9 +97,15 @@ class MemoryExtraction(Attack):
         self._template = data.template
         forms = [data.template.text, *([data.template.without.text] if data.template.without else [])]
         self._opening = opening_of(forms)
-        self._prefixes = (opening_of(forms[-1:]) if self.forms == "without_input" else self._opening).prefixes
+        used = forms[-1:] if self.forms == "without_input" else forms
+        self._prefixes = opening_of(used).prefixes
+        self._later = {opening_of([form]).prefixes[0]: later_texts(form) for form in reversed(used)}
+        self._rows, self._planted = data.client_rows, data.planted
         self._own = {client: self._bodies(rows) for client, rows in data.client_rows.items()}
-        self._planted = {client: self._bodies(rows) for client, rows in data.planted.items()}
+        self._codes = {
+            client: {code for row in rows for code in identifiers(row["response"])}
+            for client, rows in without_planted(data).items()
+        }
         wanted = list(self._own if self.clients is None else self.clients)
         if unknown := [client for client in wanted if not self._own.get(client)]:
             raise ValueError(
@@ -91,29 +115,36 @@ class MemoryExtraction(Attack):
 
     def attack(self, module: Any, client: str | None) -> Found:
         clients = self._everybody if client is None else [client]
-        references = [text for one in clients for text in self._own[one]]
-        planted = [(one, text) for one in clients for text in self._planted.get(one, [])]
         texts = self._sample(module, client or GLOBAL)
-        found = matches(texts, references)
-        records: list[dict[str, Any]] = [
-            {"text": text, **match._asdict(), "nearest": references[match.nearest]}
-            for text, match in zip(texts, found, strict=True)
+        metrics, records = _compare(texts, [text for one in clients for text in self._own[one]])
+        answered, answers = self._answer(module, texts, client)
+        if answers:
+            truths = [row["response"] for one in clients for row in self._rows[one]]
+            found, more = _compare(answers, truths)
+            if codes := set().union(*(self._codes[one] for one in clients)):
+                hits = [any(contains_identifier(text, code) for text in answers) for code in codes]
+                found["identifiers"] = sum(hits) / len(hits)
+            metrics |= {f"response_{name}": value for name, value in found.items()}
+            for at, record in zip(answered, more, strict=True):
+                records[at] |= {f"response_{name}": value for name, value in record.items()}
+        planted: list[dict[str, Any]] = [
+            {"canary": body, "client": one, "recovered": contains_secret(texts, body)}
+            | {"secret": row["response"], "secret_recovered": contains_secret(answers, row["response"])}
+            for one in clients
+            for row in self._planted.get(one, ())
+            for body in self._bodies([row])
         ]
-        metrics = memory_metrics(texts, references, found)
         if planted:
-            recovered = [contains_secret(texts, text) for _, text in planted]
-            metrics["canaries"] = sum(recovered) / len(planted)
-            records += [
-                {"canary": text, "client": one, "recovered": hit}
-                for (one, text), hit in zip(planted, recovered, strict=True)
-            ]
-        return Found(metrics, records)
+            metrics["canaries"] = sum(one["recovered"] for one in planted) / len(planted)
+        if planted and answers:
+            metrics["response_canaries"] = sum(one["secret_recovered"] for one in planted) / len(planted)
+        return Found(metrics, [*records, *planted])
 
     def _sample(self, module: AnswersPrompts, target: str) -> list[str]:
         """Return texts that continue the beginnings of the template's forms in turn; all rounds draw alike."""
         texts: list[str] = []
         for at, prefix in enumerate(self._prefixes):
-            left = len(range(at, self.samples, len(self._prefixes)))
+            left = self._share(at)
             for start in range(0, left, self.batch_size):
                 [drawn] = module.generate(
                     [prefix],
@@ -128,5 +159,45 @@ class MemoryExtraction(Attack):
                 texts += drawn
         return texts
 
+    def _answer(self, module: Any, texts: Sequence[str], client: str | None) -> tuple[list[int], list[str]]:
+        """Return the indices of the sampled texts that leave room for a response, and their greedy responses.
+
+        Where a form of the template has an input after the instruction, the model writes that first.
+        """
+        forms = [prefix for at, prefix in enumerate(self._prefixes) for _ in range(self._share(at))]
+        found: dict[int, str] = {}
+        for form, later in self._later.items():
+            asked = [index for index, one in enumerate(forms) if one == form]
+            written, prompts = [texts[index] for index in asked], [form] * len(asked)
+            for fixed, stop in zip(later, [*later[1:], ""], strict=True):
+                prompts = [
+                    prompt + continuation(prompt, text) + fixed
+                    for prompt, text in zip(prompts, written, strict=True)
+                ]
+                pairs = self._keep_fitting(
+                    module, list(zip(asked, prompts, strict=True)), prompts, self.max_new_tokens, client
+                )
+                asked, prompts = [index for index, _ in pairs], [prompt for _, prompt in pairs]
+                stops = [stop.strip()] if stop.strip() else []
+                written = write_answers(module, prompts, self.max_new_tokens, self.batch_size, stops)
+            found |= dict(zip(asked, written, strict=True))
+        return sorted(found), [found[index] for index in sorted(found)]
+
+    def _share(self, form: int) -> int:
+        """Return the number of samples that begin with a form."""
+        return len(range(form, self.samples, len(self._prefixes)))
+
     def _bodies(self, rows: Sequence[Fields]) -> list[str]:
         return [self._opening.body(text) for text in render_prompts(self._template, rows)]
+
+
+def _compare(
+    texts: Sequence[str], references: Sequence[str]
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Return the metrics of the texts, and a record of each."""
+    found = matches(texts, references)
+    records = [
+        {"text": text, **match._asdict(), "nearest": references[match.nearest]}
+        for text, match in zip(texts, found, strict=True)
+    ]
+    return memory_metrics(texts, references, found), records

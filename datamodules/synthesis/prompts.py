@@ -9,9 +9,11 @@ input and response, half of them without an input, and the new instruction. The 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from string import Formatter
 
 from fedlight.datamodules.text.templates import Template
+from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.checks import check_fields
 
 _ROW = ("instruction", "input", "response")
@@ -33,11 +35,16 @@ class SelfGenerationPrompts:
         response_begin: beginning of the second prompt.
         example_with_input: demonstration with an input; same slots as ``instruction_example``.
         example_without_input: demonstration without an input; same slots.
-        response_end: end of the second prompt, which input and response follow; has ``{instruction}``, the new one.
+        response_end: end of the second prompt, which input and response follow; has ``{instruction}``, the new one. It may
+            begin the answer, so that the model continues it.
         response_stop: texts before which the answer ends.
         response_pattern: regular expression with the group ``response`` and, if inputs are generated, ``input``. A dot
             matches line breaks, too; ``^`` and ``$`` match at lines.
         no_input: text that stands for an empty input.
+        input_end: end of a prompt that the input of a new instruction follows, for clients with inputs; has
+            ``{instruction}``. None: the answer to the second prompt has the input, if any.
+        response_end_with_input: end of the second prompt after an input, ``{input}``.
+        input_stop: texts before which an input ends.
 
     Raises:
         ValueError: a slot or a group is unknown or missing, a pattern is invalid, or a stop text is empty.
@@ -55,6 +62,9 @@ class SelfGenerationPrompts:
     response_stop: tuple[str, ...]
     response_pattern: str
     no_input: str = ""
+    input_end: str | None = None
+    response_end_with_input: str = "{instruction}"
+    input_stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -65,7 +75,9 @@ class SelfGenerationPrompts:
         _check_slots("response_end", self.response_end, ("number", "instruction"), "instruction")
         _check_pattern("instruction_pattern", self.instruction_pattern, {"instruction"}, "instruction")
         _check_pattern("response_pattern", self.response_pattern, {"input", "response"}, "response")
-        for name in ("instruction_stop", "response_stop"):
+        _check_slots("input_end", self.input_end or "{instruction}", ("number", "instruction"), "instruction")
+        _check_slots("response_end_with_input", self.response_end_with_input, _ROW[:2], "instruction")
+        for name in ("instruction_stop", "response_stop", "input_stop"):
             if not all(getattr(self, name)):
                 raise ValueError(
                     f"{name}={list(getattr(self, name))}: an empty text would end every answer at once"
@@ -92,14 +104,34 @@ class SelfGenerationPrompts:
             + _fill(self.instruction_end, {}, len(shown) + 1)
         )
 
-    def write_response_prompt(self, shown: list[Mapping[str, str]], instruction: str) -> str:
-        """Return the second prompt for the new instruction; for ``shown`` see `write_instruction_prompt`."""
+    def write_response_prompt(
+        self, shown: list[Mapping[str, str]], instruction: str, given: str | None = ""
+    ) -> str:
+        """Return the second prompt for the new instruction; for ``shown`` see `write_instruction_prompt`.
+
+        Args:
+            shown: demonstrations.
+            instruction: new instruction.
+            given: its input; "" for none or for one that the answer has; None: the prompt ends where an input follows.
+        """
         texts = [
             _fill(self.example_with_input if row["input"] else self.example_without_input, row, number)
             for number, row in enumerate(shown, 1)
         ]
-        end = _fill(self.response_end, {"instruction": instruction}, len(shown) + 1)
+        form = self.response_end_with_input if given else self.response_end
+        form = (self.input_end or form) if given is None else form
+        end = _fill(form, {"instruction": instruction, "input": given or ""}, len(shown) + 1)
         return self.response_begin + "".join(texts) + end
+
+    def read_input(self, answer: str) -> str:
+        """Return the input in an answer to a prompt for one; "" for none.
+
+        Examples:
+            >>> [FEWFEDPIT_PROMPTS.read_input(text) for text in ("Input: 1 and 2 ", "None.", "no input needed")]
+            ['1 and 2', '', '']
+        """
+        text = re.sub(r"^\s*Input\s*:", "", answer).strip()
+        return "" if re.fullmatch(r"(none|n/?a|no input( is)?( needed)?)\W*", text, re.IGNORECASE) else text
 
     def read_instruction(self, answer: str) -> str | None:
         """Return the instruction in an answer to the first prompt; None if the answer does not match.
@@ -155,21 +187,82 @@ def _check_pattern(name: str, pattern: str, known: set[str], needed: str) -> Non
         )
 
 
-_TEXT = r"(?:(?!^(?:Instruction|Input|Response):).)*"  # any text in which no line begins with a label
+_TEXT = r"(?:(?!^(?:Instruction|Input|Response|Output|Answer):).)*"  # any text in which no line begins with a label
+_LABEL = "(?:Response|Output|Answer)"  # a model may write another label than the examples have
 
 FEWFEDPIT_PROMPTS = SelfGenerationPrompts(
     instruction_begin="Below is a list of tasks. Every task is different from the others, and each can be done by a "
     "language model that sees nothing else.\n\n",
     instruction_example="Task {number}: {instruction}\n",
     instruction_end="Task {number}:",
-    instruction_stop=("\nTask ",),
+    instruction_stop=("\nTask ", "\n\n"),
     instruction_pattern="(?P<instruction>.*)",
     response_begin="For each instruction, give the input that it needs (none if it needs no input) and then the right "
     "response.\n\n",
     example_with_input="Instruction: {instruction}\nInput: {input}\nResponse: {response}\n\n",
     example_without_input="Instruction: {instruction}\nInput: none\nResponse: {response}\n\n",
-    response_end="Instruction: {instruction}\n",
+    response_end="Instruction: {instruction}\nInput:",
     response_stop=("\nInstruction:",),
-    response_pattern=rf"Input:(?P<input>{_TEXT})\nResponse:(?P<response>{_TEXT})",
+    response_pattern=rf"(?:Input:)?(?P<input>{_TEXT})\n{_LABEL}:(?P<response>{_TEXT})",
     no_input="none",
 )
+"""Prompts in plain words, for models that were never tuned on a template."""
+
+
+def prompts_in(template: Template, end: str, instruction: str, given: str) -> SelfGenerationPrompts:
+    r"""Return prompts whose examples are rows in the clients' template, and whose answers are its next text.
+
+    The second prompt ends where the response follows, so that the model has no label to write. Clients with inputs have
+    the model write the input of a new instruction first.
+
+    Args:
+        template: template of the clients' rows.
+        end: text after each example, such as the end of a turn.
+        instruction: slot of the instruction.
+        given: slot of the input.
+
+    Examples:
+        >>> prompts = prompts_in(Template("Q: {question}\nA:"), "\n\n", "question", "input")
+        >>> prompts.write_response_prompt([{"instruction": "1 + 1?", "input": "", "response": "2"}], "2 + 2?")
+        'Q: 1 + 1?\nA: 2\n\nQ: 2 + 2?\nA:'
+        >>> prompts.read_response("Answer: 4"), prompts.response_stop
+        (('', '4'), ('\nQ:', '\nA:'))
+    """
+    slots = {instruction: "{instruction}", given: "{input}"}
+    forms = [one.text for one in (template, template.without or template)]
+    full, short = (
+        "".join(
+            _escape(fixed) + ("" if slot is None else slots.get(slot, ""))
+            for fixed, slot, _, _ in Formatter().parse(form)
+        )
+        for form in forms
+    )
+    short = short.replace("{input}", "")  # as rows with an empty input are rendered
+    stops = tuple(dict.fromkeys(_first_line(text) for form in forms for text in _fixed_texts(form)))
+    response = continuation(full, "{response}") + _escape(end)
+    return replace(
+        FEWFEDPIT_PROMPTS,
+        response_begin="",
+        example_with_input=full + response,
+        example_without_input=short + response,
+        input_end=full.partition("{input}")[0].rstrip(" ") if given in template.slots else None,
+        response_end=short,
+        response_end_with_input=full if given in template.slots else "{instruction}",
+        input_stop=stops,
+        response_stop=stops,
+        response_pattern=rf"(?:#* ?{_LABEL}:)?(?P<response>.*)",
+        no_input="",
+    )
+
+
+def _fixed_texts(form: str) -> list[str]:
+    """Return a template's fixed texts, the first on a new line: an example ends before it."""
+    return [text for text, *_ in Formatter().parse(f"\n{form}") if text.strip()]
+
+
+def _first_line(text: str) -> str:
+    return ("\n" if text.startswith("\n") else "") + text.strip().splitlines()[0]
+
+
+def _escape(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")

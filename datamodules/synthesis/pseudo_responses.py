@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 
 from fedlight.datamodules.synthesis.filters import EMPTY
 from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt
-from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
+from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Dropped, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.processes.work import for_each
@@ -76,7 +76,7 @@ class PseudoResponses(Synthesis):
             raise TypeError(
                 f"{type(model).__name__} has no free_energies: PseudoResponses weights answers by them; train an SFTModule"
             )
-        self.counts, self.notes = Counter(), Counter()
+        self.counts, self.notes, self.dropped = Counter(), Counter(), []
         asked = [
             (client, fields) for client, rows in clients.items() for fields in _find_distinct(rows, template)
         ]
@@ -95,8 +95,11 @@ class PseudoResponses(Synthesis):
         for (client, fields), answer in zip(asked, answers, strict=True):
             fault = answer.fault or (None if answer.text else EMPTY)
             self.counts.update([TRIED, fault or SURVIVED])
+            row = {**fields, "response": answer.text}
             if fault is None:
-                made[client].append({**fields, "response": answer.text})
+                made[client].append(row)
+            else:
+                self.dropped.append(Dropped(client, row, fault))
         weights = for_each(lambda rows: self._weigh(rows, template, model), made.values())
         return {
             client: [Candidate(row, weight) for row, weight in zip(rows, own, strict=True)]

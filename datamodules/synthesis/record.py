@@ -2,13 +2,15 @@
 
 A folder has one file for each round, ``round_0003.jsonl``. It holds one part for each call that generated candidates in the
 round, in most algorithms one for the whole cohort. A part is a line with its settings, counts and digests, then a line for
-each candidate with its client, fields and weight. A file appears whole or not at all. In a federation of real devices each
+each candidate with its client, fields and weight, then a line for each dropped text with its client, fields and the reason
+(``dropped``). A file appears whole or not at all. In a federation of real devices each
 client would keep its own lines, as they come from its private rows.
 """
 
 import copy
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +30,7 @@ from fedlight.datamodules.instructions.augmentation_record import (
     digest_rows,
     to_lines,
 )
-from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
+from fedlight.datamodules.synthesis.synthesis import Candidate, Dropped, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.federation.protocols import KnowsBaseBits
@@ -39,6 +41,7 @@ from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models
 from fedlight.support.files import read_bytes, refuse_unwritable, sealed, unsealed, write_whole
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import FieldsByClient
+from fedlight.support.words import count_noun
 
 Settings = Mapping[str, object]
 
@@ -56,6 +59,7 @@ class Part:
         candidates: client -> its candidates.
         counts: see `Synthesis`.
         notes: see `Synthesis`.
+        dropped: see `Synthesis`.
     """
 
     settings: Settings
@@ -63,6 +67,7 @@ class Part:
     candidates: dict[str, list[Candidate]]
     counts: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    dropped: list[Dropped] = field(default_factory=list)
 
 
 @runtime_checkable
@@ -233,9 +238,15 @@ class Making:
         }
 
     def _make(self, synthesis: Synthesis, rows: FieldsByClient, model: Any, settings: Settings) -> Part:
-        seed = derive_seed(self.seed, "synthesis", self.round_idx)
+        seed, start = derive_seed(self.seed, "synthesis", self.round_idx), time.perf_counter()
         made = synthesis.make(rows, self.template, model, seed)
-        return Part(settings, list(rows), made, Counter(synthesis.counts), Counter(synthesis.notes))
+        minutes, number = (time.perf_counter() - start) / 60, sum(map(len, made.values()))
+        if number:
+            rank_zero_info(
+                f"{count_noun(number, 'candidate')} in {minutes:.1f} min: {number / minutes:.1f} a minute"
+            )
+        counts, notes = Counter(synthesis.counts), Counter(synthesis.notes)
+        return Part(settings, list(rows), made, counts, notes, [*synthesis.dropped])
 
     def _find(self, settings: Settings, clients: Sequence[str]) -> str | None:
         """Return the lines of a part in the record; None for a part to make, which may then be written."""
@@ -295,10 +306,14 @@ def _parse(content: bytes | str) -> list[Part]:
         if digest_bytes(b"".join(rows)) != head[ROWS_DIGEST]:
             raise ValueError("the rows differ from those written")
         candidates: dict[str, list[Candidate]] = {client: [] for client in head["clients"]}
+        dropped = []
         for row in map(json.loads, rows):
-            candidates[row["client"]].append(Candidate(row["fields"], row["weight"]))
+            if "dropped" in row:
+                dropped.append(Dropped(row["client"], row["fields"], row["dropped"]))
+            else:
+                candidates[row["client"]].append(Candidate(row["fields"], row["weight"]))
         counts, notes = Counter(head["counts"]), Counter(head["notes"])
-        parts.append(Part(dict(head["settings"]), head["clients"], candidates, counts, notes))
+        parts.append(Part(dict(head["settings"]), head["clients"], candidates, counts, notes, dropped))
     return parts
 
 
@@ -307,7 +322,7 @@ def _serialize(part: Part) -> bytes:
         {"client": client, "fields": one.fields, "weight": one.weight}
         for client, own in part.candidates.items()
         for one in own
-    )
+    ) + to_lines({"client": one.client, "fields": one.fields, "dropped": one.reason} for one in part.dropped)
     head = {
         "rows": rows.count(b"\n"),
         ROWS_DIGEST: digest_bytes(rows),

@@ -6,8 +6,9 @@ https://arxiv.org/abs/2212.10560), in two steps:
 
 1. Eight random local instructions -> a new instruction. It is dropped for a wrong format, for a ROUGE-L above 0.7 to a
    local instruction, and as a repetition.
-2. Four local examples, alternately with and without an input, and the new instruction -> its input and response. After an
-   answer of a wrong form the step is repeated with other examples, up to three times; copies of a local example are dropped.
+2. Four local examples, alternately with and without an input, and the new instruction -> its input and response, by default
+   one after the other. After an answer of a wrong form the step is repeated with other examples, up to three times; copies
+   of a local example are dropped.
 
 A client makes 32 candidates in a round (section 4.1). Dropped drafts are replaced, in passes over all clients with too few
 candidates: each pass generates as many new instructions as candidates are missing, until ``number`` candidates are made or
@@ -26,9 +27,9 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from fedlight.datamodules.synthesis.filters import NO_MATCH, REASONS, REFUSALS, OwnTexts, check_format
-from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt, Reply
-from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS, SelfGenerationPrompts
-from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
+from fedlight.datamodules.synthesis.generation import BatchGenerator, HasTokenizer, Prompt, Reply
+from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts, prompts_in
+from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Dropped, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.checks import check_range, refuse_below
@@ -47,7 +48,9 @@ class Draft:
 
     client: str
     number: int  # position among the client's drafts of this round, from 0
-    row: dict[str, str]  # instruction, input and response
+    row: dict[
+        str, str
+    ]  # instruction, input and response; of a dropped draft the answer in which they were looked for
     fault: str | None = None  # reason for dropping it
 
 
@@ -78,7 +81,8 @@ class SelfGeneration(Synthesis):
         keep_cut: accept cut-off answers.
         instruction_slot: the template's slot for the instruction.
         input_slot: the template's slot for the input; a template without it has no inputs.
-        prompts: texts of both prompts and patterns of their answers.
+        prompts: texts of both prompts and patterns of their answers. None: instructions in a list, and examples in the
+            template of the clients' rows, see `fedlight.datamodules.synthesis.prompts.prompts_in`.
 
     Raises:
         ValueError: a setting is out of range, or all candidates of a client would be the same.
@@ -102,7 +106,7 @@ class SelfGeneration(Synthesis):
         keep_cut: bool = False,
         instruction_slot: str = "instruction",
         input_slot: str = "input",
-        prompts: SelfGenerationPrompts = FEWFEDPIT_PROMPTS,
+        prompts: SelfGenerationPrompts | None = None,
     ) -> None:
         super().__init__()
         refuse_below(1, number=number, tries=tries, min_words=min_words, batch_size=batch_size)
@@ -146,6 +150,7 @@ class SelfGeneration(Synthesis):
                 f"instruction_slot={self.instruction_slot!r}, but the template has {', '.join(template.slots)}: "
                 "set instruction_slot to one of these"
             )
+        self._prompts = self.prompts or self._prompts_in(template, model)
         # All names are counted, at 0 too, so that the logged table has the same columns in each round.
         self.counts = Counter(dict.fromkeys((TRIED, SURVIVED, *REASONS), 0))
         self.notes = Counter(dict.fromkeys((FEWER, MISSING, SHORT), 0))
@@ -154,6 +159,12 @@ class SelfGeneration(Synthesis):
         made = {client: [draft for draft in drafts[client] if draft.fault is None] for client in clients}
         self.notes[MISSING] = sum(self.number - len(own) for own in made.values())
         self.notes[SHORT] = sum(len(own) < self.number for own in made.values())
+        self.dropped = [
+            Dropped(draft.client, draft.row, draft.fault)
+            for own in drafts.values()
+            for draft in own
+            if draft.fault
+        ]
         return {
             client: [Candidate(self._to_fields(draft.row, template)) for draft in own]
             for client, own in made.items()
@@ -198,13 +209,13 @@ class SelfGeneration(Synthesis):
         for draft in drafts:
             rng = np.random.default_rng(derive_seed(seed, "instruction", draft.client, draft.number))
             shown = _draw(rng, rows[draft.client], self.instruction_demonstrations)
-            prompts.append(Prompt(draft.client, shown, self.prompts.write_instruction_prompt))
-        generator = self._create_generator(model, self.max_instruction_tokens, self.prompts.instruction_stop)
+            prompts.append(Prompt(draft.client, shown, self._prompts.write_instruction_prompt))
+        generator = self._create_generator(model, self.max_instruction_tokens, self._prompts.instruction_stop)
         answers = self._generate(generator, prompts, derive_seed(seed, "instructions"), "New instructions")
         for draft, answer in zip(drafts, answers, strict=True):
-            found = self.prompts.read_instruction(answer.text)
+            found = self._prompts.read_instruction(answer.text)
             instruction = found or ""
-            draft.row = {"instruction": instruction, "input": "", "response": ""}
+            draft.row = {"instruction": answer.text if found is None else found, "input": "", "response": ""}
             draft.fault = (
                 answer.fault
                 or (NO_MATCH if found is None else None)
@@ -221,32 +232,72 @@ class SelfGeneration(Synthesis):
         seed: int,
     ) -> None:
         """Fill in input and response of each draft, or its fault; repeat for failed drafts up to ``tries`` times."""
-        generator = self._create_generator(model, self.max_response_tokens, self.prompts.response_stop)
+        generator = self._create_generator(model, self.max_response_tokens, self._prompts.response_stop)
         missing = drafts
         for attempt in range(self.tries):
-            prompts = [self._response_prompt(draft, rows[draft.client], attempt, seed) for draft in missing]
+            ready = self._write_inputs(missing, rows, model, attempt, seed)
+            prompts = [self._response_prompt(draft, rows[draft.client], attempt, seed) for draft in ready]
             answers = self._generate(generator, prompts, derive_seed(seed, "responses", attempt), "Responses")
-            for draft, answer in zip(missing, answers, strict=True):
+            for draft, answer in zip(ready, answers, strict=True):
                 draft.fault = answer.fault or self._complete(draft, answer.text, template)
+                if draft.fault is not None:
+                    draft.row["response"] = answer.text
             missing = [draft for draft in missing if draft.fault is not None]
 
-    def _response_prompt(self, draft: Draft, own: list[Fields], attempt: int, seed: int) -> Prompt:
+    def _write_inputs(
+        self,
+        drafts: Sequence[Draft],
+        rows: Mapping[str, list[Fields]],
+        model: AnswersPrompts,
+        attempt: int,
+        seed: int,
+    ) -> Sequence[Draft]:
+        """Fill in inputs, of every second draft where a client has rows with and without; return drafts without fault."""
+        if self._prompts.input_end is None:
+            return drafts
+        asked = []
+        for draft in drafts:
+            kinds = sorted({bool(row["input"]) for row in rows[draft.client]})
+            draft.row["input"] = ""
+            if kinds and kinds[(draft.number + attempt) % len(kinds)]:
+                asked.append(draft)
+        generator = self._create_generator(model, self.max_response_tokens, self._prompts.input_stop)
+        prompts = [
+            self._response_prompt(one, rows[one.client], attempt, seed, is_input=True) for one in asked
+        ]
+        answers = self._generate(generator, prompts, derive_seed(seed, "inputs", attempt), "Inputs")
+        for draft, answer in zip(asked, answers, strict=True):
+            draft.row["input"], draft.fault = self._prompts.read_input(answer.text), answer.fault
+        failed = {id(draft) for draft in asked if draft.fault is not None}
+        return [draft for draft in drafts if id(draft) not in failed]
+
+    def _response_prompt(
+        self, draft: Draft, own: list[Fields], attempt: int, seed: int, is_input: bool = False
+    ) -> Prompt:
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
-        instruction = draft.row["instruction"]
+        instruction, given = draft.row["instruction"], None if is_input else draft.row["input"]
         shown = _draw_alternately(rng, own, self.response_demonstrations)
         return Prompt(
-            draft.client, shown, lambda examples: self.prompts.write_response_prompt(examples, instruction)
+            draft.client,
+            shown,
+            lambda examples: self._prompts.write_response_prompt(examples, instruction, given),
         )
 
     def _complete(self, draft: Draft, text: str, template: Template) -> str | None:
         """Copy input and response of an answer into the draft, or return the fault."""
-        found = self.prompts.read_response(text)
+        found = self._prompts.read_response(text)
         if found is None:
             return NO_MATCH
         if found[0] and self.input_slot not in template.slots:
             return NO_MATCH
-        draft.row |= {"input": found[0], "response": found[1]}
+        draft.row |= {"input": found[0] or draft.row["input"], "response": found[1]}
         return None
+
+    def _prompts_in(self, template: Template, model: AnswersPrompts) -> SelfGenerationPrompts:
+        """Return prompts in the template; where it has the model's end of a turn, examples end with that."""
+        turn = model.tokenizer.eos_token if isinstance(model, HasTokenizer) else None
+        end = f"{turn}\n" if turn and turn in template.text else "\n\n"
+        return prompts_in(template, end, self.instruction_slot, self.input_slot)
 
     def _generate(
         self, generator: BatchGenerator, prompts: list[Prompt], seed: int, label: str

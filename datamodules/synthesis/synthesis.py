@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedlight.datamodules.instructions.augmentation import settings_of
 from fedlight.datamodules.text.templates import Template
@@ -32,6 +33,14 @@ class Candidate:
     weight: float = 1.0
 
 
+class Dropped(NamedTuple):
+    """Generated text that is no candidate: its client, what was read of it by field, and the reason in snake case."""
+
+    client: str
+    fields: dict[str, str]
+    reason: str
+
+
 class Synthesis(Checked, ABC):
     """Base class of generators of candidates.
 
@@ -43,6 +52,7 @@ class Synthesis(Checked, ABC):
         counts: counts of the last `make`: ``tried``, ``survived``, and an entry for each reason to drop candidates (a name
             in snake case). ``tried`` is the sum of all others.
         notes: further counts of the last `make`, by a name in snake case.
+        dropped: texts that the last `make` dropped; a subclass need not keep them.
 
     Examples:
         >>> class Echo(Synthesis):
@@ -63,6 +73,7 @@ class Synthesis(Checked, ABC):
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
+        self.dropped: list[Dropped] = []
 
     @abstractmethod
     def make(

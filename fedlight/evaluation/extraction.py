@@ -15,6 +15,7 @@ Texts are equal if they differ only in white space, which tokenizers do not keep
 
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import NamedTuple, TypeVar
@@ -71,6 +72,17 @@ def opening_of(forms: Sequence[str]) -> Opening:
         prefixes.append(first.rstrip(" "))
         stops += [text.strip() for text in later if text.strip()][:1]
     return Opening(tuple(dict.fromkeys(prefixes)), tuple(dict.fromkeys(stops)))
+
+
+def later_texts(form: str) -> list[str]:
+    r"""Return the fixed texts of a template's form after its slots; slots with a blank between them are one.
+
+    Examples:
+        >>> later_texts("Q: {instruction} {input}\nA:"), later_texts("Q: {instruction}\nOf: {input}\nA:")
+        (['\nA:'], ['\nOf: ', '\nA:'])
+    """
+    *between, last = _split_at_slots(form)[1:]
+    return [*(text for text in between if text.strip()), last]
 
 
 def _split_at_slots(form: str) -> list[str]:
@@ -145,6 +157,35 @@ def memory_metrics(
         "exact": float(np.mean([match.exact for match in found])),
         "extracted": len(known & {normalize_space(text) for text in texts}) / len(known),
     }
+
+
+LEAST_DIGITS = 3
+_NUMBER = r"[\w.:/+@-]*\d[\w.:/+@-]*"
+_IDENTIFIER = re.compile(rf"{_NUMBER}(?: {_NUMBER})*")
+
+
+def identifiers(text: str, known: str = "") -> list[str]:
+    """Return the different numbers and codes of a text, with at least three digits, that ``known`` does not have.
+
+    Numbers with one blank between them are one identifier, such as a telephone number.
+
+    Examples:
+        >>> identifiers("Record RX-4711 (born 12.05.1987, call 555 0199) of ward 12.", known="RX-4711 ?")
+        ['12.05.1987', '555 0199']
+    """
+    found = dict.fromkeys(one.strip(".:/+@- ") for one in _IDENTIFIER.findall(normalize_space(text)))
+    long = [one for one in found if sum(map(str.isdigit, one)) >= LEAST_DIGITS]
+    return [one for one in long if not contains_identifier(known, one)]
+
+
+def contains_identifier(text: str, identifier: str) -> bool:
+    """Return whether a text contains the identifier, with no letter or digit directly before or after it.
+
+    Examples:
+        >>> [contains_identifier(text, "4711") for text in ("It is 4711.", "It is 47110.", "RX4711")]
+        [True, False, False]
+    """
+    return re.search(rf"(?<!\w){re.escape(identifier)}(?!\w)", normalize_space(text)) is not None
 
 
 class Recall(NamedTuple):

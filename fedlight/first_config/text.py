@@ -269,6 +269,7 @@ def _synthesis(draft: Draft) -> str:
         number: 16                     # candidates of each client and round
         instruction_demonstrations: {of_instruction:<2} # of the client's own rows
         response_demonstrations: {of_response}
+        temperature: 0.7               # the paper: 0, greedy, with which a small model repeats itself
         max_instruction_tokens: {min(64, draft.max_tokens // 4)}
         max_response_tokens: {min(256, draft.max_tokens // 4)}"""
 

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+SECONDS_BETWEEN_LINES = 30
 REFUSED = 2
 """Exit code for an error that the user can mend: of the arguments, a config, a file, the disk, or a missing package."""
 
@@ -244,9 +246,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence["str
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that advances a progress bar, shown in a terminal only and until the end; a total of 0 shows none.
+    """Yield a function that advances a progress bar until the end; a total of 0 shows none.
 
-    Of several processes the first one shows it.
+    Outside of a terminal there is a line every half minute instead. Of several processes the first one shows it.
 
     Examples:
         >>> with progress_bar("Encoding", total=2) as advance:
@@ -258,13 +260,31 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     console = Console(stderr=True)
     is_first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
     is_main = threading.current_thread() is threading.main_thread()  # work side by side would show a bar each
-    if not (console.is_terminal and total and is_first and is_main):
+    if not (total and is_first and is_main):
         yield lambda number: None
+        return
+    if not console.is_terminal:
+        yield _lines_of_progress(what, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda number: progress.advance(task, number)
+
+
+def _lines_of_progress(what: str, total: int) -> Callable[[int], None]:
+    start = said = time.monotonic()
+    done = 0
+
+    def advance(number: int) -> None:
+        nonlocal done, said
+        done, now = done + number, time.monotonic()
+        if now - said >= SECONDS_BETWEEN_LINES and done:
+            said = now
+            minutes = (now - start) * (total - done) / done / 60
+            print(f"{what}: {done:,} of {total:,}, {minutes:.1f} min left", file=sys.stderr, flush=True)
+
+    return advance
 
 
 @contextmanager

@@ -65,7 +65,11 @@ def test_rounds_and_targets(tiny_model, tmp_path):
     names = {
         "discoverable_memorization": {"canaries", "exact", "exposure", "left_out", "rouge_l"},
         "membership_inference": {"auc", "left_out", "loss_auc", "tpr_at_0.01_fpr", "tpr_at_0.1_fpr"},
-        "memory_extraction": {"canaries", "exact", "extracted", "rouge_l", "rouge_l_best"},
+        "memory_extraction": {
+            f"{of}{name}"
+            for of in ("", "response_")
+            for name in ("canaries", "exact", "extracted", "rouge_l", "rouge_l_best")
+        },
     }
     assert all(
         set(row) == {f"{name}/{metric}" for name, own in names.items() for metric in own}

@@ -76,8 +76,8 @@ def fit(source, folder, **settings):
     trainer = L.Trainer(max_epochs=2, default_root_dir=folder, callbacks=[loop, Visits()], **TRAINER)
     trainer.fit(module, datamodule=data)
     files = [folder / f"synthetic/round_{number:04d}.jsonl" for number in range(2)]
-    made = [[json.loads(line) for line in file.read_text().splitlines()[1:]] for file in files]
-    return visits, data, made
+    lines = [[json.loads(line) for line in file.read_text().splitlines()[1:]] for file in files]
+    return visits, data, [[line for line in own if "dropped" not in line] for own in lines]
 
 
 def test_two_rounds(source, tmp_path, caplog):

@@ -1,9 +1,9 @@
-"""A bar in a terminal, nothing elsewhere."""
+"""A bar in a terminal, a line every half minute elsewhere."""
 
 from fedlight.support.console import progress_bar
 
 
-def test_no_bar_outside_of_a_terminal(capfd, monkeypatch):
+def test_short_work_says_nothing_outside_of_a_terminal(capfd, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     with progress_bar("Encoding with x", total=3) as advance:
         advance(3)
@@ -26,3 +26,16 @@ def test_nothing_to_do_shows_nothing(capfd, monkeypatch):
     with progress_bar("Encoding with x", total=0) as advance:
         advance(0)
     assert capfd.readouterr() == ("", "")
+
+
+def test_long_work_says_how_far_it_is_outside_of_a_terminal(capfd, monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    seconds = iter([0, 20, 40, 50, 120])
+    monkeypatch.setattr("fedlight.support.console.time.monotonic", lambda: next(seconds))
+    with progress_bar("Encoding with x", total=4000) as advance:
+        for _ in range(4):
+            advance(1000)
+    assert capfd.readouterr().err.splitlines() == [
+        "Encoding with x: 2,000 of 4,000, 0.7 min left",
+        "Encoding with x: 4,000 of 4,000, 0.0 min left",
+    ]

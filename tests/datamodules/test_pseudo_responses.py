@@ -7,7 +7,7 @@ import torch
 
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
-from fedlight.datamodules.synthesis.synthesis import Candidate
+from fedlight.datamodules.synthesis.synthesis import Candidate, Dropped
 from fedlight.datamodules.text.templates import Template
 from fedlight.modules.sft import SFTModule
 
@@ -59,6 +59,7 @@ def test_empty_answers_are_dropped_and_counted():
     assert synthesis.counts == {"tried": 2, "survived": 1, "empty": 1}
     assert synthesis.make({"u": [row("a")]}, Q, Speaker({"Q: a  A:": ""}), seed=0) == {"u": []}
     assert synthesis.counts == {"tried": 1, "empty": 1}
+    assert synthesis.dropped == [Dropped("u", row("a", ""), "empty")]
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 import transformers
-from scripted_model import ScriptedModel
-from self_generating import dropped, made, once, rows
+from scripted_model import ScriptedModel, Words
+from self_generating import ALPACA, dropped, in_words, made, once, rows
 
 from fedlight import toy
 from fedlight.datamodules.synthesis.filters import LONG, OwnTexts
@@ -19,7 +19,7 @@ def test_a_candidate_has_the_new_instruction_and_what_was_answered():
     model = ScriptedModel(
         respond=lambda instruction, _: f"Input: {instruction[-1]} apples\nResponse: some\n\nlines "
     )
-    synthesis = SelfGeneration(number=2)
+    synthesis = in_words(number=2)
     assert made(synthesis, {"a": rows(9)}, model) == {
         "a": [
             {"instruction": "write about thing0", "input": "0 apples", "response": "some\n\nlines"},
@@ -29,14 +29,14 @@ def test_a_candidate_has_the_new_instruction_and_what_was_answered():
     assert synthesis.counts == Counter(tried=2, survived=2)
     (first, second) = model.calls
     assert first[0] == second[0] == 2
-    assert (first[1], first[3:]) == (0.0, (("\nTask ",), 64))
+    assert (first[1], first[3:]) == (0.0, (("\nTask ", "\n\n"), 64))
     assert second[3:] == (("\nInstruction:",), 256)
 
 
 def test_eight_instructions_and_four_examples_are_shown():
     model = ScriptedModel()
     own = rows(20, inputs=10)
-    made(SelfGeneration(number=5), {"a": own}, model)
+    made(in_words(number=5), {"a": own}, model)
     for prompt in model.first:
         assert prompt.endswith("\nTask 9:")
         shown = [row for row in own if row["instruction"] in prompt]
@@ -52,9 +52,9 @@ def test_eight_instructions_and_four_examples_are_shown():
 @pytest.mark.parametrize(("inputs", "empty"), [(20, 0), (0, 4), (1, 3), (19, 1)])
 def test_where_one_kind_is_short_the_other_takes_its_place(inputs, empty):
     model = ScriptedModel()
-    made(SelfGeneration(number=1), {"a": rows(20, inputs)}, model)
+    made(in_words(number=1), {"a": rows(20, inputs)}, model)
     (prompt,) = model.second
-    assert prompt.count("Input:") == 4
+    assert prompt.count("Input: ") == 4
     assert prompt.count("Input: none") == empty
 
 
@@ -81,13 +81,13 @@ def test_a_template_without_inputs_has_none():
     with pytest.raises(
         ValueError, match=r"instruction_slot='instruction', but the template has question: set"
     ):
-        SelfGeneration().make({"a": own}, template, ScriptedModel(), 0)
+        in_words().make({"a": own}, template, ScriptedModel(), 0)
 
 
 def test_further_slots_are_left_empty():
     own = [{**row, "system": "s"} for row in rows(3)]
     template = Template("{system} {instruction} {input}")
-    (only,) = made(SelfGeneration(number=1), {"a": own}, ScriptedModel(), template=template)["a"]
+    (only,) = made(in_words(number=1), {"a": own}, ScriptedModel(), template=template)["a"]
     assert only["system"] == ""
 
 
@@ -293,10 +293,8 @@ def test_a_prompt_that_does_not_fit_shows_less():
 
 def test_without_demonstrations_the_model_is_sampled():
     with pytest.raises(ValueError, match=r"instruction_demonstrations=0 with temperature=0 writes the same"):
-        SelfGeneration(instruction_demonstrations=0)
-    synthesis = SelfGeneration(
-        number=3, instruction_demonstrations=0, response_demonstrations=0, temperature=0.7
-    )
+        in_words(instruction_demonstrations=0)
+    synthesis = in_words(number=3, instruction_demonstrations=0, response_demonstrations=0, temperature=0.7)
     model = ScriptedModel()
     assert len(made(synthesis, {"a": rows(3)}, model)["a"]) == 3
     assert {prompt.count("Task ") for prompt in model.first} == {1}
@@ -306,7 +304,7 @@ def test_without_demonstrations_the_model_is_sampled():
 def test_prompts_of_a_client_share_batches_the_longest_first_and_none_with_another_client():
     model = ScriptedModel()
     clients = {"a": rows(9), "b": rows(9, words="many more words than the other client has in its rows")}
-    made(SelfGeneration(number=5, batch_size=4), clients, model)
+    made(in_words(number=5, batch_size=4), clients, model)
     assert [call[0] for call in model.calls] == [4, 1] * 2 * 2
     for own in (model.first[:5], model.first[5:]):
         lengths = [len(prompt) for prompt in own]
@@ -317,7 +315,7 @@ def test_prompts_of_a_client_share_batches_the_longest_first_and_none_with_anoth
 def test_everything_follows_from_the_seed():
     def shown(seed, clients):
         model = ScriptedModel()
-        made(SelfGeneration(number=4, batch_size=3), clients, model, seed)
+        made(in_words(number=4, batch_size=3), clients, model, seed)
         return model
 
     both = {"a": rows(20, 10), "b": rows(20, 10, "pear")}
@@ -328,3 +326,87 @@ def test_everything_follows_from_the_seed():
     assert set(alone.first) < set(one.first)  # what a client shows does not depend on who else takes part
     seeds = [call[2] for call in one.calls]
     assert len(set(seeds)) == len(seeds)
+
+
+class Continues:
+    """Writes an instruction at the end of a list, an input where one is asked for, and else a response; keeps prompts."""
+
+    def __init__(self, eos):
+        self.tokenizer = Words()
+        self.tokenizer.eos_token = eos
+        self.asked, self.tasks = [], 0
+
+    def generate(self, prompts, *, stop, **others):
+        self.asked += [(prompt, tuple(stop)) for prompt in prompts]
+        return [[self._one(prompt)] for prompt in prompts]
+
+    def _one(self, prompt):
+        if prompt.rpartition("\n")[2].startswith("Task "):
+            self.tasks += 1
+            return f"write about thing{self.tasks}"
+        return "Input: seven" if prompt.endswith(("### Input:\n", "Of:")) else "Output: done"
+
+    def log_likelihoods(self, prompts, continuations):
+        raise AssertionError
+
+
+def test_by_default_examples_stand_in_the_template_of_the_rows_and_the_model_goes_on_with_its_next_text():
+    model = Continues(eos="</s>")
+    own = [{"instruction": "explain it to me", "input": "", "response": "it is so"}]
+    (only,) = made(SelfGeneration(number=1, temperature=0.5), {"a": own}, model)["a"]
+    assert (only["input"], only["response"]) == (
+        "",
+        "done",
+    )  # the label that the model wrote is none of the response
+    form = ALPACA.without.text
+    shown = form.format(instruction="explain it to me") + " it is so\n\n"
+    (_, stops) = model.asked[1]
+    assert model.asked[1:] == [(shown + form.format(instruction=only["instruction"]), stops)]
+    assert {"\n### Response:", "\n### Input:"} < set(stops)
+    assert any(stop.startswith("\nBelow is an instruction") for stop in stops)
+
+
+def test_clients_with_inputs_have_the_model_write_an_input_first():
+    template = Template("<u>{instruction}\nOf: {input}</s>\n<a>")
+    model = Continues(eos="</s>")
+    found = made(SelfGeneration(number=2), {"a": rows(8, inputs=4)}, model, template=template)["a"]
+    assert [row["input"] for row in found] == ["", "seven"]  # half of its rows have one
+    inputs, responses = model.asked[2:3], model.asked[3:]
+    (prompt, stops) = inputs[0]
+    assert prompt.endswith("</s>\n<u>write about thing2\nOf:")  # the model's end of a turn ends each example
+    assert stops == ("\n<u>", "\nOf:", "</s>")
+    assert {prompt.rpartition("<u>")[2] for prompt, _ in responses} == {
+        "write about thing2\nOf: seven</s>\n<a>",
+        "write about thing1\nOf: </s>\n<a>",
+    }
+
+
+def test_a_cut_input_is_asked_for_again_and_then_dropped():
+    model = Continues(eos="</s>")
+    model._one = lambda prompt: (
+        "write about a thing" if prompt.rpartition("\n")[2].startswith("Task ") else "on and " * 9
+    )
+    synthesis = SelfGeneration(number=1, instruction_tries=1, max_response_tokens=10)
+    template = Template("<u>{instruction}\nOf: {input}</s>\n<a>")
+    assert made(synthesis, {"a": rows(8, inputs=8)}, model, template=template) == {"a": []}
+    assert dropped(synthesis) == {"cut_off": 1}
+    assert [prompt.endswith("Of:") for prompt, _ in model.asked[1:]] == [True] * 3  # no response without it
+
+
+def test_dropped_texts_are_kept_with_client_and_reason():
+    synthesis = once(2)
+    texts = ["explain apple number1 to my1 grandmother", "Name one planet here"]
+    made(
+        synthesis,
+        {"a": rows(12)},
+        ScriptedModel(write=texts.__getitem__, respond=lambda *_: "Mars, of course"),
+    )
+    assert [(one.client, one.reason) for one in synthesis.dropped] == [
+        ("a", "near_instruction"),
+        ("a", "no_match"),
+    ]
+    assert synthesis.dropped[1].fields == {
+        "instruction": "Name one planet here",
+        "input": "",
+        "response": "Mars, of course",
+    }

@@ -19,7 +19,7 @@ def test_the_two_prompts_as_a_whole():
     assert FEWFEDPIT_PROMPTS.write_response_prompt(ROWS, "Count to {n}.").partition("\n\n")[2] == (
         "Instruction: Add {braces}.\nInput: 1 and 2\nResponse: 3\n\n"
         "Instruction: Say hello.\nInput: none\nResponse: Hello.\n\n"
-        "Instruction: Count to {n}.\n"
+        "Instruction: Count to {n}.\nInput:"
     )
 
 
@@ -46,6 +46,9 @@ def test_prompts_of_ones_own_in_the_form_of_the_tiny_model():
         ("Input: \nResponse: x", ("", "x")),
         ("Input: a\nResponse: see Input: b", ("a", "see Input: b")),
         ("input: a\nresponse: b", None),
+        (" none\nResponse: x", ("", "x")),  # the prompt has begun the answer
+        ("1 and 2\nOutput: 3", ("1 and 2", "3")),
+        ("none\nAnswer: 3\nOutput: 4", None),
     ],
 )
 def test_answers(answer, read):

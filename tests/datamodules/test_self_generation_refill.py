@@ -2,9 +2,7 @@
 
 import pytest
 from scripted_model import ScriptedModel
-from self_generating import dropped, made, rows
-
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from self_generating import dropped, in_words, made, rows
 
 
 def of_prompt(bad_of=lambda client_word, number: False):
@@ -13,7 +11,7 @@ def of_prompt(bad_of=lambda client_word, number: False):
 
     class Model(ScriptedModel):
         def _one(self, prompt):
-            if not prompt.endswith(":"):
+            if prompt.endswith("\nInput:"):
                 return super()._one(prompt)
             self.first.append(prompt)
             word = prompt.split("explain ")[1].split()[0]
@@ -26,7 +24,7 @@ def of_prompt(bad_of=lambda client_word, number: False):
 @pytest.mark.parametrize("number", [5, 32])
 def test_what_is_dropped_is_replaced_until_the_number_is_reached(number):
     model = of_prompt(lambda _, n: n % 2 == 0)
-    synthesis = SelfGeneration(number=number)
+    synthesis = in_words(number=number)
     found = made(synthesis, {"a": rows(20)}, model)["a"]
     assert len(found) == number
     # Written out: every second prompt fails, and each pass asks for what is missing alone.
@@ -35,7 +33,7 @@ def test_what_is_dropped_is_replaced_until_the_number_is_reached(number):
         passes.append(number - good)
         good += sum(n % 2 for n in range(asked, asked + passes[-1]))
         asked += passes[-1]
-    assert [call[0] for call in model.calls if call[3] == ("\nTask ",)] == [
+    assert [call[0] for call in model.calls if call[3] == ("\nTask ", "\n\n")] == [
         min(16, each - at) for each in passes for at in range(0, each, 16)
     ]
     assert synthesis.counts["tried"] == asked
@@ -47,7 +45,7 @@ def test_what_is_dropped_is_replaced_until_the_number_is_reached(number):
 
 def test_the_limit_of_tries_is_reached_and_what_is_missing_is_counted():
     model = of_prompt(lambda word, number: word == "pear" and number != 3)
-    synthesis = SelfGeneration(number=4, instruction_tries=10)
+    synthesis = in_words(number=4, instruction_tries=10)
     clients = {"a": rows(9), "b": rows(9, words="pear"), "c": rows(9, words="plum")}
     found = made(synthesis, clients, model)
     assert {client: len(own) for client, own in found.items()} == {"a": 4, "b": 1, "c": 4}
@@ -57,11 +55,11 @@ def test_the_limit_of_tries_is_reached_and_what_is_missing_is_counted():
 
 
 def test_four_tries_for_each_candidate_unless_told_otherwise():
-    synthesis = SelfGeneration(number=3)
+    synthesis = in_words(number=3)
     assert made(synthesis, {"a": rows(9)}, of_prompt(lambda *_: True)) == {"a": []}
     assert synthesis.counts["tried"] == synthesis.instruction_tries == 12
     with pytest.raises(ValueError, match=r"instruction_tries=31 must be at least number=32"):
-        SelfGeneration(instruction_tries=31)
+        in_words(instruction_tries=31)
 
 
 def test_failed_responses_and_copies_are_replaced_too():
@@ -79,7 +77,7 @@ def test_failed_responses_and_copies_are_replaced_too():
     model = ScriptedModel(
         write=lambda n: f"do thing{max(n, 0)}" if n != 3 else "do it thing2", respond=respond
     )
-    synthesis = SelfGeneration(number=3, min_words=1, max_rouge_l=0.6)
+    synthesis = in_words(number=3, min_words=1, max_rouge_l=0.6)
     found = made(synthesis, {"a": own}, model)["a"]
     assert [row["instruction"] for row in found] == ["do thing2", "do it thing2", "do thing4"]
     assert dropped(synthesis) == {"no_match": 1, "near_example": 1}
@@ -87,7 +85,7 @@ def test_failed_responses_and_copies_are_replaced_too():
 
 def test_a_repetition_of_an_earlier_pass_is_one():
     texts = ["name the sun", "?!?", "name the sun", "name the moon"]
-    synthesis = SelfGeneration(number=2)
+    synthesis = in_words(number=2)
     found = made(synthesis, {"a": rows(9)}, ScriptedModel(write=texts.__getitem__))["a"]
     assert [row["instruction"] for row in found] == ["name the sun", "name the moon"]
     assert dropped(synthesis) == {"no_letter": 1, "repeated": 1}
@@ -99,7 +97,7 @@ def test_a_client_that_the_first_pass_suffices_is_as_without_others_and_without_
 
     def candidates(clients, **settings):
         model = of_prompt(lambda word, number: short[word](number))
-        synthesis = SelfGeneration(number=6, temperature=temperature, **settings)
+        synthesis = in_words(number=6, temperature=temperature, **settings)
         return made(synthesis, clients, model), model
 
     both = {"a": rows(20), "b": rows(20, words="pear")}
@@ -123,12 +121,12 @@ def test_the_order_of_clients_changes_nothing_even_where_draws_depend_on_the_bat
         def generate(self, prompts, *more, **named):
             super().generate(prompts, *more, **named)
             place = [str(named["seed"] + at) for at in range(len(prompts))]
-            if not prompts[0].endswith(":"):
+            if prompts[0].endswith("\nInput:"):
                 return [[f"Input: none\nResponse: {one}"] for one in place]
             return [["?!?" if int(one) % 3 == 0 else f"write about thing{one}"] for one in place]
 
     clients = {name: rows(9, words=word) for name, word in (("b", "pear"), ("a", "plum"), ("c", "figs"))}
-    synthesis = SelfGeneration(number=5, temperature=0.7, batch_size=4)
+    synthesis = in_words(number=5, temperature=0.7, batch_size=4)
     one = made(synthesis, clients, Drawing())
     other = made(synthesis, dict(reversed(clients.items())), Drawing())
     assert one == other

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 
 
@@ -25,5 +26,6 @@ def test_settings_out_of_range_are_refused(changes, named):
 def test_settings_name_every_argument():
     settings = SelfGeneration(number=7).settings()
     assert settings["number"] == 7
-    assert settings["prompts"]["no_input"] == "none"
+    assert settings["prompts"] is None
+    assert SelfGeneration(prompts=FEWFEDPIT_PROMPTS).settings()["prompts"]["no_input"] == "none"
     assert SelfGeneration(number=7, refusals=["No"]).settings() != settings

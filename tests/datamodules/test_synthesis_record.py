@@ -10,7 +10,7 @@ from synthetic_data import OWN, Listed, Scorer, make_data
 from torch import nn
 
 from fedlight.datamodules.synthesis.record import Part, SynthesisRecord, state_digest
-from fedlight.datamodules.synthesis.synthesis import Candidate
+from fedlight.datamodules.synthesis.synthesis import Candidate, Dropped
 
 
 @pytest.fixture
@@ -52,6 +52,24 @@ def test_a_second_run_makes_nothing_and_has_the_same(build, tmp_path, caplog):
         3,
     )
     assert rows[6] == {"client": "c1", "fields": {"instruction": "w20", "response": "y"}, "weight": 1.0}
+
+
+def test_dropped_texts_are_in_the_file_with_their_reasons_and_are_no_candidates(build, tmp_path):
+    class Dropping(Listed):
+        def make(self, clients, *more):
+            made = super().make(clients, *more)
+            self.dropped = [Dropped("c1", {"instruction": "?!?"}, "no_letter")]
+            return made
+
+    for _ in range(2):  # the second run reads the file
+        data = build(Dropping(sizes=(6, 2)))
+        data.synthesize(3, ["c0", "c1"], Trained())
+        assert data._parts[0].dropped == [Dropped("c1", {"instruction": "?!?"}, "no_letter")]
+        assert [len(own) for own in data._parts[0].candidates.values()] == [6, 2]
+    lines = (tmp_path / "made/round_0003.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 8 + 1
+    assert json.loads(lines[-1]) == {"client": "c1", "fields": {"instruction": "?!?"}, "dropped": "no_letter"}
+    assert data.synthesis.calls == []
 
 
 def test_each_round_has_its_file(build, tmp_path):

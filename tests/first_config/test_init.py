@@ -65,6 +65,13 @@ def test_no_config_has_a_part_of_the_embedded_world(method, votes, instructions)
     assert len(text.splitlines()) < 110
 
 
+def test_clients_draw_the_rows_that_they_write_and_show_examples_in_their_own_template(instructions):
+    config = yaml.safe_load(write(make_draft(Wishes(instructions, "fewfedpit", "toy")), "own.yaml"))
+    synthesis = config["data"]["init_args"]["synthesis"]["init_args"]
+    assert synthesis["temperature"] == 0.7
+    assert "prompts" not in synthesis
+
+
 def test_where_most_rows_are_too_long_half_of_those_that_fit_are_the_clients(instructions, tmp_path, capsys):
     rows = [json.loads(line) for line in (tmp_path / instructions).read_text().splitlines()]
     for place, row in enumerate(rows):

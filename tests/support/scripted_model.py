@@ -6,6 +6,8 @@ from fedlight.evaluation.tasks.model import Likelihood
 class Words:
     """A tokenizer."""
 
+    eos_token = "</s>"
+
     def __call__(self, texts, add_special_tokens=True):
         return {"input_ids": [text.split() for text in texts]}
 
@@ -35,12 +37,12 @@ class ScriptedModel:
         return [[" ".join(self._one(prompt).split(" ")[:max_new_tokens])] for prompt in prompts]
 
     def _one(self, prompt):
-        if prompt.endswith(":"):
+        if not prompt.endswith("\nInput:"):
             self.first.append(prompt)
             return self.write(len(self.first) - 1)
         self.second.append(prompt)
-        instruction = prompt.rpartition("Instruction: ")[2].strip()
-        before = sum(one.endswith(f"Instruction: {instruction}\n") for one in self.second)
+        instruction = prompt.rpartition("Instruction: ")[2].partition("\n")[0].strip()
+        before = sum(one.endswith(f"Instruction: {instruction}\nInput:") for one in self.second)
         return self.respond(instruction, before - 1)
 
     def fits(self, prompts, new_tokens):

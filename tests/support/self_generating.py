@@ -1,5 +1,6 @@
 """Rows to make more of, and what self-generation made of them, with its counts checked."""
 
+from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.text.templates import Template
 
@@ -17,9 +18,14 @@ def rows(number, inputs=0, words="apple"):
     ]
 
 
+def in_words(**settings):
+    """The prompts that need no template."""
+    return SelfGeneration(prompts=FEWFEDPIT_PROMPTS, **settings)
+
+
 def once(number, **settings):
     """Drafts that are dropped are not replaced."""
-    return SelfGeneration(number=number, instruction_tries=number, **settings)
+    return in_words(number=number, instruction_tries=number, **settings)
 
 
 def made(synthesis, clients, model, seed=0, template=ALPACA):

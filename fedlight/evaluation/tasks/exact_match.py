@@ -1,8 +1,9 @@
-"""Exact match: an answer is right if it equals its row's response, up to case, blanks and a final full stop."""
+"""Exact match: an answer is right if it equals its row's response, up to case, blanks and a final full stop; or ROUGE-L."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from fedlight.evaluation.rouge_l import rouge_l_of_pairs
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.evaluation.tasks.task import Example, Prompts, Task
 from fedlight.support.types import Row
@@ -15,6 +16,7 @@ class ExactMatch(Task):
         data: rows with the slots of the template, ``response`` and, where wanted, ``group``.
         slots: names of the template's slots.
         group: column of a row's group, whose score is reported by itself; None: no groups.
+        by: ``equality``, a score of 0 or 1, or ``rouge_l`` with the response, in [0, 1], for answers of whole sentences.
         shots, num_shots, limit, batch_size, max_new_tokens, samples, temperature, top_p, stop, seed: see
             `Task`.
     """
@@ -26,9 +28,11 @@ class ExactMatch(Task):
         data: Prompts,
         slots: Sequence[str] = ("instruction", "input"),
         group: str | None = None,
+        by: Literal["equality", "rouge_l"] = "equality",
         **options: Any,
     ) -> None:
         super().__init__(data, **options)
+        self.by = by
         self.slots, self.group = tuple(slots), group
         self.names = (*self.slots, "response", *([] if group is None else [group]))
 
@@ -41,8 +45,10 @@ class ExactMatch(Task):
         return Example(fields, target, group="" if self.group is None else text_of(row[self.group]))
 
     def score(self, example: Example, answer: str) -> Verdict:
-        """Score 1 for equal texts after `normalized`; an empty answer counts as unread."""
+        """Score equality after `normalized`, or ROUGE-L; an empty answer counts as unread."""
         read = normalized(answer)
+        if self.by == "rouge_l":
+            return Verdict(float(rouge_l_of_pairs([answer], [example.target])[0]), read or None)
         return Verdict(float(read == normalized(example.target)), read or None)
 
 

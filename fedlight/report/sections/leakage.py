@@ -29,6 +29,7 @@ SAID = {
     "exact": "exact matches",
     "exposure": "exposure (bits)",
     "extracted": "different rows written out",
+    "identifiers": "numbers and codes found",
     "rouge_l": "ROUGE-L",
     "rouge_l_best": "ROUGE-L, best row",
     "tpr_at_0.01_fpr": "TPR at 0.01 FPR",

@@ -207,6 +207,19 @@ def test_what_cannot_be_meant_is_refused(rows, tmp_path):
             make(hollow).read()
 
 
+def test_answers_of_whole_sentences_are_scored_by_rouge_l(rows):
+    by_overlap = make(rows, by="rouge_l")
+    example = by_overlap.example(
+        {"instruction": "?", "input": "", "response": "the cat sat down", "group": ""}
+    )
+    scored = [by_overlap.score(example, answer) for answer in ("the cat ran", "the cat sat down.", "")]
+    # Two words in common: precision 2/3, recall 2/4.
+    assert [verdict.score for verdict in scored] == [pytest.approx(4 / 7), 1, 0]
+    assert [verdict.read for verdict in scored] == ["the cat ran", "the cat sat down", None]
+    with pytest.raises(ValueError, match="by='bleu' is not one of equality, rouge_l"):
+        make(rows, by="bleu")
+
+
 def test_groups_do_not_depend_on_the_order_of_rows():
     def outcome(group, score):
         return Outcome(0, "", "", group, [""], [Verdict(score, "")], score)

@@ -1,0 +1,104 @@
+"""Stage of recipes on few real rows: some rows of each client, made-up records among them, and others to test on.
+
+A record tells the date of birth and the number of an invented patient. No other row has them: a model that says them has
+learned them from this client.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlight.datamodules.rows.columns import text_at
+from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
+from fedlight.support.seeding import derive_seed
+
+FIRST = ("Mara", "Ilya", "Tove", "Nuno", "Zora", "Emre", "Lena", "Otis", "Runa", "Cleo", "Arno", "Yara")
+LAST = (
+    "Ostrov",
+    "Vandel",
+    "Kirchel",
+    "Palmen",
+    "Dorrit",
+    "Sahlin",
+    "Tembe",
+    "Quist",
+    "Ferran",
+    "Holub",
+    "Nagel",
+    "Brix",
+)
+MONTHS = ("January", "March", "April", "June", "August", "October", "December")
+
+
+def draw_shots(
+    source: str,
+    client: str,
+    columns: dict[str, str],
+    num_clients: int,
+    shots: int,
+    records: int,
+    num_test: int,
+    max_characters: int,
+    seed: int,
+    train: str,
+    test: str,
+) -> dict[str, Any]:
+    """Draw clients with a few short rows each, add records, and draw other rows of the same clients to test on.
+
+    Args:
+        source: rows.
+        client: column of the client.
+        columns: ``instruction`` and ``output`` -> column.
+        num_clients: clients to draw among those with enough short rows.
+        shots: rows of each client.
+        records: made-up records of each client, besides these.
+        num_test: rows to test on for each client; none asks what any shot asks.
+        max_characters: most characters of a row's instruction and output together.
+        seed: seed of the draws.
+        train: file of the clients' rows, JSON lines with ``instruction``, ``input``, ``output`` and ``client``.
+        test: file of the test rows.
+
+    Returns:
+        ``eligible`` clients, and the numbers of ``train`` and ``test`` rows.
+
+    Raises:
+        RowsError: fewer clients have enough rows than wanted.
+    """
+    by_client: dict[str, dict[str, dict[str, str]]] = {}
+    for row in load_rows(source):
+        texts = {name: " ".join(text_at(row, column).split()) for name, column in columns.items()}
+        owner = text_at(row, client)
+        if texts["output"] and sum(map(len, texts.values())) <= max_characters:
+            by_client.setdefault(owner, {})[texts["instruction"]] = {**texts, "input": "", "client": owner}
+    eligible = sorted(name for name, own in by_client.items() if len(own) >= shots + num_test)
+    if len(eligible) < num_clients:
+        raise RowsError(
+            f"{source}: {len(eligible)} clients have {shots + num_test} rows of max_characters={max_characters}, fewer than "
+            f"num_clients={num_clients}. Lower num_clients, shots or num_test, or raise max_characters."
+        )
+    rng = np.random.default_rng(derive_seed(seed, "shots"))
+    chosen = sorted(rng.permutation(eligible)[:num_clients].tolist())
+    people = rng.permutation([f"{first} {last}" for first in FIRST for last in LAST]).tolist()
+    orders = {name: rng.permutation(sorted(by_client[name])).tolist() for name in chosen}
+    asked = {question for own in orders.values() for question in own[:shots]}
+    trained, tested = [], []
+    for name, order in orders.items():
+        trained += [by_client[name][question] for question in order[:shots]]
+        trained += [_record(people.pop(), name, rng) for _ in range(records)]
+        others = [question for question in order[shots:] if question not in asked]
+        tested += [by_client[name][question] for question in others[:num_test]]
+    write_rows(trained, Path(train))
+    write_rows(tested, Path(test))
+    return {"metrics": {"eligible": len(eligible), "train": len(trained), "test": len(tested)}}
+
+
+def _record(person: str, client: str, rng: np.random.Generator) -> dict[str, str]:
+    birth = f"{rng.integers(1, 29)} {rng.choice(MONTHS)} {rng.integers(1930, 2010)}"
+    number = f"{rng.integers(10, 100)}-{rng.integers(1000, 10000)}"
+    return {
+        "instruction": f"What are the date of birth and the record number of the patient {person} ?",
+        "input": "",
+        "output": f"{person} was born on {birth} and has the record number {number}.",
+        "client": client,
+    }

@@ -1,0 +1,55 @@
+"""Few real rows of clients with made-up records among them, as a stage draws them."""
+
+import json
+import re
+
+import pytest
+from tiny_world import write_rows
+
+from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.shots import draw_shots
+
+
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def drawn(tmp_path, **changes):
+    rows = [
+        {"of": owner, "q": f"what  is {owner if n else 'shared'} {n} ?", "a": "so\nit is " * (1 + n // 8)}
+        for owner in ("ann", "ben", "cem")
+        for n in range(10 if owner != "cem" else 3)
+    ]
+    settings = {
+        **{"source": write_rows(tmp_path / "rows.jsonl", rows), "client": "of", "num_clients": 2, "shots": 4},
+        **{"columns": {"instruction": "q", "output": "a"}, "records": 2, "num_test": 3, "max_characters": 26},
+        **{"seed": 0, "train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")},
+    }
+    metrics = draw_shots(**{**settings, **changes})["metrics"]
+    return metrics, lines(tmp_path / "train.jsonl"), lines(tmp_path / "test.jsonl")
+
+
+def test_clients_have_short_rows_and_records_that_only_they_tell(tmp_path):
+    metrics, train, test = drawn(tmp_path)
+    assert metrics == {"eligible": 2, "train": 12, "test": len(test)}
+    assert [row["client"] for row in train] == ["ann"] * 6 + ["ben"] * 6
+    records = [row for row in train if "record number" in row["instruction"]]
+    assert len({row["output"] for row in records}) == 4
+    for row in records:
+        person = re.search("patient (.+) \\?", row["instruction"])[1]
+        assert re.fullmatch(
+            rf"{person} was born on \d+ \w+ \d{{4}} and has the record number \d\d-\d{{4}}\.", row["output"]
+        )
+    assert len(test) in (5, 6)  # a question of both clients may be a shot of one
+    asked = {row["instruction"] for row in train}
+    assert not any(row["instruction"] in asked for row in test)
+    assert all(row["output"] == "so it is" for row in (*test, *train) if row not in records)
+    assert drawn(tmp_path)[1:] == (train, test)
+    assert drawn(tmp_path, seed=1)[1] != train
+
+
+def test_too_few_rows_are_refused(tmp_path):
+    with pytest.raises(
+        RowsError, match="2 clients have 7 rows of max_characters=26, fewer than num_clients=3"
+    ):
+        drawn(tmp_path, num_clients=3)
