@@ -1,7 +1,7 @@
-"""How near the forecast of memory is: the peak of a training in a process of its own, against what a dry run says before.
+"""Peak of memory of trainings, each in a fresh process, compared with the forecast of a dry run.
 
-Each case trains LoRA of rank 8 on all linear layers for some steps, on equal batches of random tokens, all of them labelled:
-the longest texts that the settings allow, as the forecast counts them. Its peak is the most memory that the process
+Each case trains LoRA of rank 8 on all linear layers for some steps, on equal batches of random tokens, all of them labelled.
+The forecast counts such batches too. Its peak is the most memory that the process
 occupied (``ru_maxrss``), imports and loading included. Of the quantized bases the rest is in fp32.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/memory_forecast.py [--models smollm2-135m-instruct gemma-3-270m]
@@ -56,7 +56,7 @@ def train(model: str, settings: dict[str, Any], examples: int, tokens: int) -> f
 
 
 def forecast(model: str, settings: dict[str, Any], examples: int, tokens: int) -> float:
-    """GB at the peak, as a dry run says."""
+    """Forecast of the peak, in GB, by a dry run."""
     from fedlight.lightning_cli.cli import ReadSettings, find_config
     from fedlight.preflight.memory import count_training
 
@@ -68,7 +68,7 @@ def forecast(model: str, settings: dict[str, Any], examples: int, tokens: int) -
 
 
 def measure(model: str, base: str, shape: str, checkpointing: bool) -> dict[str, float]:
-    """Peak and forecast of a case in GB; the training runs in a process of its own."""
+    """Peak and forecast of a case in GB; the training runs in a fresh process."""
     form, dtype = BASES[base]
     settings = {"base": form, "dtype": dtype} | ({"gradient_checkpointing": True} if checkpointing else {})
     size = dict(zip(("examples", "tokens"), map(int, shape.split("x")), strict=True))

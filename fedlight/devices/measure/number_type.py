@@ -1,4 +1,4 @@
-"""Number type of a base: what a setting names, or for ``auto`` the fastest that this machine computes in."""
+"""Number type of a base, named by a setting or found by measuring this machine for ``auto``."""
 
 import functools
 from typing import NamedTuple
