@@ -91,7 +91,8 @@ class Training:
     @property
     def process_bytes(self) -> int:
         """Bytes of this machine's memory for libraries and tokenizer; 0 of a GPU's."""
-        words: int = self.work.meter.module.causal_lm.config.get_text_config().vocab_size
+        module: Any = self.work.meter.module
+        words: int = module.causal_lm.config.get_text_config().vocab_size
         return 0 if self.cuda else PROCESS_BYTES + WORD_BYTES * words
 
     @property
@@ -304,7 +305,8 @@ def count_training(
         batch = config["data"]["init_args"].get("batch_size")
         counted = partial(workload, parsed, batch if isinstance(batch, int) else 1)
         loop, work, settings = counted()
-        here = replace(work, meter=CostMeter(work.meter.module.skeleton(chosen.name)))
+        module: Any = work.meter.module
+        here = replace(work, meter=CostMeter(module.skeleton(chosen.name)))
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
         number_bytes = chosen.dtype.itemsize

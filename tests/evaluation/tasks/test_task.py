@@ -143,7 +143,7 @@ def test_a_row_counts_the_mean_of_its_answers():
     assert result.interval == (pytest.approx(0.0546, abs=1e-4), pytest.approx(0.9454, abs=1e-4))
     low, high = result.interval
     assert result.metrics("a") == {"score/a": 0.5, "unread/a": 0.25, "low/a": low, "high/a": high}
-    assert str(result) == "0.5000 of 1 rows, 25.0% of the answers could not be read"
+    assert str(result) == "0.5000 [0.0546, 0.9454] of 1 rows, 25.0% of the answers could not be read"
 
 
 def test_prompts_that_are_too_long_are_not_asked_and_wrong(rows):
