@@ -221,9 +221,9 @@ class LimitedRounds:
         reasons = ", ".join(f"{reason} ({times})" for reason, times in why.most_common(8))
         raise ValueError(
             f"{number} rounds in a row, the last of them round {done}, had no client that took part: "
-            f"{reasons or 'none was asked'}. The model is that of round {done - number}, and the run goes on from "
-            "its newest checkpoint once the reason is gone: give late clients more time (the deadline), devices that are "
-            "out of memory a smaller batch, and start nodes that are away. To go on all the same, set "
+            f"{reasons or 'none had an example to train on'}. The model is that of round {done - number}, and the run goes "
+            "on from its newest checkpoint once the reason is gone: give late clients more time (the deadline), devices "
+            "that are out of memory a smaller batch, and start nodes that are away. To go on all the same, set "
             "limits.empty_rounds to more rounds, or to null"
         )
 

@@ -127,6 +127,16 @@ def test_what_a_stage_reads_is_written_before(tmp_path, path, reason):
     assert (reason or "1 files and folders") in found.detail
 
 
+def test_what_a_function_takes_only_if_it_was_run_may_be_left_out(tmp_path):
+    methods = {"small": str(tmp_path / "train"), "large": str(tmp_path / "left_out")}
+    reader = stage(tmp_path, "reader", {"methods": methods, "if_run": ["large"]})
+    (found,) = check_references([trained(tmp_path), reader], [tmp_path])
+    assert found.detail.startswith("1 files and folders")
+    reader = stage(tmp_path, "reader", {"methods": methods})
+    (found,) = check_references([trained(tmp_path), reader], [tmp_path])
+    assert "no stage before it is called 'left_out'" in found.detail
+
+
 def test_an_adapter_that_nobody_exports(tmp_path):
     reader = stage(tmp_path, "reader", {"adapter": str(tmp_path / "train/adapter")})
     (found,) = check_references([trained(tmp_path, callbacks=()), reader], [tmp_path])
