@@ -11,6 +11,7 @@ import yaml
 from fedlight import toy
 from fedlight.cli.main import main
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.devices.measure import number_type
 from fedlight.first_config.columns import GuessError, describe
 from fedlight.first_config.draft import METHODS, Wishes, make_draft
 from fedlight.first_config.text import write
@@ -358,3 +359,17 @@ def test_an_instruct_model_s_comparison_is_a_message(votes, instruct_model, caps
     assert f"what the model reads:\n\n<pad>user\n{message}</s>\n<pad>assistant\nCHOICE: {{choice}}\n" in shown
     data = yaml.safe_load((Path.cwd() / "own.yaml").read_text())["data"]["init_args"]
     assert data["choice_template"] == f"chat:{message}\nCHOICE:"
+
+
+def test_a_config_names_the_number_type_that_this_machine_computes_fastest_in(made, monkeypatch):
+    rows = [{"instruction": f"Add {n} and 1.", "output": f"It is {n + 1}."} for n in range(20)]
+    draft = made(rows)
+    assert yaml.safe_load(write(draft, "own.yaml"))["model"]["init_args"]["dtype"] == "fp32"
+    monkeypatch.setattr(number_type, "NARROW", 1)
+    monkeypatch.setattr(number_type, "bf16_speed", lambda width: 1.5)
+    monkeypatch.setattr(number_type.hardware, "computes_bf16", lambda device: True)
+    draft = made(rows)
+    assert yaml.safe_load(write(draft, "own.yaml"))["model"]["init_args"]["dtype"] == "bf16"
+    line = next(guess for guess in draft.guesses if guess.what == "dtype")
+    if not number_type.torch.cuda.is_available():
+        assert line.why == "in which training steps are 1.5 times as fast as in fp32 on this processor"
