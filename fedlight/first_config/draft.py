@@ -189,6 +189,8 @@ def make_draft(wishes: Wishes) -> Draft:
         guesses.append(
             Guess("few rows", "no", f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows", sure=False)
         )
+    talks = (field_at(row, found[MESSAGES], MESSAGES) for row in rows) if MESSAGES in found else ()
+    looks = words.show(shape, found, next(filter(None, talks), "")) if shape.is_chat else ""
     found = (
         found
         | ({"client": client.value} if client.value else {})
@@ -196,7 +198,7 @@ def make_draft(wishes: Wishes) -> Draft:
     )
     return Draft(
         wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, fitting,
-        numbers, lr, model.positions, kind.name, guesses, words.show(shape, found) if shape.is_chat else "",
+        numbers, lr, model.positions, kind.name, guesses, looks,
     )  # fmt: skip
 
 
@@ -239,7 +241,8 @@ def read_model(name: str) -> ModelFacts:
         config = AutoConfig.from_pretrained(where)
         tokenizer = load_tokenizer(name, "model")
     except OSError as error:
-        raise OSError(f"{error}; another model is named with --model FOLDER_OR_HUB_NAME") from None
+        remedy = "another model is named with --model FOLDER_OR_HUB_NAME, or by a name that `fedlight models` lists"
+        raise OSError(f"{error}; {remedy}") from None
     kinds = config.architectures or []
     if kinds and not any(kind.endswith(("CausalLM", "LMHeadModel")) for kind in kinds):
         raise GuessError(
