@@ -112,7 +112,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--method", choices=METHODS, help="default: fedbis for votes, sft for instructions")
     parser.add_argument(
-        "--model", default=DEFAULT_MODEL, help=f"folder or hub name; default: {DEFAULT_MODEL}"
+        "--model",
+        default=DEFAULT_MODEL,
+        help=f"folder, hub name or name of `fedlight models`; default: {DEFAULT_MODEL}",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: DATA_METHOD.yaml here")
     parser.add_argument("--force", action="store_true", help="replace the file")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedlight.callbacks.export.card_facts import CardFacts, public_name
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
-from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.templates import MESSAGES, Template
 from fedlight.export import gguf, graphs
 from fedlight.export.facts import facts_of
 from fedlight.export.opened import Opened
@@ -272,9 +272,8 @@ def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> st
     """Return how prompts look, in Markdown; of selectors also write the script that lets them vote."""
     if _task(opened) != "CAUSAL_LM" or (template := template_of(opened)) is None:
         return ""
-    text = (
-        f"\n\nPrompts have this form, with a text for each name in braces:\n\n```text\n{template.text}\n```"
-    )
+    shown = template.text.replace(f"{{{MESSAGES}}}", "{question}")
+    text = f"\n\nPrompts have this form, with a text for each name in braces:\n\n```text\n{shown}\n```"
     if template.is_chat:
         text += "\n\nIt is the tokenizer's chat template (`tokenizer.apply_chat_template`)."
     if template.without is not None:

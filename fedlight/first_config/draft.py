@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from fedlight.datamodules.rows.columns import field_at, text_at
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template
 from fedlight.datamodules.text.tokens import SAMPLED, check_known, draw_rows, encode
+from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.first_config import sizes, words
 from fedlight.first_config.clients import FEWEST_ROWS, SHARES, find_client
 from fedlight.first_config.columns import (
@@ -87,6 +89,7 @@ class Draft:
         sizes: rounds, clients, batch.
         lr: learning rate.
         positions: positions of the model; None: not known.
+        dtype: number type of the base.
         guesses: lines of the table.
         looks: a prompt of a chat template with its answer.
     """
@@ -104,6 +107,7 @@ class Draft:
     sizes: Sizes
     lr: float
     positions: int | None
+    dtype: str
     guesses: list[Guess]
     looks: str = ""
 
@@ -179,10 +183,14 @@ def make_draft(wishes: Wishes) -> Draft:
     guesses.append(
         Guess("lr", lr, f"the model is {model.width} wide; usual for LoRA on such models", sure=False)
     )
+    kind = choose_dtype("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), model.width)
+    guesses.append(Guess("dtype", kind.name, kind.why.removesuffix(" (dtype: auto)")))
     if method == "fewfedpit" and sorted(own)[len(own) // 2] > FEW_ROWS:
         guesses.append(
             Guess("few rows", "no", f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows", sure=False)
         )
+    talks = (field_at(row, found[MESSAGES], MESSAGES) for row in rows) if MESSAGES in found else ()
+    looks = words.show(shape, found, next(filter(None, talks), "")) if shape.is_chat else ""
     found = (
         found
         | ({"client": client.value} if client.value else {})
@@ -190,7 +198,7 @@ def make_draft(wishes: Wishes) -> Draft:
     )
     return Draft(
         wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, fitting,
-        numbers, lr, model.positions, guesses, words.show(shape, found) if shape.is_chat else "",
+        numbers, lr, model.positions, kind.name, guesses, looks,
     )  # fmt: skip
 
 
@@ -233,7 +241,8 @@ def read_model(name: str) -> ModelFacts:
         config = AutoConfig.from_pretrained(where)
         tokenizer = load_tokenizer(name, "model")
     except OSError as error:
-        raise OSError(f"{error}; another model is named with --model FOLDER_OR_HUB_NAME") from None
+        remedy = "another model is named with --model FOLDER_OR_HUB_NAME, or by a name that `fedlight models` lists"
+        raise OSError(f"{error}; {remedy}") from None
     kinds = config.architectures or []
     if kinds and not any(kind.endswith(("CausalLM", "LMHeadModel")) for kind in kinds):
         raise GuessError(

@@ -69,4 +69,5 @@ def _only(columns: Sequence[Column], role: str) -> Guess:
         return Guess(role, columns[0].name, "the only column with text that is left", sure=False)
     if columns:
         raise GuessError(ambiguous(role, [column.name for column in columns]))
-    raise GuessError(f"no column with text is left for the {role}: say it with --{role} COLUMN")
+    ends = ", or end conversations with an answer of the assistant" * (role == "response")
+    raise GuessError(f"no column with text is left for the {role}: say it with --{role} COLUMN{ends}")

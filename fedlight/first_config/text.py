@@ -169,6 +169,7 @@ def _model(draft: Draft) -> str:
   init_args:
     model: {scalar(draft.wishes.model)}{OF_MODEL.get(draft.method, "")}
     base: plain                        # int8 and nf4 quantize the frozen base
+    dtype: {draft.dtype}                        # of the base; with auto, results would depend on the machine
     lora_rank: 8
     lora_alpha: 16
     lora_dropout: 0.05

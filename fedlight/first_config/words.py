@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from typing import Any
 
-from fedlight.datamodules.text.chat import Chat, write_turns
+from fedlight.datamodules.text.chat import Chat, read_turns, write_turns
 from fedlight.datamodules.text.encoding import choice_ids
 from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template, check_choice
 from fedlight.datamodules.text.tokens import encode
@@ -31,12 +31,17 @@ def has_chat(tokenizer: Any) -> bool:
         return False
 
 
-def show(template: Template, columns: Container[str]) -> str:
-    """Return a prompt with its answer, with names in braces in place of texts; the template knows its tokenizer."""
+def show(template: Template, columns: Container[str], talk: str = "") -> str:
+    """Return a prompt with its answer, with names in braces in place of texts; the template knows its tokenizer.
+
+    ``talk`` is a conversation of `write_turns` up to its last answer; its turns are shown by their roles.
+    """
     slots = (*template.slots, "response_a", "response_b")
     texts = {slot: "" if slot == "input" and slot not in columns else f"{{{slot}}}" for slot in slots}
     if MESSAGES in template.slots:
-        texts[MESSAGES] = write_turns([{"role": "user", "content": "{question}"}])
+        texts[MESSAGES] = write_turns(
+            [{**turn, "content": f"{{{turn['role']}}}"} for turn in read_turns(talk)]
+        )
     answer = " {choice}" if template.opening else template.continuation("{response}") + template.closing
     return template.render(texts, answer).text
 

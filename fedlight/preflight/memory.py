@@ -84,6 +84,14 @@ class Training:
         return self.work.resting(BITS.get(self.base, 16), self.number_bytes)
 
     @property
+    def texts(self) -> int:
+        """Texts of a batch: two of each pair of answers."""
+        module: Any = self.work.meter.module
+        batch = module.sketch_batch(self.work.shape)
+        sides = [batch] if "input_ids" in batch else batch.values()
+        return sum(len(side["input_ids"]) for side in sides)
+
+    @property
     def base_bytes(self) -> int:
         """Bytes of the frozen weights as they are loaded here."""
         return self.at_rest.base_bytes
@@ -182,7 +190,7 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     parts = (
         f"{size_text(peak)} at the peak: libraries and tokenizer {size_text(training.process_bytes)}, base "
         f"{size_text(training.base_bytes)}, adapter with {trained} "
-        f"{size_text(training.trained_bytes)}, activations {size_text(training.activation_bytes)} for {shape['batch_size']} "
+        f"{size_text(training.trained_bytes)}, activations {size_text(training.activation_bytes)} for {training.texts} "
         f"texts of {shape['max_tokens']} tokens; {memory.words}"
     )
     if resting > memory.size:
@@ -219,13 +227,13 @@ def takes(training: Training) -> Finding:
     except (ValueError, OSError) as error:
         return unknown(what, " ".join(str(error).split()))
     said = [
-        f"{in_largest_unit(seconds)} for a batch of {shape.examples} texts of {shape.tokens} tokens, measured here"
+        f"{in_largest_unit(seconds)} for a batch of {training.texts} texts of {shape.tokens} tokens, measured here"
     ]
     for name, steps in training.steps.items():
         if steps is None:
             said.append(f"{name}: as many batches as the data have")
             continue
-        tokens = steps * shape.examples * shape.tokens
+        tokens = steps * training.texts * shape.tokens
         said.append(
             f"{name}: {steps:,} batches with at most {tokens:,} tokens, at most "
             f"{in_largest_unit(steps * seconds)} without validation"

@@ -48,6 +48,16 @@ def test_the_card_shows_the_chat_template(run, chatty, tmp_path):
     assert "`tokenizer.apply_chat_template`" in card
 
 
+def test_the_card_of_conversations_shows_a_question(run, chatty, tmp_path):
+    columns = {"messages": "messages.:-1", "chosen": "chosen", "rejected": "rejected"}
+    own = changed(run, tmp_path / "own", chatty, generation_template="chat", columns=columns)
+    done = fedlight("export", str(own), f"--output={tmp_path / 'out'}")
+    assert done.code == 0, done.err
+    assert (
+        "```text\n<s> user : {question} </s> <s> assistant :\n```" in (tmp_path / "out/README.md").read_text()
+    )
+
+
 def test_lines_are_asked_in_the_chat_template(run, chatty, tmp_path, monkeypatch):
     own = changed(run, tmp_path / "own", chatty, generation_template="chat")
     monkeypatch.setattr(sys, "stdin", io.StringIO("carla sounds\n"))

@@ -11,6 +11,7 @@ import yaml
 from fedlight import toy
 from fedlight.cli.main import main
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.devices.measure import number_type
 from fedlight.first_config.columns import GuessError, describe
 from fedlight.first_config.draft import METHODS, Wishes, make_draft
 from fedlight.first_config.text import write
@@ -151,7 +152,7 @@ def test_csv_and_parquet_are_read_as_json_is(votes, tmp_path):
 
 
 def test_a_model_that_is_not_there_names_the_option(votes):
-    with pytest.raises(OSError, match=r"no/such/model.*--model FOLDER_OR_HUB_NAME"):
+    with pytest.raises(OSError, match=r"no/such/model.*--model FOLDER_OR_HUB_NAME, .*`fedlight models`"):
         make_draft(Wishes(votes, model="./no/such/model"))
 
 
@@ -347,7 +348,7 @@ def test_conversations_keep_their_turns_in_a_chat_template(made, instruct_model)
     rows = [{"messages": [{"role": "system", "content": f"Be brief {n}."}, *turns]} for n in range(20)]
     draft = made(rows, instruct_model)
     assert draft.columns == {"messages": "messages.:-1", "response": "messages.-1"}
-    assert draft.looks == "<pad>user\n{question}</s>\n<pad>assistant\n{response}</s>\n"
+    assert draft.looks == "<pad>system\n{system}</s>\n<pad>user\n{user}</s>\n<pad>assistant\n{response}</s>\n"
     assert made(rows).columns == {"instruction": "messages.:-1", "response": "messages.-1"}
 
 
@@ -358,3 +359,24 @@ def test_an_instruct_model_s_comparison_is_a_message(votes, instruct_model, caps
     assert f"what the model reads:\n\n<pad>user\n{message}</s>\n<pad>assistant\nCHOICE: {{choice}}\n" in shown
     data = yaml.safe_load((Path.cwd() / "own.yaml").read_text())["data"]["init_args"]
     assert data["choice_template"] == f"chat:{message}\nCHOICE:"
+
+
+def test_a_config_names_the_number_type_that_this_machine_computes_fastest_in(made, monkeypatch):
+    rows = [{"instruction": f"Add {n} and 1.", "output": f"It is {n + 1}."} for n in range(20)]
+    draft = made(rows)
+    assert yaml.safe_load(write(draft, "own.yaml"))["model"]["init_args"]["dtype"] == "fp32"
+    monkeypatch.setattr(number_type, "NARROW", 1)
+    monkeypatch.setattr(number_type, "bf16_speed", lambda width: 1.5)
+    monkeypatch.setattr(number_type.hardware, "computes_bf16", lambda device: True)
+    draft = made(rows)
+    assert yaml.safe_load(write(draft, "own.yaml"))["model"]["init_args"]["dtype"] == "bf16"
+    line = next(guess for guess in draft.guesses if guess.what == "dtype")
+    if not number_type.torch.cuda.is_available():
+        assert line.why == "in which training steps are 1.5 times as fast as in fp32 on this processor"
+
+
+def test_conversations_that_all_end_with_the_user_are_refused_with_the_remedy(made):
+    turns = [{"role": "assistant", "content": "It is me."}]
+    rows = [{"messages": [*turns, {"role": "user", "content": f"Who are you, {n}?"}]} for n in range(20)]
+    with pytest.raises(GuessError, match="end conversations with an answer of the assistant"):
+        made(rows)

@@ -268,6 +268,7 @@ def test_what_does_not_fit_says_what_would(monkeypatch, activations, base, state
         base="plain",
         cuda=False,
         loop=SimpleNamespace(fleet=None),
+        texts=8,
         settings={"module": "SFTModule", "batch_size": 8, "max_tokens": 97},
         base_bytes=base * 10**9,
         process_bytes=0,

@@ -16,11 +16,11 @@ from fedlight.preflight.finding import State
 from fedlight.preflight.machine import MachineMemory
 
 
-def counted(*settings):
+def counted(*settings, name="sft.yaml"):
     arguments = [
         "fit",
         "--config",
-        find_config("sft.yaml"),
+        find_config(name),
         "--data.batch_size=4",
         "--data.max_tokens=64",
         *settings,
@@ -89,6 +89,18 @@ def test_time_and_tokens_of_each_stage_are_said(monkeypatch):
         "long: 1,200 batches with at most 307,200 tokens, at most 1 hour without validation; "
         "pooled: as many batches as the data have"
     )
+
+
+@pytest.mark.parametrize(("name", "texts"), [("dpo.yaml", 8), ("reward.yaml", 8), ("selector.yaml", 4)])
+def test_a_pair_of_answers_is_two_texts(name, texts, monkeypatch):
+    training = counted(name=name)
+    training.steps.update(short=60)
+    monkeypatch.setattr(memory, "step_seconds", lambda config, work, cuda: 3.0)
+    (time,) = memory.check_time([training])
+    here = MachineMemory(10**12, "this machine has 1 TB")
+    assert f"for {texts} texts of 64 tokens" in memory.fits(training, here).detail
+    assert f"a batch of {texts} texts of 64 tokens" in time.detail
+    assert f"60 batches with at most {60 * texts * 64:,} tokens" in time.detail
 
 
 def test_what_does_not_fit_is_not_tried(monkeypatch):
