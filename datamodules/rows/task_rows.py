@@ -44,6 +44,7 @@ class TaskRows(Checked):
             raise ValueError(f"share={share} must be in (0, 1), or null for all rows.")
         self.source, self.split = source, split
         self.columns, self.template = columns or {}, Template.named(template)
+        self._named = self.template
         self.where, self.share, self.share_seed = where or {}, share, share_seed
 
     @property
@@ -78,7 +79,7 @@ class TaskRows(Checked):
         Raises:
             ValueError: it is, and the tokenizer has none.
         """
-        self.template = self.template.for_tokenizer(tokenizer)
+        self.template = self._named.for_tokenizer(tokenizer)
 
     def prompt(self, fields: Fields, shots: Sequence[tuple[Fields, str]] = ()) -> str:
         """Return the prompt with these fields after examples with their answers.

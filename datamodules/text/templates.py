@@ -15,6 +15,7 @@ else the instruction and its input, the prompt of a preference, or a question ab
 comparison, such as ``CHOICE:``, begins the assistant's answer.
 """
 
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
@@ -29,6 +30,7 @@ MESSAGES = "messages"
 """Slot of a whole conversation, whose text is that of `fedlight.datamodules.text.chat.write_turns`."""
 ANSWER_SLOTS = ("response_a", "response_b")
 MARKS = ("#", "<", "[")
+WORD = re.compile(r"\w")
 STOP_CHARACTERS = 40
 TRIM_ORDER = ("post", "input", "prompt", "instruction", MESSAGES)
 
@@ -226,8 +228,8 @@ class Template:
     def stops(self) -> tuple[str, ...]:
         r"""Beginnings of a next question in this form, cut to `STOP_CHARACTERS`; an answer ends before them.
 
-        They are the template's first line, its lines with a mark, and the beginnings with a colon of lines with a slot. The
-        line before the answer needs a mark: a worked solution may well say "Answer:".
+        They are the template's first line, its lines with a mark and a word, and the beginnings with a colon of lines with a
+        slot. The line before the answer needs a mark: a worked solution may well say "Answer:".
 
         Examples:
             >>> Template.named("alpaca_no_input").stops[1:]
@@ -242,7 +244,7 @@ class Template:
         heads = [lines[-1] for lines, slot in parts if slot]
         lines = [first] if len(first.split()) > 3 else []
         lines += [head for head in heads if ":" in head]
-        lines += [line for own, _ in parts for line in own if line.startswith(MARKS)]
+        lines += [line for own, _ in parts for line in own if line.startswith(MARKS) and WORD.search(line)]
         own = [f"\n{line.rstrip()}"[:STOP_CHARACTERS] for line in lines]
         return tuple(dict.fromkeys([*own, *(self.without.stops if self.without else ())]))
 

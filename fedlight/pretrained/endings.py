@@ -30,6 +30,7 @@ def turn_tokens(tokenizer: Any) -> set[int]:
     between, found, _ = rest.partition(CONVERSATION[2][1])
     if not found:  # a template that leaves earlier turns out
         return set()
-    return {
-        *tokenizer(between, add_special_tokens=False)["input_ids"]
-    } & tokenizer.added_tokens_decoder.keys()
+    added = tokenizer.added_tokens_decoder
+    ids = tokenizer(between, add_special_tokens=False)["input_ids"]
+    # Gemma adds line breaks, which stand between turns and within answers.
+    return {one for one in ids if one in added and added[one].content.strip()}

@@ -159,8 +159,9 @@ class LanguageModule(Checked, LightningModule):
         options, data = self.options, getattr(self.trainer, "datamodule", None)
         config = base_model.read_config(options.model, options.trust_remote_code)
         check_max_tokens(config, options.model, data)
-        # Processes that measure may find unlike types.
-        self._number_type = NumberType(*once(lambda: tuple(self._choose_dtype())))
+        if self.network is None:  # a base that is loaded may have the type of a checkpoint
+            # Processes that measure may find unlike types.
+            self._number_type = NumberType(*once(lambda: tuple(self._choose_dtype())))
 
     def _choose_dtype(self) -> NumberType:
         config = base_model.read_config(self.options.model, self.options.trust_remote_code)

@@ -1,13 +1,18 @@
 """Texts of a chat template are those of transformers, token by token, and taught answers have their end token."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from habits import CHATML, HABITS, LLAMA_3, Habit, make_tokenizer
+from tiny_world import write_rows
 
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.datamodules.text.chat import Chat, read_turns, write_turns
 from fedlight.datamodules.text.encoding import Comparison, choice_ids, encode_choice, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.datamodules.text.templates import Template, check_choice
+from fedlight.evaluation.tasks.multiple_choice import MultipleChoice
 from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.scoring import encode_pairs
 
@@ -199,3 +204,13 @@ def test_an_answer_that_the_template_changes_is_refused():
     assert encode(tokenizer, ROW, "Yes.").kept.all()
     with pytest.raises(ValueError, match=r"does not show the answer 'Hm</think>Yes\.' unchanged"):
         encode(tokenizer, ROW, "Hm</think>Yes.")
+
+
+def test_a_task_asks_each_model_in_its_own_chat_template(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [{"question": "two?", "choices": ["no", "yes"], "answer": 1}])
+    task = MultipleChoice(TaskRows(file, template="chat"), subject=False)
+    for name in ("adds none, turns open with bos", "adds bos, bos in the template"):
+        tokenizer = make_tokenizer(HABITS[name])
+        _, [example], [prompt] = task.read(SimpleNamespace(tokenizer=tokenizer))
+        assert prompt == Template.named("chat").for_tokenizer(tokenizer).render(example.fields).text
+        assert task.read()[2] == [prompt]

@@ -129,6 +129,7 @@ def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
         ("Claim: {prompt}", ("\nClaim:",)),
         ("Question: {prompt}\nAnswer:", ("\nQuestion:",)),  # a solution may have a line "Answer: 4"
         ("# Task\n{prompt}\n# Answer", ("\n# Task", "\n# Answer")),
+        ("# {instruction}\n\n{input}\n##", ()),  # or a solution would end before "#### 42"
         ("Read this with great care.\n{prompt}", ("\nRead this with great care.",)),
         ("toy_generation", ("\nPOST :",)),
         (

@@ -207,6 +207,17 @@ def test_a_checkpoint_keeps_what_auto_was(build, monkeypatch, tmp_path, make_sft
     assert torch.equal(loaded.example_losses(batch), loss)
 
 
+def test_a_second_run_saves_the_type_that_the_base_has(build, monkeypatch):
+    """Also where ``auto`` would be another here, as after a run that went on from a checkpoint."""
+    wide_on_a_cpu_with_bf16(monkeypatch, 1.5)
+    module, _ = build("sft", dtype="auto")
+    wide_on_a_cpu_with_bf16(monkeypatch, 1.0)
+    monkeypatch.setattr(SFTModule, "trainer", SimpleNamespace(precision="32-true"))
+    module.setup("test")
+    module.on_save_checkpoint(checkpoint := {})
+    assert (module.causal_lm.dtype, checkpoint["number_type"]) == (torch.bfloat16, "bf16")
+
+
 @pytest.mark.parametrize("kind", MODULES)
 def test_a_base_in_bf16_gives_the_losses_and_gradients_of_one_in_fp32(build, kind):
     """Within what rounding to 8 bits does to two random layers; what is trained is fp32 in both."""

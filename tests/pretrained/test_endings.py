@@ -39,3 +39,11 @@ def model(ends):
 )
 def test_ends_of_the_model_of_the_tokenizer_and_of_a_turn(template, ends, expected):
     assert end_tokens(model(ends), tokenizer(template)) == expected
+
+
+def test_a_line_break_that_is_an_added_token_ends_no_answer():
+    """As Gemma's: its turns end with <end_of_turn> and a line break."""
+    found = tokenizer(TURNS.replace("<turn> ", "<turn>\n"))
+    found.add_tokens([AddedToken("\n", normalized=False)])
+    assert 12 in found("answer\n")["input_ids"]
+    assert end_tokens(model(None), found) == [0, 9, 10]

@@ -150,6 +150,7 @@ class Task(Checked, ABC):
         self.batch_size, self.samples, self.temperature, self.top_p = batch_size, samples, temperature, top_p
         self.max_new_tokens = self.answer_tokens if max_new_tokens is None else max_new_tokens
         self._ready: Ready | None = None
+        self._form: str | None = None
         self.stop, self.seed = list(self.stops) if stop is None else list(stop), seed
         if isinstance(data, KnowsStops):  # a run-on is never wanted
             self.stop = [*self.stop, *data.stops]
@@ -211,7 +212,9 @@ class Task(Checked, ABC):
         return others
 
     def read(self, holder: object = None) -> Ready:
-        """Return the rows to answer: their indices in the source, their examples, and their prompts. Reads once.
+        """Return the rows to answer: their indices in the source, their examples, and their prompts.
+
+        Reads once for each chat template.
 
         Args:
             holder: module or data with the model's tokenizer, which prompts in its chat template need.
@@ -219,10 +222,12 @@ class Task(Checked, ABC):
         Raises:
             ValueError: a row does not belong to this task, or there are too few shots.
         """
-        if self._ready is None:
-            if isinstance(holder, HoldsTokenizer) and holder.tokenizer is not None:
-                self.data.for_tokenizer(holder.tokenizer)
-            self._ready = self._read()
+        tokenizer = holder.tokenizer if isinstance(holder, HoldsTokenizer) else None
+        form = self._form if tokenizer is None else getattr(tokenizer, "chat_template", None)
+        if self._ready is None or form != self._form:
+            if tokenizer is not None:
+                self.data.for_tokenizer(tokenizer)
+            self._ready, self._form = self._read(), form
         return self._ready
 
     def run(
