@@ -55,7 +55,7 @@ ELSEWHERE = {  # config -> where it is run
     "tasks": "test_task_configs.py",
     "data/debate_prompts": "test_fedbis_real.py",
     **dict.fromkeys(
-        [f"tasks/{name}" for name in ("gsm8k", "human_eval", "mmlu_medical", "sentiment")],
+        [f"tasks/{name}" for name in ("gsm8k", "human_eval", "mmlu_medical", "pubmedqa", "sentiment")],
         "test_task_configs.py",
     ),
 }
@@ -207,7 +207,7 @@ def test_the_recipe_fedbis(tiny_model, tmp_path):
     )
     assert outcome.code == 0, outcome.err
     results = json.loads((tmp_path / "out/results.json").read_text())
-    assert [row["method"] for row in results["rows"]] == ["raw", "FedBis"]
+    assert [row["method"] for row in results["rows"]] == ["raw", "FedBis", "longer wins"]
     assert 0 <= results["rows"][1]["win_rate_by_selector"] <= 1
     merged = tmp_path / "out/seed0/merge/model"
     assert (merged / "model.safetensors").exists()

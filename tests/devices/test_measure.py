@@ -245,7 +245,7 @@ def test_power_is_energy_over_time(tmp_path, monkeypatch):
         return 1.0
 
     now = [0.0]
-    monkeypatch.setattr(trial, "_step_flops", steps)
+    monkeypatch.setattr(trial, "step_flops", steps)
     monkeypatch.setattr(trial.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(trial, "measure_products", lambda *args: {"fp32": 1.0})
     monkeypatch.setattr(trial, "_copy_bytes", lambda *args: 1.0)
