@@ -98,6 +98,10 @@ class Prompt(NamedTuple):
         """Return the row's instruction."""
         return Prompt(fields["instruction"])
 
+    def continuation(self, response: str) -> str:
+        """Return the response after a blank."""
+        return f" {response}"
+
 
 class Choices(FederatedDataModule):
     """Random choices; half of the clients want the opposite of the others."""

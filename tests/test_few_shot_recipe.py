@@ -69,6 +69,7 @@ def test_baselines_differ_from_the_method_in_what_their_names_say(tmp_path):
     assert changed == {
         "centralized": {
             *("federated", "federated.algorithm", "federated.clients_per_round", "federated.local_steps"),
+            "federated.limits",
             *("trainer.max_epochs", "trainer.callbacks"),
         },
         "fedavg": algorithm,
