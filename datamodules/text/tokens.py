@@ -8,12 +8,14 @@ the characters of each token.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fedlight.support.seeding import derive_seed
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK = 1000
 IGNORED = -100
@@ -192,13 +194,15 @@ def pad_id(tokenizer: Any) -> int:
     return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else end_id(tokenizer)
 
 
-def pad(sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
+def pad(sequences: Sequence[np.ndarray], value: int) -> "torch.Tensor":
     """Pad sequences on the right to the longest: ``(batch, tokens)`` int64.
 
     Examples:
         >>> pad([np.array([1, 2]), np.array([3])], value=0).tolist()
         [[1, 2], [3, 0]]
     """
+    import torch  # here: reports read the texts of rows, and need no tensors
+
     width = max(len(ids) for ids in sequences)
     out = np.full((len(sequences), width), value, dtype=np.int64)
     for row, ids in enumerate(sequences):
@@ -206,7 +210,7 @@ def pad(sequences: Sequence[np.ndarray], value: int) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
-def pad_inputs(sequences: Sequence[np.ndarray], padding: int) -> dict[str, torch.Tensor]:
+def pad_inputs(sequences: Sequence[np.ndarray], padding: int) -> "dict[str, torch.Tensor]":
     """Return ``input_ids`` and ``attention_mask``, both ``(batch, tokens)`` int64, padded on the right."""
     return {
         "input_ids": pad(sequences, padding),
@@ -216,7 +220,7 @@ def pad_inputs(sequences: Sequence[np.ndarray], padding: int) -> dict[str, torch
 
 def pad_responses(
     sequences: Sequence[np.ndarray], prompt_lengths: Sequence[int], padding: int
-) -> dict[str, torch.Tensor]:
+) -> "dict[str, torch.Tensor]":
     """Return a batch for a loss on the response only: ``labels`` are -100 on the prompt and on padding.
 
     Examples:
