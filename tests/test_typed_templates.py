@@ -24,7 +24,7 @@ def test_a_typed_template_reaches_the_data_module_as_it_was_written(monkeypatch,
     words = [form.format(typed)] if "{}" in form else [form, typed]
     seen = []
 
-    def see(name, **more):
+    def see(name, columns, asks):
         seen.append(name)
         raise ValueError("it is there")
 
