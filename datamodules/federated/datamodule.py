@@ -28,7 +28,6 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         batch_size: examples per training batch.
         eval_batch_size: examples per validation, test and prediction batch.
         seed: seed of the order of the examples; ``Trainer`` seeds do not change it.
-        bucket: whether examples of similar length are batched together, so that little is padded.
         num_workers: processes that load batches; 0: the training process loads them.
 
     Attributes:
@@ -36,7 +35,8 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         client_indices: client id -> indices into ``train_set``.
         examples_together: number of neighbours in ``client_indices`` that share a training batch; divides each client's
             number of examples, and ``batch_size``.
-        train_lengths: tokens of each example of ``train_set``; None where examples have no length.
+        train_lengths: tokens of each example of ``train_set``, by which examples of similar length share a
+            batch, so that little is padded; None where examples have no length.
         train_labelled: number of these tokens that are scored one by one, as the tokens of a response are.
         train_labels: category of each example of ``train_set``; None where the data have none.
         val_client_indices: client id -> positions in ``val_set``, in the order of its loader; None: not known.
@@ -66,7 +66,6 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         batch_size: int = 32,
         eval_batch_size: int = 64,
         seed: int = 0,
-        bucket: bool = True,
         num_workers: int = 0,
     ) -> None:
         super().__init__()
@@ -74,7 +73,6 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.seed = seed
-        self.bucket = bucket
         self.num_workers = num_workers
         self.skip_predict_batches = 0
         self._plan: RoundPlan | None = None
@@ -87,9 +85,10 @@ class FederatedDataModule(Checked, L.LightningDataModule):
     def plan(self) -> RoundPlan:
         """Plan of the rounds, made when the training set is ready; ValueError for invalid or shared positions."""
         if self._plan is None:
-            lengths = self.train_lengths if self.bucket else None
             clients = read_positions(self.client_indices, len(self.train_set))  # type: ignore[arg-type]
-            self._plan = RoundPlan(clients, self.batch_size, self.seed, lengths, self.examples_together)
+            self._plan = RoundPlan(
+                clients, self.batch_size, self.seed, self.train_lengths, self.examples_together
+            )
         return self._plan
 
     def client_sizes(self) -> dict[str, int]:

@@ -60,7 +60,7 @@ class InstructionDataModule(FederatedDataModule):
         canaries: artificial rows that some clients train on besides their own; attacks search for them.
         val_share: share of each client's prompts for validation, in [0, 1); 0: no validation.
         val_max: most prompts of a client in validation.
-        batch_size, eval_batch_size, seed, bucket, num_workers: see `FederatedDataModule`.
+        batch_size, eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Attributes:
         template: template of the prompts.
@@ -89,11 +89,10 @@ class InstructionDataModule(FederatedDataModule):
         batch_size: int = 32,
         eval_batch_size: int = 64,
         seed: int = 0,
-        bucket: bool = True,
         num_workers: int = 0,
         taught_turns: TaughtTurns = "all",
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, bucket, num_workers)
+        super().__init__(batch_size, eval_batch_size, seed, num_workers)
         check_validation(val_share, val_max)
         self.train_rows = (name_source(source), split)
         own = self.train_rows if holdout else None

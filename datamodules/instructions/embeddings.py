@@ -71,7 +71,7 @@ class EmbeddingDataModule(FederatedDataModule):
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, bucket=False, num_workers=num_workers)
+        super().__init__(batch_size, eval_batch_size, seed, num_workers)
         refuse_below(2, batch_size=batch_size, eval_batch_size=eval_batch_size, max_texts=max_texts)
         check_validation(val_share, val_max, least=2)
         self.small, self.large = small, large

@@ -89,7 +89,7 @@ class PreferenceDataModule(FederatedDataModule):
         val_max: most comparisons of a client in validation.
         twins_together: in view selector, put both orders of a comparison into the same batch. Gradient parts that do not
             distinguish A from B then cancel, and an encoder exceeds chance in a fraction of the steps.
-        batch_size, eval_batch_size, seed, bucket, num_workers: see `FederatedDataModule`.
+        batch_size, eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Attributes:
         test_votes: votes of the test set, without those that do not fit; None before ``setup("test")``.
@@ -124,10 +124,9 @@ class PreferenceDataModule(FederatedDataModule):
         batch_size: int = 32,
         eval_batch_size: int = 64,
         seed: int = 0,
-        bucket: bool = True,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, bucket, num_workers)
+        super().__init__(batch_size, eval_batch_size, seed, num_workers)
         check_validation(val_share, val_max)
         _check_form(form, view, twins_together)
         if twins_together and view == "selector" and batch_size % 2:

@@ -284,7 +284,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
     def _set_train_set(self, examples: Any) -> None:
         self.train_set = examples
         self.train_lengths, self.train_labelled = examples.lengths, examples.labelled
-        self.plan.lengths = examples.lengths if self.bucket else None
+        self.plan.lengths = examples.lengths
 
 
 def score_candidates(

@@ -12,11 +12,8 @@ from fedlight.federation.client import Visit
 
 
 @pytest.mark.parametrize("view", ["selector", "sft", "dpo"])
-@pytest.mark.parametrize("bucket", [True, False])
-def test_shapes_are_those_of_the_batches_that_come(view, bucket):
-    data = PreferenceDataModule(
-        VOTES, view=view, tokenizer="toy", max_tokens=128, batch_size=4, val_share=0, bucket=bucket
-    )
+def test_shapes_are_those_of_the_batches_that_come(view):
+    data = PreferenceDataModule(VOTES, view=view, tokenizer="toy", max_tokens=128, batch_size=4, val_share=0)
     data.prepare_data()
     data.setup("fit")
     visits = [Visit(client, 5) for client in list(data.client_indices)[:3]]

@@ -119,7 +119,7 @@ def test_scores_that_are_not_finite_never_win_and_are_counted(build, words, capl
 
 
 def test_batches_of_a_visit_wait_until_it_begins(build, words):
-    module = build(keep=2, bucket=False)
+    module = build(keep=2)
     module.synthesize(3, ["c0"], Scorer())
     module.set_visits([Visit("c0", 2), Visit("c0", 1, "synthetic")], 3)
     loader = module.train_dataloader()

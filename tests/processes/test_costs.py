@@ -12,7 +12,7 @@ from fedlight.processes import share
 
 def texts(lengths_of_clients, batch_size):
     """Data of texts whose lengths in tokens are given for each client."""
-    data = FederatedDataModule(batch_size, bucket=False)
+    data = FederatedDataModule(batch_size)
     ends = np.cumsum([0, *map(len, lengths_of_clients.values())])
     indices = {client: np.arange(*ends[place : place + 2]) for place, client in enumerate(lengths_of_clients)}
     data.client_indices, data.train_lengths = indices, np.concatenate([*lengths_of_clients.values()])
