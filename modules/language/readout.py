@@ -104,7 +104,9 @@ def response_log_probs(
     scored = labels != IGNORED
     hidden = compute(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
     found = token_log_probs(head_logits(causal_lm, hidden[scored]), labels[scored])
-    return torch.zeros(labels.shape, device=found.device).masked_scatter(scored, found), scored
+    return torch.zeros(labels.shape, dtype=found.dtype, device=found.device).masked_scatter(
+        scored, found
+    ), scored
 
 
 def check_readout(causal_lm: Any, model: str) -> None:

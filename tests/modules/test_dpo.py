@@ -79,6 +79,14 @@ def test_the_first_loss_is_log_2(llama, base, make_pair_batch):
     assert metrics["reward_margin"].abs().max() < 1e-5
 
 
+def test_it_trains_in_double_precision(llama, make_trainer, loader, make_pair_batch):
+    """Where tensors without a type are fp64, and the model's log-probabilities are not."""
+    module = DPOModule(llama, dtype="fp32", optimizer="SGD", lr=0.1)
+    trainer = make_trainer(max_epochs=1, precision="64-true")
+    trainer.fit(module, loader([make_pair_batch(2)]))
+    assert trainer.callback_metrics["train/loss"].item() == pytest.approx(math.log(2), abs=1e-6)
+
+
 def test_swapped_roles_mirror_the_margin(llama, make_pair_batch):
     module, batch = moved(ready(llama)), make_pair_batch()
     swapped = {**batch, "chosen": batch["rejected"], "rejected": batch["chosen"]}

@@ -154,7 +154,9 @@ class Result:
 
 
 def wilson_interval(share: float, number: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the ends of Wilson's interval of a share of ``number`` rows.
+    """Return the ends of Wilson's interval of a mean score in [0, 1] of ``number`` rows.
+
+    Scores between 0 and 1 vary less than zeros and ones, so their interval is at most too wide.
 
     Examples:
         >>> [round(end, 4) for end in wilson_interval(0.0, 12)]
