@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 250  # characters, without a terminal
 ENDS = ("_low", "_high")
 """Of the columns with the ends of an interval, behind the column's own name."""
-BY_SELECTOR = re.compile(r"^labelled$|by_selector(_low|_high)?$")
+BY_SELECTOR = re.compile(r"^labelled$|by_selector$")
 """Columns that are worth what a method's own selector is worth."""
 WORTHLESS = "(worthless)"
 
@@ -97,13 +97,18 @@ def at_chance(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def mark(rows: Sequence[Mapping[str, Any]], column: str) -> str:
-    """Return the mark behind a method's value in a column that rests on a selector at chance, else an empty text.
+    """Return the mark after a method's value in a column that rests on a selector at chance, else an empty text.
+
+    A win rate without an interval is that of the reference against itself, one half whatever the selector.
 
     Examples:
-        >>> mark([{"both_orders_low": 0.45, "win_rate_by_selector": 0.8}], "win_rate_by_selector")
-        ' (worthless)'
+        >>> row = {"both_orders_low": 0.45, "win_rate_by_selector": 0.8, "win_rate_by_selector_low": 0.7}
+        >>> reference = {"both_orders_low": 0.4, "win_rate_by_selector": 0.5}
+        >>> mark([row], "win_rate_by_selector"), mark([reference], "win_rate_by_selector")
+        (' (worthless)', '')
     """
-    known = any(row.get(column) is not None for row in rows)
+    measured = column if column == "labelled" else f"{column}_low"
+    known = any(row.get(measured) is not None for row in rows)
     return f" {WORTHLESS}" if known and BY_SELECTOR.search(column) and at_chance(rows) else ""
 
 

@@ -20,6 +20,8 @@ RAW = {
     "seed": 0,
     "selector_accuracy": 0.5,
     "both_orders": 0.225,
+    "both_orders_low": 0.15,
+    "both_orders_high": 0.3,
     "win_rate_by_selector": 0.5,
 }
 FEDBIS = {
@@ -69,7 +71,7 @@ def test_a_selector_above_chance_is_not_marked():
         [{**FEDBIS, "both_orders_low": 0.49}, {**FEDBIS, "both_orders_low": 0.55}]
     )  # 0.52 of two seeds
     assert at_chance([{"both_orders_low": 0.5}])
-    assert not at_chance([RAW])  # no interval is known
+    assert not at_chance([{"method": "raw", "both_orders": 0.225}])  # no interval is known
 
 
 def test_the_sentence_does_not_quote_its_win_rate():
