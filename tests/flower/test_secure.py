@@ -232,7 +232,9 @@ HOSTILE = {
     "sum_cut": payload_changed(lambda own: {"masked": own["masked"][:-1]}),
     "sum_too_long": payload_changed(lambda own: {"masked": own["masked"] * 2}),
     "sum_of_zeros": payload_changed(lambda own: {"masked": bytes(len(own["masked"]))}),
-    "sum_of_other_weights": payload_changed(lambda own: {"masked": own["masked"][:-1] + b"\x00"}),
+    "sum_of_other_weights": payload_changed(
+        lambda own: {"masked": own["masked"][:-1] + bytes([own["masked"][-1] ^ 0x80])}
+    ),
     "visits_missing": changed("visits", [], "visit"),
     "visit_of_a_stranger": changed("visits", lambda own: [*own, own[0] | {"client": "x"}], "visit"),
     "steps_negative": changed("visits", lambda own: [one | {"steps": -1} for one in own], "visit"),
