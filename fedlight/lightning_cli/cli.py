@@ -29,6 +29,7 @@ from fedlight.lightning_cli.class_names import last_part
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
+from fedlight.lightning_cli.number_types import integers_before_fractions
 from fedlight.lightning_cli.parser_words import one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -150,6 +151,7 @@ class FedlightCLI(LightningCLI):
         # Lightning's own call of a function that torch is about to rename.
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
         import_public_classes()
+        integers_before_fractions()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         self.command, self.given, self._resumes = args[0], args, resumes
         super().__init__(
