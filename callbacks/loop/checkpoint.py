@@ -18,10 +18,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from fedlight.callbacks.loop.ranks import agree_on_monitored
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
-from fedlight.processes.team import current_team
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
 from fedlight.support.torch_parts import tensors, with_parts
@@ -236,14 +234,14 @@ class RoundStart(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint: the round is over, if it was not cut short."""
-        agree_on_monitored(current_team(), trainer)
+        self.loop.agree()
         self._aside.close()
         if self._is_aggregated():
             self._release()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint of a round that is over; after a stop inside it, restore the global model."""
-        agree_on_monitored(current_team(), trainer)
+        self.loop.agree()
         self.loop.refuse_changed()
         if self._is_aggregated():
             self._release()

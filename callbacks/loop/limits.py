@@ -19,7 +19,7 @@ A client below both limits counts in full, so several liars together need a robu
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
 from typing import Any, Literal, NamedTuple
@@ -27,14 +27,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.round_table import Record
+from fedlight.callbacks.loop.run import Run
+from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
 from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Update
 from fedlight.federation.privacy import Private
 from fedlight.federation.state import State
-from fedlight.processes.team import Team
 from fedlight.support.checks import Checked, refuse_below
 
 logger = logging.getLogger("fedlight")
@@ -138,7 +140,7 @@ def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
     return dict(weights)
 
 
-class LimitedRounds:
+class LimitedRounds(Part):
     """Limits in the rounds of a run.
 
     Args:
@@ -167,16 +169,17 @@ class LimitedRounds:
                 f"limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
             )
 
-    def watch(self, aggregation: Aggregation) -> Aggregation:
+    def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""
-        self._round = None if isinstance(aggregation, Private) else LimitedRound(self, aggregation)
-        return self._round or aggregation
+        self._round = None if isinstance(inner, Private) else LimitedRound(self, inner)
+        return self._round or inner
 
-    def settle(self, round_idx: int, rows: Sequence[Record], team: Team) -> None:
+    def end_visits(self, run: Run, round: OpenRound) -> None:
         """Compare the round's updates, and write a reason into the rows of each client over a limit."""
         if self._round is None:
             return
-        found = self._round.settle(team)
+        rows, round_idx = run.records, run.round_idx
+        found = self._round.settle(run.gather)
         for name in self.claims.keys() & {str(row["client"]) for row in rows if not row["reason"]}:
             found.setdefault(name, set()).add(CAPPED)
         for name in sorted(found):
@@ -193,9 +196,10 @@ class LimitedRounds:
         self.claims = {name: number for name, number in claimed.items() if number > found[name]}
         return found
 
-    def after_round(
-        self, done: int, rows: Sequence[Record], metrics: Mapping[str, float], seconds: float
-    ) -> None:
+    def after_round(self, run: Run, metrics: Mapping[str, float]) -> None:
+        self.count(run.round_idx, run.records, metrics, run.devices.round_end_seconds)
+
+    def count(self, done: int, rows: Sequence[Record], metrics: Mapping[str, float], seconds: float) -> None:
         """Count consecutive rounds without a client that took part.
 
         Emulated devices that are absent for a night come back, so rounds without them count once a day is over.
@@ -257,6 +261,7 @@ class LimitedRound(Aggregation):
 
     def __init__(self, run: LimitedRounds, inner: Aggregation) -> None:
         self._limits, self._enforced, self._inner = run.limits, run.enforced, inner
+        self.keeps_factors = getattr(inner, "keeps_factors", False)
         # Those that count clients alike have no weights to limit.
         self._weighs = run.limits.share is not None and not isinstance(inner, TrimsCoordinates)
         self._arrived: list[Arrived] = []
@@ -277,9 +282,9 @@ class LimitedRound(Aggregation):
         )
         self._held.append(update) if self._enforced else self._inner.add(update)
 
-    def settle(self, team: Team) -> dict[str, set[str]]:
+    def settle(self, gather: Callable[[Any, str], list[Any]]) -> dict[str, set[str]]:
         """Compare the updates of all processes, pass on those held, and return client -> reasons of those over a limit."""
-        gathered = team.gather([[*one] for one in self._arrived], "limits")
+        gathered = gather([[*one] for one in self._arrived], "limits")
         everything = [Arrived(*one) for own in gathered for one in own]
         if self._limits.norm is not None:
             self._compare_norms(everything)

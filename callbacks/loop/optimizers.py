@@ -40,8 +40,14 @@ from torch import Tensor, equal, float32, float64
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.local_work import StepSettings
+from fedlight.callbacks.loop.visits.round import OpenRound
+from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
+from fedlight.federation.algorithm import changes_gradients
 from fedlight.federation.client import Visit
+from fedlight.federation.state import State
 from fedlight.support.torch_parts import guard_fused_kernel, use_fused_kernel
 
 
@@ -122,11 +128,18 @@ TORCHS = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step
 """Attributes that torch, its schedules and its loss scale give to every optimizer."""
 
 
-class FreshOptimizers:
+class FreshOptimizers(Part):
     """Eraser of optimizers' memory; it has to see them before their first step."""
 
     def __init__(self) -> None:
         self._met: dict[int, _Attributes] = {}
+
+    def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
+        self.forget(run.optimizers)
+
+    def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
+        self.forget(run.optimizers)  # or a checkpoint would carry the last client's moments
+        return {}
 
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
         """Clear optimizers' state, not groups and rates; raise ValueError for a changed tensor in an attribute."""
@@ -227,7 +240,7 @@ class _Position:
     schedules: dict[int, dict[str, Any]]
 
 
-class StepSchedules:
+class StepSchedules(Part):
     """Learning-rate schedules that step within a round, restored for each visit.
 
     Raises:
@@ -235,50 +248,54 @@ class StepSchedules:
     """
 
     def __init__(self, after_round: StepSchedule = "continue") -> None:
-        self.after_round = after_round
+        self._after_round = after_round
 
-    def start_round(self, trainer: L.Trainer, begins: Sequence[int]) -> None:
-        """Save the positions before the first batch of a round, whose visits begin at the batches ``begins``."""
-        self._trainer = trainer
+    def start_round(self, run: Run) -> None:
+        """Save the positions before the first batch of a round."""
+        trainer = self._trainer = run.trainer
         self._configs = list(trainer.lr_scheduler_configs)
         self._moving = [i for i, config in enumerate(self._configs) if self._moves(config)]
         for i in self._moving:
-            self._check(i, begins)
+            self._check(i, run.planned.begins)
         self._start = [self._position(optimizer) for optimizer in trainer.optimizers]
         self._furthest = [*self._start]
         self._last: list[_Position] = []
         self._settings: dict[int, tuple[str, Sequence[StepSettings]]] = {}
 
-    def start_visit(self) -> None:
+    def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         """Restore the positions of the round's beginning, before the first batch of a visit."""
         for optimizer, position in zip(self._trainer.optimizers, self._start, strict=True):
             self._put(optimizer, position)
 
-    def finish_visit(self, visit: Visit, settings: Settings) -> None:
+    def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
         """Save the positions after the last batch of a visit, with its steps' settings (learning rates, weight decay, ...).
 
         Raises ValueError for a step with other settings than the same step of an earlier visit of the round.
         """
+        self._finish(visit.visiting.visit, {} if scaler_of(run.trainer) else group.work.settings)
+
+    def _finish(self, visit: Visit, settings: Settings) -> None:
+        """Save the positions after a visit; where a loss scale leaves steps out, the others have unlike rates."""
         self._compare(visit, settings)
         self._last = [self._position(optimizer, visit) for optimizer in self._trainer.optimizers]
         pairs = zip(self._furthest, self._last, strict=True)
         self._furthest = [max(before, now, key=lambda position: position.order) for before, now in pairs]
 
-    def finish_round(self, module: L.LightningModule) -> None:
+    def end_visits(self, run: Run, round: OpenRound) -> None:
         """Set schedules for the next round; Lightning has stepped those of interval "epoch" already."""
         for number, optimizer in enumerate(self._trainer.optimizers):
             start, target = self._start[number], self._furthest[number]
             if self._of(optimizer, self._moving):
-                if self.after_round == "restart":
+                if self._after_round == "restart":
                     target = start
             elif _same(target.options, start.options):
                 continue
             if not self._last or target is not self._last[number]:
                 self._put(optimizer, target)
-                self._step_by_epoch(optimizer, start, module)
+                self._step_by_epoch(optimizer, start, run.lightning_module)
 
     def partial(self) -> dict[str, Any]:
-        """Return where this process is after `finish_round`, how far its furthest visits came, and its visits' settings."""
+        """Return where this process is after `end_visits`, how far its furthest visits came, and its visits' settings."""
         ends = []
         for number, optimizer in enumerate(self._trainer.optimizers):
             end, now = self._furthest[number], self._position(optimizer)
@@ -397,49 +414,49 @@ def _same(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
     )
 
 
-class LossScale:
-    """Loss scale of 16-bit training, restored for each visit; inactive where the trainer's precision has none."""
+def scaler_of(trainer: L.Trainer) -> Any:
+    """Return the loss scale of 16-bit training; None where the trainer's precision has none."""
+    return getattr(trainer.precision_plugin, "scaler", None)
 
-    def start_round(self, trainer: L.Trainer, changes_gradients: str | None) -> None:
+
+class LossScale(Part):
+    """Loss scale of 16-bit training, restored for each visit."""
+
+    def start_round(self, run: Run) -> None:
         """Save the scale before the first batch of a round.
 
-        Raises ValueError if the algorithm ``changes_gradients`` (None: no algorithm) would add to gradients that are still
-        scaled.
+        Raises ValueError if the algorithm would add to gradients that are still scaled.
         """
-        self._plugin: Any = trainer.precision_plugin
-        self.is_used = getattr(self._plugin, "scaler", None) is not None
-        if not self.is_used:
-            return
-        fused = [one for one in trainer.optimizers if getattr(one, "_step_supports_amp_scaling", False)]
-        if fused and changes_gradients:
+        self._plugin: Any = run.trainer.precision_plugin
+        fused = [one for one in run.optimizers if getattr(one, "_step_supports_amp_scaling", False)]
+        if fused and (name := changes_gradients(run.algorithm)):
             raise ValueError(
                 f"{type(fused[0]).__name__} with fused=True divides gradients by the loss scale itself, after "
-                f"{changes_gradients} has added to them: leave fused out, or set trainer.precision='bf16-mixed'"
+                f"{name} has added to them: leave fused out, or set trainer.precision='bf16-mixed'"
             )
         self._start = self._plugin.state_dict()
         self._ends: list[dict[str, Any]] = []
 
-    def start_visit(self) -> None:
+    def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         """Restore the scale of the round's beginning, before the first batch of a visit."""
-        if self.is_used:
-            self._plugin.load_state_dict(dict(self._start))
+        self._plugin.load_state_dict(dict(self._start))
 
-    def finish_visit(self) -> None:
+    def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
         """Save the scale after the last batch of a visit."""
-        if self.is_used:
-            self._ends.append(self._plugin.state_dict())
+        self._ends.append(self._plugin.state_dict())
 
     def partial(self) -> list[dict[str, Any]]:
         """Return the scales at the ends of the visits in this process, and start anew."""
-        ends, self._ends = (self._ends, []) if self.is_used else ([], [])
+        ends, self._ends = self._ends, []
         return ends
 
     def merge(self, partials: Sequence[Sequence[dict[str, Any]]]) -> None:
         """Add the `partial` of all processes."""
         self._ends = [end for partial in partials for end in partial]
 
-    def finish_round(self) -> None:
+    def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
         """Set the loss scale for the next round, after the last batch of this one."""
-        if self.is_used and self._ends:
+        if self._ends:
             smallest = min(self._ends, key=lambda end: (end["scale"], end["_growth_tracker"]))
             self._plugin.load_state_dict(dict(smallest))
+        return {}

@@ -216,7 +216,7 @@ class RoundPlanner:
         local_steps: optimizer steps of a visit; None for one pass over the data.
         accumulation: function from a round to its batches per optimizer step.
         seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
-        at_once: function from the visits of a round, their kinds and the round to the most clients of a group.
+        at_once: function from the visits of a round, their kinds and the round to the most clients of a group; None: one.
         mode: mode of the federation, which says whose visits a round has.
         team: processes that train the rounds.
 
@@ -244,7 +244,7 @@ class RoundPlanner:
         local_steps: int | None,
         accumulation: Callable[[int], int],
         seed: int,
-        at_once: Callable[[Sequence[Visit], Kind, int], int],
+        at_once: Callable[[Sequence[Visit], Kind, int], int] | None,
         mode: Synchronous,
         team: Team = ALONE,
     ) -> None:
@@ -293,8 +293,8 @@ class RoundPlanner:
         cohort = self.asked(round_idx)
         visits = self.mode.plan(round_idx, now_seconds, cohort, self._visits_of, run.devices, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
-        at_once = self.at_once(visits, run.devices.kind, round_idx)
-        self.bundles = form_bundles(visits, at_once, run.devices.kind)
+        at_once = 1 if self.at_once is None else self.at_once(visits, run.devices.kind, round_idx)
+        self.bundles = _alone(visits) if at_once == 1 else form_bundles(visits, at_once, run.devices.kind)
         groups = [group for bundle in self.own_bundles(round_idx) for group in bundle]
         self.everything = RoundSchedule([group for bundle in self.bundles for group in bundle], accumulation)
         self.schedule = RoundSchedule(groups, accumulation)
@@ -308,7 +308,9 @@ class RoundPlanner:
 
     def own_bundles(self, round_idx: int) -> list[Bundle]:
         """Return the bundles of a planned round that this process trains."""
-        costs = [self._cost(bundle, round_idx) if self.team.size > 1 else 0.0 for bundle in self.bundles]
+        if self.team.size == 1:
+            return self.bundles
+        costs = [self._cost(bundle, round_idx) for bundle in self.bundles]
         ranks = share(costs, self.team.size)
         return [bundle for bundle, rank in zip(self.bundles, ranks, strict=True) if rank == self.team.rank]
 
@@ -340,6 +342,14 @@ class RoundPlanner:
     def asked(self, round_idx: int) -> list[Client]:
         """Return the clients that are asked to take part in a round."""
         return uniform_cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
+
+
+def _alone(visits: Sequence[Visit]) -> list[Bundle]:
+    """Return a bundle of groups of one visit for each client, in the order of their first visits."""
+    by_client: dict[str, list[Group]] = {}
+    for visit in visits:
+        by_client.setdefault(visit.client_id, []).append((visit,))
+    return [tuple(groups) for groups in by_client.values()]
 
 
 def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:

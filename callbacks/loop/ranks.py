@@ -18,13 +18,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from fedlight.callbacks.loop.guard import SameFederation
+from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
+from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client_state import ClientMemories, PassingMemories
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
 from fedlight.support.settings_record import described, digest
@@ -39,27 +42,6 @@ COMPARED = (Tensor, np.ndarray, str, bytes, int, float)
 """Parts of an example that are compared."""
 STEP = "training_step."
 """With which Lightning's keys of values begin that training_step logs."""
-
-
-class Part(Protocol):
-    """Part of a round's state that visits change."""
-
-    def partial(self) -> Any:
-        """Return what this process's visits have changed, as tensors and plain values, and start anew."""
-
-    def merge(self, partials: Sequence[Any]) -> None:
-        """Take what all processes have, in the order of their ranks, this one's among them."""
-
-
-@runtime_checkable
-class InPieces(Protocol):
-    """Part that may be as large as the model, or as several, and is sent in pieces."""
-
-    def pieces(self) -> Iterator[Any]:
-        """Start anew now, and return what this process's visits have changed, in pieces as tensors and plain values."""
-
-    def merge(self, partials: Sequence[Any]) -> None:
-        """Take pieces of any of the processes, in any order, this one's among them."""
 
 
 class KeptByAlgorithm:
@@ -166,13 +148,8 @@ class VisitsMade:
 class SavedMemories:
     """Clients' memories that the visits of a round have changed."""
 
-    def __init__(self, memory: ClientMemories, round_idx: int) -> None:
-        self._memory, self._round_idx = memory, round_idx
-        self._saved: dict[str, None] = {}
-
-    def saved(self, client_id: str) -> None:
-        """Note that a client's memory was saved."""
-        self._saved[client_id] = None
+    def __init__(self, memory: ClientMemories, round_idx: int, saved: Mapping[str, None]) -> None:
+        self._memory, self._round_idx, self._saved = memory, round_idx, saved
 
     def pieces(self) -> Iterator[Any]:
         return ({client: self._memory.load(client)} for client in [*self._saved])
@@ -232,60 +209,64 @@ class StepCounts:
         self._loop._batches_that_stepped += others // self._accumulation
 
 
-class Ranks:
-    """Process of a team in the rounds of a run; alone it has nothing to do.
+class Ranks(Part):
+    """Process of a team in the rounds of a run.
 
     Args:
-        run, memory, algorithm: those of the loop.
+        team: this process and the others.
+        memory, settings: store of the clients' memories, and description of the federation, of the loop.
     """
 
-    def __init__(
-        self, team: Team, trainer: L.Trainer, run: Run, memory: ClientMemories, algorithm: Algorithm
-    ) -> None:
-        self._team, self._trainer, self._run, self._memory = team, trainer, run, memory
-        self._kept = KeptByAlgorithm(algorithm)
+    def __init__(self, team: Team, memory: ClientMemories, settings: SameFederation) -> None:
+        self._team, self._memory, self._settings = team, memory, settings
         self._said = False
-        if team.size > 1:
-            algorithm.partial()  # refuses what it cannot share, before any work
 
-    def start_round(self, round_idx: int, planned: RoundPlanner, records: list[Record]) -> None:
-        """Begin a round; ``records`` are its rows so far, to which the loop adds those of visits."""
-        if self._team.size == 1:
-            return
-        self._round_idx = round_idx
+    def check(self, run: Run) -> None:
+        refuse_uneven(self._team, run.trainer)
+
+    def meet(self, run: Run) -> None:
+        refuse_unmergeable(self._team, run.aggregation or run.algorithm.aggregation(len(run.clients)))
+
+    def attach(self, run: Run) -> None:
+        run.gather = self._team.gather
+        self._run, self._kept = run, KeptByAlgorithm(run.algorithm)
+        run.algorithm.partial()  # refuses what it cannot share, before any work
+        settings = self._settings.settings | own_settings(self._team, run.trainer, run.data)
+        same_start(self._team, run.lightning_module, settings)
+
+    def agree(self, run: Run) -> None:
+        agree_on_monitored(self._team, run.trainer)
+
+    def after_step(self, run: Run, state: State) -> None:
+        agree_on_model(self._team, state)
+
+    def start_round(self, run: Run) -> None:
+        planned = run.planned
         places = {id(visit): place for place, visit in enumerate(planned.everything.visits)}
         own = [places[id(visit)] for visit in planned.schedule.visits]
-        self._made = VisitsMade(own, self._run, records)
-        self._memories = SavedMemories(self._memory, round_idx)
-        self._counts = StepCounts(self._trainer, planned)
+        self._made = VisitsMade(own, run, run.records)
+        self._counts = StepCounts(run.trainer, planned)
         self._kept.start_round()
         self._trains = bool(planned.schedule.visits)
         if self._trains and not self._said:
-            self._attributes = _attributes_of(self._trainer.lightning_module)
+            self._attributes = _attributes_of(run.lightning_module)
 
-    def visited(self) -> None:
+    def visited(self, run: Run) -> None:
         """Take what a visit has left beside its results."""
-        if self._team.size > 1:
-            self._kept.visited()
-            self._made.visited()
+        self._kept.visited()
+        self._made.visited()
 
-    def saved(self, client_id: str) -> None:
-        """Note that a client's memory was saved."""
-        if self._team.size > 1:
-            self._memories.saved(client_id)
-
-    def exchange(self, *parts: Part | InPieces) -> None:
-        """Give every process what the visits of all have changed, here and in the ``parts`` of the loop."""
-        if self._team.size == 1:
-            return
+    def end_visits(self, run: Run, round: OpenRound) -> None:
+        """Give every process what the visits of all have changed, here and in the other parts of the run."""
         self._say_what_is_partial()
-        together = [self._kept, self._made, self._memories, self._counts, *parts]
-        whole = [part for part in together if not isinstance(part, InPieces)]
-        large = [part for part in together if isinstance(part, InPieces)]
+        memories = SavedMemories(self._memory, run.round_idx, round.saved)
+        others = [one for one in run.parts if one is not self]
+        whole: list[Any] = [self._made, self._counts, round.training, run.buffers, *others]
+        large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         # All start anew before the first merge, or a process would send what it got from another one.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
-        messages = self._team.gather_each(chain([(0, first)], pieces), f"end of round {self._round_idx + 1}")
+        messages = self._team.gather_each(chain([(0, first)], pieces), f"end of round {run.round_idx + 1}")
         found = next(messages)
         firsts = [one.pop(0)[1] for one in found]
         for place, part in enumerate(whole):
@@ -301,14 +282,14 @@ class Ranks:
         if self._said or not self._trains:
             return
         self._said = True
-        keys = [*(self._trainer._results or {})]
+        keys = [*(self._run.trainer._results or {})]
         names = sorted({key.removeprefix(STEP) for key in keys if key.startswith(STEP)})
         if names:
             rank_zero_info(
                 f"{', '.join(names)}: training_step logs it, so under trainer.strategy=client_parallel it is of the clients "
                 "that process 0 trains, also with sync_dist=True; fed/loss is of all"
             )
-        module = self._trainer.lightning_module
+        module = self._run.trainer.lightning_module
         now, before = _attributes_of(module), self._attributes
         changed = ", ".join(sorted(name for name in {**before, **now} if before.get(name) != now.get(name)))
         if changed and not isinstance(module, TakesVisitStart):
@@ -422,13 +403,6 @@ def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
             f"monitor={name}: under trainer.strategy=client_parallel each process logs it over the clients that it trains, "
             "so the processes would decide unlike: monitor a value of validation, or one that begins with fed/"
         )
-
-
-def own_memories(team: Team, memory: ClientMemories) -> ClientMemories:
-    """Return the store of a process: that of the run in process 0, one that holds them while it runs in the others."""
-    return (
-        memory if team.rank == 0 or isinstance(memory, PassingMemories) else PassingMemories(memory.limit_mib)
-    )
 
 
 def refuse_unmergeable(team: Team, aggregation: Aggregation) -> None:

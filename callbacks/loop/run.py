@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlight.callbacks.loop.buffers import put, put_back, snapshot
+from fedlight.callbacks.loop.buffers import BufferPolicy, put, put_back, snapshot
+from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import LEFT_OUT
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.candidates import MIXED, SYNTHETIC
-from fedlight.federation.channel import Channel, Payload
+from fedlight.federation.channel import Payload
 from fedlight.federation.client import Client, Visit, Work
-from fedlight.federation.privacy import Private
+from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
@@ -222,8 +223,16 @@ class Run:
     """`Federation` of a trainer; ``loop`` is the `FederatedLoop`; its module imports this one.
 
     Attributes:
+        trainer, lightning_module: those of Lightning's hooks.
+        algorithm, seed, buffers, memory: those of the loop.
         state: global parameters from which the visits of the round start; the loop sets it.
+        parameters: name -> parameter of the module that is federated; empty before the run begins.
+        aggregation: that of the loop; None for the algorithm's own.
+        parts: all `Part` of the run.
+        planned: planner of the rounds, once the clients are known.
+        records: rows of the round so far, of visits and of clients that dropped out.
         devices: devices on which the clients train.
+        gather: function from a value and the name of an exchange to the values of all processes.
         logged: metrics that the algorithm has logged since the last round was over.
     """
 
@@ -236,7 +245,18 @@ class Run:
     ) -> None:
         self.lightning_module = module
         self.module: nn.Module = module
-        self._trainer = trainer
+        self.trainer = trainer
+        self.algorithm: Algorithm = loop.algorithm
+        self.seed: int = loop.seed
+        self.memory: ClientMemories = loop.memory
+        self.buffers: BufferPolicy = loop.buffers
+        self.parameters: dict[str, Tensor] = {}
+        self.aggregation: Aggregation | None = loop.aggregation
+        self.planned: Any = None
+        self.parts: Sequence[Part] = loop._parts
+        self.records: list[Record] = []
+        self.gather: Callable[[Any, str], list[Any]] = lambda value, what: [value]
+        self._loop = loop
         self._checked: list[torch.optim.Optimizer] = []
         self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
@@ -247,12 +267,17 @@ class Run:
         self._validation: object = trainer.datamodule  # type: ignore[attr-defined]
         self.devices = NoDevices(loop.train == "forward")
         self.logged: dict[str, float] = {}
-        self._own_state = loop.own_state
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Trainer's optimizers; a callback may replace them between rounds."""
-        return self._trainer.optimizers
+        return self.trainer.optimizers
+
+    @property
+    def round_idx(self) -> int:
+        """Number of rounds with a finished server step."""
+        done: int = self._loop.rounds_done
+        return done
 
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""
@@ -312,7 +337,8 @@ class Run:
 
     def own_state(self, client_id: str) -> State | None:
         """Return the parameters with which a client would continue alone; None for the global ones."""
-        return self._own_state(client_id)
+        found: State | None = self._loop.own_state(client_id)
+        return found
 
     def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
         """Yield the clients in groups; during each the module computes on the base of the group's devices."""
@@ -424,54 +450,3 @@ def log_round(
     for name, value in training.items():
         shown = name == "loss"
         module.log(f"train/{name}", value, prog_bar=shown, on_step=False, on_epoch=True, batch_size=1)
-
-
-class PrivacyAccount:
-    """Privacy account of a run with a private aggregation or channel.
-
-    Attributes:
-        rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
-
-    Raises:
-        ModuleNotFoundError: something is private and the accountant is not installed.
-    """
-
-    def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
-        self.rounds: dict[tuple[int, int], int] = {}
-        self._parts: dict[str, tuple[Private, float]] = {}
-        parts: dict[str, object] = {"": aggregation, "_local": channel}
-        for end, part in parts.items():
-            if isinstance(part, Private) and part.delta is not None:
-                part.epsilon(part.delta, [])  # asks whether the accountant is installed
-                self._parts[end] = part, part.delta
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the aggregation or the channel promises differential privacy."""
-        return bool(self._parts)
-
-    def check(self, clients: int) -> None:
-        """Raise ValueError unless delta < 1 / clients: otherwise revealing one client whole would be private."""
-        for part, delta in self._parts.values():
-            if delta * clients >= 1:
-                raise ValueError(
-                    f"{type(part).__name__}: delta={delta:g} is not below one over the {clients:,} clients, so that giving "
-                    f"away all that one of them holds would count as private: set it to {0.1 / clients:.0e} or less"
-                )
-
-    def after_round(self, sampled: int, clients: int) -> dict[str, float]:
-        """Count a round with ``sampled`` of ``clients`` asked, including dropouts, and return epsilon after it.
-
-        Returns:
-            ``epsilon`` and ``delta`` towards observers of the models, ``epsilon_local`` and ``delta_local`` towards the
-                server;
-            absent where nothing is private.
-        """
-        if self._parts:
-            self.rounds[sampled, clients] = self.rounds.get((sampled, clients), 0) + 1
-        found: dict[str, float] = {}
-        for end, (part, delta) in self._parts.items():
-            epsilon = part.epsilon(delta, self.rounds)
-            if epsilon is not None:
-                found |= {f"epsilon{end}": epsilon, f"delta{end}": delta}
-        return found

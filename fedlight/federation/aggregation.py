@@ -25,6 +25,9 @@ from fedlight.support.checks import Checked
 class Aggregation(Protocol):
     """Combination of the updates of one round, whatever their order."""
 
+    keeps_factors: bool = False
+    """Whether it has to know which LoRA factors clients have received and kept (`Update.received`)."""
+
     def add(self, update: Update) -> None:
         """Take one client's update."""
 

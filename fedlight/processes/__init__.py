@@ -3,7 +3,6 @@
 `strategy` starts the processes through Lightning's launchers and environments, `joining` brings them together, `team`
 exchanges what they have worked out, `watch` ends them all when one of them is gone or stopped, `work` shares the work
 around the rounds, such as generation.
-`core_watch` advises fewer threads where other processes keep the cores busy.
 """
 
 from fedlight.support.lazy import lazy_names

@@ -1,6 +1,7 @@
 """Limits of one client's part in a round: numbers by hand, and the word of a run that only warns."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +15,7 @@ from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.client import Update
 from fedlight.federation.privacy import PrivateMean
-from fedlight.processes.team import Team
 
-ALONE = Team()
 FIVE = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0**62}
 """Norm of each update; the median is 2."""
 
@@ -34,14 +33,18 @@ def updates(norms, heavy=None):
     ]
 
 
+def round_of(rows, round_idx=0):
+    return SimpleNamespace(records=rows, round_idx=round_idx, gather=lambda value, what: [value])
+
+
 def settle(limits, given, aggregation=None, round_idx=0):
     """Return the movement of w, and the reason of each client."""
     run = limits if isinstance(limits, LimitedRounds) else LimitedRounds(limits, deployed=True)
-    watched = run.watch(aggregation or WeightedSum("weight"))
+    watched = run.aggregation(None, aggregation or WeightedSum("weight"), 0)
     for one in given:
         watched.add(one)
     rows = [{"client": one.client_id, "reason": ""} for one in given]
-    run.settle(round_idx, rows, ALONE)
+    run.end_visits(round_of(rows, round_idx), None)
     return watched.result()["w"].item() / 0.8, {row["client"]: row["reason"] for row in rows}
 
 
@@ -85,13 +88,13 @@ def test_a_small_round_has_twice_an_even_share(clients, share):
 def test_updates_of_other_tensors_have_shares_of_their_own():
     """Of two clients that send the first tensor alone, none can have less than the other."""
     run = LimitedRounds(Limits(share=0.3), deployed=True)
-    watched = run.watch(WeightedSum("weight"))
+    watched = run.aggregation(None, WeightedSum("weight"), 0)
     for name, weight in (("a", 1.0), ("b", 50.0)):
         watched.add(Update(name, {"first": torch.ones(1).double()}, weight))
     for name in "cdef":
         watched.add(Update(name, {"second": torch.ones(1).double()}, 50.0))
     rows = [{"client": name, "reason": ""} for name in "abcdef"]
-    run.settle(0, rows, ALONE)
+    run.end_visits(round_of(rows), None)
     assert {row["reason"] for row in rows} == {""}
 
 
@@ -104,7 +107,7 @@ def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limit
     _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), CoordinateMedian())
     assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
     private = PrivateMean(1.0, 0.0)
-    assert LimitedRounds(Limits(), deployed=True).watch(private) is private
+    assert LimitedRounds(Limits(), deployed=True).aggregation(None, private, 0) is private
 
 
 def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):
@@ -196,15 +199,15 @@ def test_devices_that_are_absent_are_waited_for_a_day():
     run = LimitedRounds(Limits(), deployed=False)
     rows = [{"client": "a", "reason": "absent"}]
     for done in range(1, 145):  # ten minutes each
-        run.after_round(done, rows, {"clients": 0.0}, 600.0 * done)
+        run.count(done, rows, {"clients": 0.0}, 600.0 * done)
     with pytest.raises(ValueError, match=r"145 rounds in a row.*absent \(145\)"):
-        run.after_round(145, rows, {"clients": 0.0}, 600.0 * 145)
+        run.count(145, rows, {"clients": 0.0}, 600.0 * 145)
 
 
 def test_a_client_in_between_counts_anew():
     run = LimitedRounds(Limits(empty_rounds=2), deployed=True)
     rows = [{"client": "a", "reason": "late"}]
     for done in range(1, 10):
-        run.after_round(done, rows, {"clients": float(done % 2)}, 0.0)
+        run.count(done, rows, {"clients": float(done % 2)}, 0.0)
     with pytest.raises(ValueError, match=r"2 rounds in a row.*late \(2\)"):
-        [run.after_round(done, rows, {"clients": 0.0}, 0.0) for done in (10, 11)]
+        [run.count(done, rows, {"clients": 0.0}, 0.0) for done in (10, 11)]

@@ -10,8 +10,8 @@ from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.logs.group_log import GroupLog
 from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.privacy_account import PrivacyAccount
 from fedlight.callbacks.loop.round_table import RoundTable
-from fedlight.callbacks.loop.run import PrivacyAccount
 from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.federation.channel import Identity
 from fedlight.federation.privacy import PrivateMean, sampled_epsilon
@@ -102,7 +102,7 @@ class Reads(L.Callback):
 
 @counted
 def test_a_round_of_a_run_reads_as_much_as_any_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedlight.processes.core_watch.PERIOD_SECONDS", 1e9)
+    monkeypatch.setattr("fedlight.callbacks.loop.core_watch.PERIOD_SECONDS", 1e9)
     reads, logs = Reads(), [VisitLog(), GroupLog(), ClientAccuracy()]
     fit(tmp_path, *logs, reads, algorithm=Regrouping(), rounds=60)
     assert reads.rounds[12] == reads.rounds[55]
@@ -113,7 +113,7 @@ def test_a_round_of_a_run_reads_as_much_as_any_other(tmp_path, monkeypatch):
 
 def test_private_rounds_are_counted():
     account = PrivacyAccount(PrivateMean(1.0, 4.0), Identity())
-    found = [account.after_round(sampled, 10) for sampled in (3, 3, 2, 3)]
+    found = [account.after(sampled, 10) for sampled in (3, 3, 2, 3)]
     assert account.rounds == {(3, 10): 3, (2, 10): 1}
     assert found[-1]["epsilon"] == sampled_epsilon(4.0, 1e-5, [(3, 10), (3, 10), (2, 10), (3, 10)])
     assert PrivateMean(1.0, 4.0, secret_sampling=False).epsilon(1e-5, account.rounds) == PrivateMean(

@@ -8,7 +8,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.optimizers import LossScale
+from fedlight.callbacks.loop.optimizers import scaler_of
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -106,6 +106,4 @@ def test_our_optimizers_leave_the_division_to_the_scale():
 
 
 def test_other_precisions_have_no_scale():
-    scale = LossScale()
-    scale.start_round(trainer(1), "FedProx")
-    assert not scale.is_used
+    assert scaler_of(trainer(1)) is None

@@ -1,12 +1,13 @@
 """What a run says of its privacy: epsilon at the delta that was asked for, and that delta beside it."""
 
 import math
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
 from plain_lightning import federate
 
-from fedlight.callbacks.loop.run import PrivacyAccount
+from fedlight.callbacks.loop.privacy_account import PrivacyAccount
 from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon
@@ -59,9 +60,9 @@ def test_a_delta_that_would_let_a_client_be_given_away_is_refused():
     with pytest.raises(ValueError, match=message):
         federate(rounds=1, aggregation=PrivateMean(1.0, 1.0, delta=0.1))
     account = PrivacyAccount(None, Wire(up=[ClipAndNoise(1.0, 1.0)]))
-    account.check(99_999)
+    account.meet(SimpleNamespace(clients=range(99_999)))
     with pytest.raises(ValueError, match="Wire: delta=1e-05 is not below one over the 100,000 clients"):
-        account.check(100_000)
+        account.meet(SimpleNamespace(clients=range(100_000)))
 
 
 def test_only_noise_on_the_way_up_has_a_delta():
@@ -72,4 +73,4 @@ def test_only_noise_on_the_way_up_has_a_delta():
 
 def test_without_noise_there_is_no_epsilon():
     account = PrivacyAccount(PrivateMean(1.0, 0.0), Identity())
-    assert account.after_round(2, 10) == {"epsilon": math.inf, "delta": 1e-5}
+    assert account.after(2, 10) == {"epsilon": math.inf, "delta": 1e-5}

@@ -24,6 +24,7 @@ from tastes import run as train_selectors
 from torch import nn
 from two_parts import TwoParts
 
+from fedlight.callbacks.loop import product_error
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.ditto import Ditto
@@ -40,7 +41,6 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Visiting
 from fedlight.federation.codecs import Quantize
-from fedlight.federation.lora import product_error
 from fedlight.federation.lora.pairs import find_pairs
 from fedlight.federation.privacy import PrivateMean
 from fedlight.federation.server import FedAdam

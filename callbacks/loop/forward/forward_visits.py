@@ -1,25 +1,21 @@
 """Visits of a run that are trained by forward passes alone: the settings, their checks, and the weight of such a visit."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import lightning as L
-from torch import Tensor
-from torch.optim import Optimizer
+from typing import Any
 
 from fedlight.callbacks.loop.forward.forward_steps import ForwardClient, ForwardSteps
 from fedlight.callbacks.loop.forward.refusals import check_module, check_optimizers
-from fedlight.callbacks.loop.groups.side_by_side import SideBySide
-from fedlight.callbacks.loop.visits.visit import OpenVisit
+from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.run import Run
+from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Update
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 
 
-class ForwardVisits:
+class ForwardVisits(Part):
     """Forward-only visits of a run.
 
     Args:
@@ -30,7 +26,6 @@ class ForwardVisits:
 
     Attributes:
         settings: eps, perturbations and so on.
-        is_used: whether the run may have such visits.
 
     Raises:
         ValueError: settings that do not fit together.
@@ -54,7 +49,6 @@ class ForwardVisits:
                 "or auto, or leave zeroth_order out"
             )
         self.settings = settings or ZerothOrder()
-        self.is_used = train != "backprop"
         if aggregation is not None and self.settings.forward_weight != 1:
             raise ValueError(
                 f"zeroth_order.forward_weight={self.settings.forward_weight} is a factor on weights, and "
@@ -63,49 +57,33 @@ class ForwardVisits:
 
     @property
     def perturbations(self) -> int:
-        """Number of directions of a step; 0 where all visits backpropagate."""
-        return self.settings.perturbations if self.is_used else 0
+        """Number of directions of a step."""
+        return self.settings.perturbations
 
-    def check(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def check(self, run: Run) -> None:
         """Raise ValueError, before any work, for a module or trainer that needs gradients."""
-        if self.is_used:
-            check_module(trainer, module)
+        check_module(run.trainer, run.lightning_module)
 
-    def check_optimizers(self, optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> None:
+    def start_round(self, run: Run) -> None:
         """Raise ValueError for optimizers that would move parameters without gradients, or hooks that would miss them."""
-        if self.is_used:
-            check_optimizers(optimizers, parameters)
+        check_optimizers(run.optimizers, run.parameters)
 
-    def enter(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        algorithm: Algorithm,
-        visits: Sequence[OpenVisit],
-        beside: SideBySide | None,
-        purpose: tuple[int, int],
-    ) -> ForwardSteps:
-        """Return the steps of a group of visits, which train without gradients until `ForwardSteps.leave`.
-
-        Args:
-            trainer: with its clipping and its batches of a step.
-            module: with the parameters from which the visits start.
-            algorithm: whose ``adjust_gradients`` sees each step.
-            visits: visits under way.
-            beside: group whose clients are stacked in the module; None for one visit alone.
-            purpose: seed of the run, and round.
-        """
+    def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
+        """Make the visits of a group train without gradients until `ForwardSteps.leave`."""
+        visits, beside = group.visits, group.beside
+        if not run.devices.trains_forward(visits[0].visiting.visit):
+            return
         clients = []
         for place, one in enumerate(visits):
             own = (one.parameters, one.parameters) if beside is None else beside.trained_by(place)
             clients.append(ForwardClient(one.visiting, *own))
-        steps = ForwardSteps(self.settings, algorithm, clients, purpose, trainer, beside)
-        steps.enter(module)
-        return steps
+        purpose = run.seed, run.round_idx
+        steps = ForwardSteps(self.settings, run.algorithm, clients, purpose, run.trainer, beside)
+        steps.enter(run.lightning_module)
+        group.forward = steps
 
-    def weighted(self, update: Update | None, forward: bool) -> Update | None:
-        """Return the update of a visit, which was ``forward``-only or not, with its weight in the average."""
+    def weighed(self, group: OpenGroup, update: Update) -> Update:
         factor = self.settings.forward_weight
-        if update is None or not forward or factor == 1:
+        if group.forward is None or factor == 1:
             return update
         return replace(update, weight=update.weight * factor)

@@ -9,20 +9,20 @@ rounding alone. Weights, random streams and data stay as they are.
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
 
 from fedlight.callbacks.loop.groups.bundles import Kind, form_bundles
 from fedlight.callbacks.loop.groups.refusals import check_optimizers, check_run
 from fedlight.callbacks.loop.groups.side_by_side import SideBySide
-from fedlight.callbacks.loop.run import LossPerExample, ready
+from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.run import LossPerExample, Run, ready
+from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.federation.client import Visit
 from fedlight.federation.protocols import StreamsGroups
 from fedlight.processes.team import current_team
@@ -40,7 +40,7 @@ SHARE_OF_MEMORY = 0.7
 """Largest share of the free memory that a group may take: later batches may be longer than the first."""
 
 
-class AtOnce:
+class AtOnce(Part):
     """Groups of a run: how many clients they have, and the one under way.
 
     Args:
@@ -58,12 +58,10 @@ class AtOnce:
             self._number = setting
         self._groups: SideBySide | None = None
 
-    def check(self, trainer: L.Trainer, module: L.LightningModule, data: object, buffers: str) -> None:
+    def check(self, run: Run) -> None:
         """Raise ValueError for a run whose clients cannot be trained side by side; ``auto`` then takes one at a time."""
-        if self._number == 1:
-            return
         try:
-            check_run(trainer, module, data, buffers)
+            check_run(run.trainer, run.lightning_module, run.data, run.buffers.name)
         except ValueError as why:
             self._one_at_a_time(why)
 
@@ -73,37 +71,33 @@ class AtOnce:
         self._number = 1
         rank_zero_info(f"clients_at_once=auto: one client at a time. {why}")
 
-    def stack(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        parameters: Mapping[str, Tensor],
-        data: object,
-        seed: int,
-    ) -> None:
-        """Get ready for groups of clients that train ``parameters``; raise ValueError for what cannot be stacked."""
+    def attach(self, run: Run) -> None:
+        """Get ready for groups of clients; raise ValueError for what cannot be stacked."""
         if self._number == 1:
             return
-        self._trainer, self._module, self._data = trainer, module, data
+        self._trainer, self._module, self._data = run.trainer, run.lightning_module, run.data
         try:
-            check_optimizers(trainer.optimizers, parameters)
+            check_optimizers(run.optimizers, run.parameters)
             before = {} if self._groups is None else self._groups.parameters
-            if [*map(id, before.values())] != [*map(id, parameters.values())]:
-                assert isinstance(data, StreamsGroups)  # see `check`
-                self._groups = SideBySide(module, parameters, data, seed)
+            if [*map(id, before.values())] != [*map(id, run.parameters.values())]:
+                assert isinstance(run.data, StreamsGroups)  # see `check`
+                self._groups = SideBySide(run.lightning_module, run.parameters, run.data, run.seed)
         except ValueError as why:
             self._one_at_a_time(why)
+
+    def start_round(self, run: Run) -> None:
+        self.attach(run)  # callbacks may have changed what is trained
+
+    def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
+        if len(group.visits) > 1:
+            self.groups.enter([one.visiting for one in group.visits], batch, run.round_idx)
+            group.beside = self.groups
 
     @property
     def groups(self) -> SideBySide:
         """Trainer of groups of several visits."""
         assert self._groups is not None
         return self._groups
-
-    @property
-    def under_way(self) -> SideBySide | None:
-        """Group of several visits under way, or None."""
-        return self._groups if self._groups is not None and self._groups.is_open else None
 
     def number(self, visits: Sequence[Visit], kind: Kind, round_idx: int) -> int:
         """Return the most clients of a group in a round with these visits; in several processes it is the same number."""

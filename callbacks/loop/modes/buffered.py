@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedlight.callbacks.loop import guard
 from fedlight.callbacks.loop.devices import DeviceEmulation, check_device_settings
-from fedlight.callbacks.loop.modes.synchronous import Synchronous, VisitsOf
+from fedlight.callbacks.loop.modes.synchronous import ProductErrorSetting, Synchronous, VisitsOf
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NoDevices
 from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
@@ -31,7 +31,6 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, next_step
 from fedlight.federation.client import Client, Update, Visit
-from fedlight.federation.lora.product_error import Setting
 from fedlight.federation.state import State
 
 Mode = Literal["sync", "buffered"]
@@ -146,7 +145,7 @@ class Buffered(Synchronous):
             return update
         return replace(update, movement={name: value * factor for name, value in update.movement.items()})
 
-    def product_error(self, setting: Setting) -> Setting:
+    def product_error(self, setting: ProductErrorSetting) -> ProductErrorSetting:
         if setting is True:
             raise refusal(
                 "product_error=true compares the server's product with those of clients that began at its model, "

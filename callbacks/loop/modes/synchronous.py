@@ -1,7 +1,7 @@
 """Synchronous rounds: a cohort is asked, all of it starts from the newest model, and the server waits for it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from torch import Tensor
@@ -10,11 +10,11 @@ from fedlight.callbacks.loop import guard
 from fedlight.callbacks.loop.run import NoDevices
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Update, Visit
-from fedlight.federation.lora.product_error import Setting
 from fedlight.federation.state import State
 
 VisitsOf = Callable[[int, Sequence[Client]], list[Visit]]
 """Function from a round and clients that are asked in it to their visits."""
+ProductErrorSetting = bool | Literal["auto"]
 
 
 class Synchronous:
@@ -63,7 +63,7 @@ class Synchronous:
         """Return a visit's update as it is aggregated in a round."""
         return update
 
-    def product_error(self, setting: Setting) -> Setting:
+    def product_error(self, setting: ProductErrorSetting) -> ProductErrorSetting:
         """Return the setting of ``fed/product_error`` in this mode; raise ValueError where it has no meaning."""
         return setting
 

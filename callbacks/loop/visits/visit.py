@@ -9,7 +9,7 @@ aggregated. A client checks for NaN and Inf before it sends.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.modes.synchronous import Synchronous
 from fedlight.callbacks.loop.run import seed_all
-from fedlight.callbacks.loop.visits.contributions import Contributions, TrainingMetrics
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel, Payload
@@ -71,10 +70,23 @@ class OpenVisit:
 
 @dataclass
 class OpenGroup:
-    """Visits under way side by side, in the order of the plan, with their common steps; without visits before the first."""
+    """Visits under way side by side, in the order of the plan; without visits before the first.
+
+    Attributes:
+        work: their common steps.
+        beside: `SideBySide` that trains several clients in one batch; None for one visit alone, and when the group is over.
+        forward: `ForwardSteps` of visits that train without gradients; None for backpropagation.
+    """
 
     visits: list[OpenVisit]
     work: LocalWork
+    beside: Any = None
+    forward: Any = None
+
+    def unstack(self) -> list[State]:
+        """End the visits of several clients in one batch; return what each has trained, none where one trains alone."""
+        beside, self.beside = self.beside, None
+        return [] if beside is None else beside.leave()
 
 
 class Exchange:
@@ -85,6 +97,7 @@ class Exchange:
         state: shared parameters of the server.
         buffer_bytes: bytes of the buffers that are sent along, one way.
         mode: mode of the federation, which says from which model a visit starts and what its update weighs.
+        keeps_factors: whether the aggregation has to know which LoRA factors clients have received and kept.
     """
 
     def __init__(
@@ -96,6 +109,7 @@ class Exchange:
         state: State,
         buffer_bytes: int = 0,
         mode: Synchronous | None = None,
+        keeps_factors: bool = False,
     ) -> None:
         self.algorithm = algorithm
         self.channel = channel
@@ -104,6 +118,7 @@ class Exchange:
         self.state = state
         self.buffer_bytes = buffer_bytes
         self.mode = mode or Synchronous(1)
+        self.keeps_factors = keeps_factors
         self._arrived: tuple[Visiting, State] | None = None
         self._upload: Upload | None = None
         self._is_new = False
@@ -113,15 +128,19 @@ class Exchange:
 
         ``before`` is the client's previous visit in the round.
         """
-        rank, model = rank_of(client), self.mode.model_for(visit, self.state)
-        sent, num_bytes = self.algorithm.send(visit, client, model), 0
+        sent, num_bytes = self.algorithm.send(visit, client, self.mode.model_for(visit, self.state)), 0
         received: State = before.received if before else {}
         if sent is not None:
-            payload = self.channel.down(cut_to_rank(sent, rank), client)
-            received, num_bytes = pad_like(payload.state, sent, rank), self._with_buffers(payload)
+            received, payload = self._send_down(sent, client)
+            num_bytes = self._with_buffers(payload)
         visiting = self.algorithm.start_visit(visit, client, received)
-        visiting.before, visiting.lora_rank = before, rank
+        visiting.before = before
         return visiting, num_bytes
+
+    def _send_down(self, sent: State, client: Client) -> tuple[State, Payload]:
+        """Return what a client receives of a state that is sent to it, and what travels."""
+        payload = self.channel.down(sent, client)
+        return payload.state, payload
 
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
         """Send the client's reply to the server at the end of a visit; return its update, if it gives one, and the bytes up.
@@ -129,17 +148,17 @@ class Exchange:
         Raises Diverged, and sends nothing, if something is not finite.
         """
         refuse_not_finite(trained, "trained")
-        reply, rank = self.algorithm.reply(visiting, trained, work), visiting.lora_rank
-        visit, client, received = visiting.visit, visiting.client, visiting.received
-        refuse_moved_zeros(reply, rank)
-        seed_all(self.seed, "wire", self.round_idx, *visit.purpose)
-        payload = self.channel.up(
-            *(cut_to_rank(received, rank), cut_to_rank(reply, rank), client),
-            reply.keys() - self.state.keys(),
-        )
-        refuse_not_finite(payload.state, "the movement of")
-        movement = pad_like(payload.state, reply, rank)
+        reply = self.algorithm.reply(visiting, trained, work)
+        seed_all(self.seed, "wire", self.round_idx, *visiting.visit.purpose)
+        movement, payload = self._send_up(visiting, reply)
         return self.arrived(visiting, movement, trained, work), self._with_buffers(payload)
+
+    def _send_up(self, visiting: Visiting, reply: State) -> tuple[State, Payload]:
+        """Return the movement that reaches the server with a reply, and what travels."""
+        others = reply.keys() - self.state.keys()
+        payload = self.channel.up(visiting.received, reply, visiting.client, others)
+        refuse_not_finite(payload.state, "the movement of")
+        return payload.state, payload
 
     def arrived(self, visiting: Visiting, movement: State, trained: State, work: Work) -> Update | None:
         """Take the movement that has reached the server at the end of a visit; return its update, if it gives one.
@@ -151,7 +170,8 @@ class Exchange:
         if update is not None and not math.isfinite(update.weight):
             raise Diverged(f"its weight {update.weight} is not finite")
         if update is not None:
-            update = with_factors(update, received, trained, self.state)
+            if self.keeps_factors:
+                update = with_factors(update, received, trained, self.state)
             own = {name: value for name, value in movement.items() if name in self.state}
             if (
                 type(self.algorithm).uploaded is not Algorithm.uploaded
@@ -186,6 +206,27 @@ class Exchange:
         for one in takers:
             assert self.upload is not None
             one.on_upload(self.upload)
+
+
+class RankedExchange(Exchange):
+    """Messages of clients with LoRA adapters of unlike ranks: see `fedlight.federation.lora.ranks`."""
+
+    def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
+        visiting, num_bytes = super().down(visit, client, before)
+        visiting.lora_rank = rank_of(client)
+        return visiting, num_bytes
+
+    def _send_down(self, sent: State, client: Client) -> tuple[State, Payload]:
+        rank = rank_of(client)
+        received, payload = super()._send_down(cut_to_rank(sent, rank), client)
+        return pad_like(received, sent, rank), payload
+
+    def _send_up(self, visiting: Visiting, reply: State) -> tuple[State, Payload]:
+        rank = visiting.lora_rank
+        refuse_moved_zeros(reply, rank)
+        cut = replace(visiting, received=cut_to_rank(visiting.received, rank))
+        movement, payload = super()._send_up(cut, cut_to_rank(reply, rank))
+        return pad_like(movement, reply, rank), payload
 
 
 @runtime_checkable
@@ -298,32 +339,3 @@ class ParametersLeft:
                 f"had been taken: a callback that changes weights in {HOOK} has to stand in front of FederatedLoop among "
                 "the trainer's callbacks"
             )
-
-
-@dataclass
-class OpenRound:
-    """Round under way as the loop keeps it.
-
-    Attributes:
-        opened: federated parameters before the round.
-        state: federated parameters at the first visit; callbacks may have changed them when the epoch started.
-        last: client id -> its last visit so far, of clients that have more visits in the round.
-        memories: client id -> its memory before the round, of clients with several visits.
-    """
-
-    opened: State
-    state: State
-    exchange: Exchange
-    contributions: Contributions
-    training: TrainingMetrics = field(default_factory=TrainingMetrics)
-    last: dict[str, Visiting] = field(default_factory=dict)
-    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def opened_with(self, state: State) -> State:
-        """Return ``state``, as callbacks have left it at the epoch start, with what they have changed as it was before."""
-        return {
-            name: value
-            if name not in self.state or torch.equal(value, self.state[name])
-            else self.state[name]
-            for name, value in state.items()
-        }

@@ -7,7 +7,6 @@ _FILES = {
     "LoraPairs": "pairs",
     "find_pairs": "pairs",
     "ProductSums": "products",
-    "ProductError": "product_error",
     "LoraRanks": "ranks",
     "rank_of": "ranks",
     "cut_to_rank": "ranks",

@@ -134,6 +134,7 @@ class ProductSums(Aggregation):
         then: Callable[["ProductSums", State], State] | None = None,
     ) -> None:
         self.is_known = True
+        self.keeps_factors = True
         self._then = then
         self._inner, self._mean, self._pairs = inner, copy.deepcopy(mean), pairs
         self._kept: dict[

@@ -18,7 +18,8 @@ from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.local_work import LocalWork
-from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup, OpenRound
+from fedlight.callbacks.loop.visits.round import OpenRound
+from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup
 from fedlight.federation.algorithm import Payloads, predict_payloads
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
@@ -228,7 +229,7 @@ class NodeLoop(FederatedLoop):
     def _start_algorithm(self) -> None:
         """Do nothing: the round is begun by the server."""
 
-    def _make_exchange(self, state: State) -> NodeExchange:
+    def _make_exchange(self, state: State, keeps_factors: bool) -> NodeExchange:
         payloads: dict[tuple[str, str], Payloads] = {}
         for client in self._rounds.cohort:
             visits = [one for one in self._rounds.schedule.visits if one.client_id == client.id]

@@ -22,9 +22,11 @@ from fedlight.callbacks.loop.groups.bundles import Bundle
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.run import Run, visit_row
-from fedlight.callbacks.loop.visits.visit import OpenRound
+from fedlight.callbacks.loop.visits.local_work import LocalWork
+from fedlight.callbacks.loop.visits.round import OpenRound
+from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.federation.algorithm import predict_payloads
-from fedlight.federation.client import OWN_STATE, Client, Visit, Work, build_clients
+from fedlight.federation.client import OWN_STATE, Client, Visit, Work
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.protocols import FederatedData, LossesOn
@@ -151,9 +153,6 @@ class ServerLoop(FederatedLoop):
         self._global = read(self._parameters)
         self.nodes.welcome(self._own, self._asks)
         if self._data.client_sizes() != {name: one.num_examples for name, one in self.clients.items()}:
-            clients = build_clients(self._data.client_sizes())
-            self.clients.clear()
-            self.clients.update(clients)
             ready = self._rounds.planned
             self._meet_clients(trainer)
             self._rounds.planned = ready
@@ -418,6 +417,7 @@ class ServerLoop(FederatedLoop):
     def _take_work(self, trainer: L.Trainer, under_way: OpenRound, sent: Sent, arrived: Arrived) -> None:
         """Add up a client's work of the round."""
         name, contributions = sent.client.id, under_way.contributions
+        group = OpenGroup([], LocalWork(()), forward=self._forward)
         if arrived.diverged:
             contributions.leave_out(name, Diverged(arrived.diverged))
         for place, visiting in enumerate(sent.visitings):
@@ -429,8 +429,9 @@ class ServerLoop(FederatedLoop):
                 trained = visiting.start | _unknown(sent.due[place].memory)
                 try:
                     update = under_way.exchange.arrived(visiting, arrived.movements[place], trained, work)
-                    weighted = self._forward.weighted(update, self.train == "forward")
-                    contributions.add(visiting.visit, weighted, {}, examples)
+                    for part in self._parts:
+                        update = None if update is None else part.weighed(group, update)
+                    contributions.add(visiting.visit, update, {}, examples)
                     under_way.training.add(name, arrived.metrics[place])
                 except (Diverged, ValueError, ArithmeticError) as why:  # of a loss, which is as the node says
                     contributions.leave_out(name, Diverged(str(why)))

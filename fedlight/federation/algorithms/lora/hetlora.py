@@ -186,6 +186,8 @@ class PaddedMeans(Aggregation):
         missing: see `HetLoRA`.
     """
 
+    keeps_factors = True
+
     def __init__(self, state: State, sparsity_weighted: bool, missing: str) -> None:
         self.mean = WeightedSum("weight")
         self._state, self._by_size, self._missing = state, sparsity_weighted, missing

@@ -18,87 +18,77 @@ know or sends one that it has not received in the visit, and under an algorithm 
 
 import logging
 import math
-from typing import Literal
 
 from torch import Tensor, nn
 
+from fedlight.callbacks.loop.modes.synchronous import ProductErrorSetting
+from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.run import Run
+from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.lora.pairs import LoraPair, find_pairs
 from fedlight.federation.lora.products import ProductSums, squared_distance
-from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
 logger = logging.getLogger("fedlight")
-Setting = bool | Literal["auto"]
 LIMIT_MIB = 256
 """With ``auto``, most memory of the factors of a round's clients. It is also the default of the clients' memories."""
 
 
-class ProductError:
+class ProductError(Part):
     """``fed/product_error`` of the rounds of a run.
 
     Args:
         setting: ``auto`` for every round whose uploads take at most ``LIMIT_MIB``, since they are all kept until the round
-            is over, by each of several processes; true for every round; false for none.
+            is over, by each of several processes; true for every round.
     """
 
-    def __init__(self, setting: Setting = "auto") -> None:
+    def __init__(self, setting: ProductErrorSetting = "auto") -> None:
         self._setting = setting
         self._sums: ProductSums | None = None
         self._pairs: list[LoraPair] = []
         self._scalings: list[float] = []
         self._said: set[str] = set()
 
-    def watch(
-        self, aggregation: Aggregation, algorithm: Algorithm, federation: Federation, num_clients: int
-    ) -> Aggregation:
+    def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return an aggregation of the same result that keeps what the metric needs, or the same one without a metric.
 
-        Args:
-            aggregation: of the round that begins.
-            algorithm: its own aggregation says with which coefficient a client counts.
-            federation: the run, with the state from which the round begins.
-            num_clients: clients of the round.
+        The algorithm's own aggregation says with which coefficient a client counts.
         """
         self._sums = None
-        if self._setting is False:
-            return aggregation
-        self._pairs, others = find_pairs(federation.state, federation.module)
+        if not any("lora_" in name for name in run.state):
+            return inner
+        self._pairs, others = find_pairs(run.state, run.module)
         if not self._pairs:
-            return aggregation
-        self._scalings = [_scaling(pair, federation.module) for pair in self._pairs]
+            return inner
+        self._scalings = [_scaling(pair, run.module) for pair in self._pairs]
         if others:
             name, why = next(iter(others.items()))
             self._say(
                 f"fed/product_error is of plain LoRA pairs alone, without {len(others)} tensors such as {name}: {why}"
             )
-        if isinstance(aggregation, ProductSums):
-            self._sums = aggregation
-            return aggregation
-        mib = num_clients * 4 * sum(_numbers(federation.state, pair) for pair in self._pairs) / 2**20
+        if isinstance(inner, ProductSums):
+            self._sums = inner
+            return inner
+        mib = num_clients * 4 * sum(_numbers(run.state, pair) for pair in self._pairs) / 2**20
         if self._setting == "auto" and mib > LIMIT_MIB:
             self._say(
                 f"fed/product_error is left out, as the adapters of {num_clients} clients take {mib:,.0f} MiB until their "
                 f"round is over, and product_error=auto means at most {LIMIT_MIB}: set it to true to have it"
             )
-            return aggregation
-        mean = algorithm.aggregation(len(federation.clients)) if federation.robust else aggregation
+            return inner
+        mean = run.algorithm.aggregation(len(run.clients)) if run.robust else inner
         mean = getattr(
             mean, "mean", mean
         )  # of an aggregation that knows with which coefficients clients count
         if not isinstance(mean, WeightedSum):
-            return aggregation
-        self._sums = ProductSums(aggregation, mean, self._pairs)
+            return inner
+        self._sums = ProductSums(inner, mean, self._pairs)
         return self._sums
 
-    def metrics(self, state: State, movement: State) -> dict[str, float]:
-        """Return ``product_error`` of a round that is over; empty where it is not defined.
-
-        Args:
-            state: parameters from which the round began.
-            movement: combined movement that the server's optimizer gets.
-        """
+    def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
+        """Return ``product_error`` of a round that is over; empty where it is not defined."""
+        state = round.state
         sums, self._sums = self._sums, None
         if sums is None or not sums.is_known:
             return {}

@@ -13,6 +13,10 @@ from pathlib import Path
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.run import Run
+from fedlight.callbacks.loop.visits.visit import OpenGroup
+
 PERIOD_SECONDS = 5.0
 """Time between two looks, of which each reads a file for each thread, a millisecond in all."""
 MOST_WAITING = 0.5
@@ -55,7 +59,7 @@ def waited_seconds(tasks: Path = Path("/proc/self/task")) -> float | None:
     return sum(waited) / 1e9 if waited else None
 
 
-class CoreWatch:
+class CoreWatch(Part):
     """Advice, once in a run, to use fewer threads where other processes keep the cores busy.
 
     Args:
@@ -69,6 +73,9 @@ class CoreWatch:
         self._clock, self._waited = clock, waited
         self._next = float("-inf")
         self._began: tuple[float, float] | None = None
+
+    def after_batch(self, run: Run, group: OpenGroup) -> None:
+        self.look()
 
     def look(self) -> None:
         """Give the advice if it is due; call it after every step, as it costs nothing but once in a while."""

@@ -1,0 +1,98 @@
+"""Parts of a run in their order; a part that the settings do not need is neither made nor imported."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+import torch
+
+from fedlight.callbacks.loop.modes.synchronous import ProductErrorSetting
+from fedlight.callbacks.loop.optimizers import LossScale, scaler_of
+from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.plan import batches_per_step
+from fedlight.callbacks.loop.run import NoDevices, Run
+from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.channel import Channel, Identity
+from fedlight.processes.team import Team
+
+if TYPE_CHECKING:
+    from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
+    from fedlight.callbacks.loop.groups.at_once import AtOnce
+    from fedlight.callbacks.loop.privacy_account import PrivacyAccount
+
+
+def privacy_part(aggregation: Aggregation | None, channel: Channel) -> "PrivacyAccount | None":
+    """Return the account of a private aggregation or channel."""
+    if aggregation is None and type(channel) is Identity:
+        return None
+    from fedlight.callbacks.loop.privacy_account import PrivacyAccount
+
+    account = PrivacyAccount(aggregation, channel)
+    return account if account.is_private else None
+
+
+def at_once_part(clients_at_once: int | Literal["auto"]) -> "AtOnce | None":
+    """Return the trainer of several clients in one batch."""
+    if clients_at_once == 1:
+        return None
+    from fedlight.callbacks.loop.groups.at_once import AtOnce
+
+    return AtOnce(clients_at_once)
+
+
+def forward_part(train: str, *settings: Any) -> "ForwardVisits | None":
+    """Return the trainer without gradients; ``settings`` are the further arguments of `ForwardVisits`."""
+    if train == "backprop" and settings[0] is None:
+        return None
+    from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
+
+    return ForwardVisits(train, *settings)  # type: ignore[arg-type]
+
+
+def product_error_part(setting: ProductErrorSetting) -> Part | None:
+    """Return the part that logs ``fed/product_error``."""
+    if setting is False:
+        return None
+    from fedlight.callbacks.loop.product_error import ProductError
+
+    return ProductError(setting)
+
+
+def emulated_devices(loop: Any, run: Run) -> NoDevices:
+    """Return the emulated devices of a loop with a fleet."""
+    from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes
+
+    directions = 0 if loop._forward is None else loop._forward.perturbations
+    sizes = PayloadSizes(
+        *(loop.algorithm, loop.channel, loop.memory, loop.clients, loop.buffers, directions),
+        partial(batches_per_step, run.trainer),
+    )
+    clock = loop.deadline_seconds, loop.clients_per_round, loop.seed
+    return DeviceEmulation(loop.fleet, *clock, sizes, run, loop.train, directions)
+
+
+def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
+    """Yield the parts of a run; the order matters where a comment says so. ``loop`` is the `FederatedLoop`."""
+    yield loop._optimizers  # before all that sets options of optimizers
+    yield loop._schedules
+    if scaler_of(trainer) is not None:
+        yield LossScale()
+    if loop._product_error is not None:
+        yield loop._product_error  # before the limits: it counts each client with its own weight
+    yield loop._limits
+    if loop.privacy is not None:
+        yield loop.privacy
+    if loop._at_once is not None:
+        yield loop._at_once  # before what looks at a group
+    if loop._forward is not None:
+        yield loop._forward
+    if torch.get_num_threads() > 1:
+        from fedlight.callbacks.loop.core_watch import CoreWatch
+
+        yield CoreWatch()
+    yield from loop.parts
+    if team.size > 1:
+        from fedlight.callbacks.loop.ranks import Ranks
+
+        yield Ranks(team, loop.memory, loop._federation)  # last: it exchanges what the others have left

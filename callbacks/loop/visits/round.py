@@ -1,0 +1,155 @@
+"""Round under way: its groups of visits, from the first batch of each to the last, and what they leave.
+
+A client with several visits in a round contributes after the last one: if a visit diverges, nothing of the client has been
+aggregated. A client checks for NaN and Inf before it sends.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedlight.callbacks.loop.run import Run, clear_gradients, seed_all, visit_row
+from fedlight.callbacks.loop.visits.contributions import Contributions, TrainingMetrics
+from fedlight.callbacks.loop.visits.local_work import LocalWork
+from fedlight.callbacks.loop.visits.visit import (
+    Exchange,
+    OpenGroup,
+    OpenVisit,
+    call_on_visit_start,
+    use_adapter,
+)
+from fedlight.federation.algorithm import changes_gradients
+from fedlight.federation.client import Client, Group, Visit, Visiting, Work
+from fedlight.federation.state import DIVERGED, Diverged, State, write
+
+
+@dataclass
+class OpenRound:
+    """Round under way as the loop keeps it.
+
+    Attributes:
+        run: the run, with the module and the parts.
+        opened: federated parameters before the round.
+        state: federated parameters at the first visit; callbacks may have changed them when the epoch started.
+        last: client id -> its last visit so far, of clients that have more visits in the round.
+        memories: client id -> its memory before the round, of clients with several visits.
+        saved: ids of the clients whose memories the visits have saved, in their order.
+    """
+
+    run: Run
+    opened: State
+    state: State
+    exchange: Exchange
+    contributions: Contributions
+    training: TrainingMetrics = field(default_factory=TrainingMetrics)
+    last: dict[str, Visiting] = field(default_factory=dict)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
+    saved: dict[str, None] = field(default_factory=dict)
+
+    def opened_with(self, state: State) -> State:
+        """Return ``state``, as callbacks have left it at the epoch start, with what they have changed as it was before."""
+        return {
+            name: value
+            if name not in self.state or torch.equal(value, self.state[name])
+            else self.state[name]
+            for name, value in state.items()
+        }
+
+    def begin_group(self, visits: Group, batch: Any) -> OpenGroup:
+        """Send their messages to the clients of a group, and put what they train from into the module."""
+        run, module = self.run, self.run.lightning_module
+        group = OpenGroup([self._receive(visit) for visit in visits], LocalWork(()))
+        first = group.visits[0].visiting
+        use_adapter(module, first)
+        buffers = run.buffers.enter(first.client.memory, self.state, run.parameters)
+        write(first.start | buffers, run.parameters)
+        clear_gradients(module)
+        run.devices.enter(visits[0])
+        for part in run.parts:
+            part.enter(run, group, batch)
+        seed_all(
+            run.seed, "visit", run.round_idx, *(purpose for visit in visits for purpose in visit.purpose)
+        )
+        group.work = LocalWork(run.optimizers, changes_gradients(run.algorithm), group.forward)
+        self.training.start(module)
+        for visit in visits:
+            call_on_visit_start(run.trainer, module, visit.client_id)
+        return group
+
+    def _receive(self, visit: Visit) -> OpenVisit:
+        """Send the algorithm's message at the start of a visit."""
+        run, name = self.run, visit.client_id
+        schedule = run.planned.schedule
+        client = replace(run.clients[name], memory=run.memory.load(name))
+        if schedule.is_first(visit) and not schedule.is_last(visit):
+            self.memories[name] = run.memory.load(name)
+        visiting, bytes_down = self.exchange.down(visit, client, self.last.get(name))
+        return OpenVisit(visiting, {name: run.parameters[name] for name in visiting.start}, bytes_down)
+
+    def end_group(self, group: OpenGroup) -> None:
+        """Send the clients' replies after the last batch of a group, whose work has ended."""
+        run, module = self.run, self.run.lightning_module
+        trained = group.unstack()
+        if trained:
+            run.buffers.trained()  # none of a group's has changed, or this is refused
+        metrics = self.training.take(module, len(group.visits))
+        for place, one in enumerate(group.visits):
+            if trained:  # as if the client had trained alone
+                use_adapter(module, one.visiting)
+                write(trained[place], run.parameters)
+                one.trained = trained[place]
+            self.training.add(one.visiting.client.id, metrics[place])
+            self._finish_visit(group, one, group.work.done(place, one.parameters))
+            self.exchange.call_on_upload(run.trainer.callbacks)  # type: ignore[attr-defined]
+
+    def _finish_visit(self, group: OpenGroup, one: OpenVisit, work: Work) -> None:
+        run, visiting, visit, reason = self.run, one.visiting, one.visiting.visit, ""
+        num_examples = run.num_examples(visit)
+        for part in run.parts:
+            part.leave(run, group, one)
+        self.last[visit.client_id] = visiting
+        try:
+            self._contribute(group, one, work, num_examples)
+        except Diverged as why:
+            self._leave_out(visiting, work, why)
+            reason = DIVERGED
+        if run.planned.schedule.is_last(visit):
+            del self.last[visit.client_id]
+        sent = one.bytes_down, one.bytes_up
+        row = visit_row(run.round_idx, visit, num_examples, work, *sent, reason, visiting.lora_rank)
+        run.records.append(run.devices.visited(visit, row))
+        for part in run.parts:
+            part.visited(run)
+
+    def _contribute(self, group: OpenGroup, one: OpenVisit, work: Work, num_examples: int) -> None:
+        run, visiting = self.run, one.visiting
+        self.contributions.refuse_left_out(visiting.client.id)
+        buffers = run.buffers.trained() if one.trained is None else {}
+        update, one.bytes_up = self.exchange.up(visiting, one.read(), work)
+        for part in run.parts:
+            update = None if update is None else part.weighed(group, update)
+        self.contributions.add(visiting.visit, update, buffers, num_examples)
+        run.buffers.keep(visiting.client.memory, buffers)
+        run.buffers.leave()
+        self._save(visiting.client)
+
+    def _leave_out(self, visiting: Visiting, work: Work, why: Diverged) -> None:
+        """Leave a client out of the round; its memory is that from before the round."""
+        run, name = self.run, visiting.client.id
+        self.training.leave_out(name)
+        run.buffers.leave()
+        write(self.state, run.parameters)
+        run.algorithm.reply(visiting, visiting.start, work)  # its further visits may need what it does there
+        if name in self.contributions.diverged:
+            return
+        self.contributions.leave_out(name, why)
+        if name in self.memories:
+            self._save(replace(run.clients[name], memory=self.memories[name]))
+        for row in run.records:
+            if row["client"] == name:
+                row.update(reason=DIVERGED, loss="")
+
+    def _save(self, client: Client) -> None:
+        self.run.memory.save(client.id, client.memory, self.run.round_idx)
+        self.saved[client.id] = None
