@@ -54,6 +54,8 @@ _FILES = {
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
     "ZerothOrder": "federation.forward.zeroth_order",
     "FedBuff": "federation.asynchronous.fedbuff",
+    "Part": "callbacks.loop.part",
+    "ProductError": "callbacks.loop.product_error",
     "Limits": "callbacks.loop.limits",
     "Average": "federation.server",
     "FedAvgM": "federation.server",
@@ -177,6 +179,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.logs.visit_log import VisitLog as VisitLog
     from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
     from fedlight.callbacks.loop.limits import Limits as Limits
+    from fedlight.callbacks.loop.part import Part as Part
+    from fedlight.callbacks.loop.product_error import ProductError as ProductError
     from fedlight.callbacks.progress.round_progress import RoundProgress as RoundProgress
     from fedlight.callbacks.scores.forgetting import Forgetting as Forgetting
     from fedlight.callbacks.scores.sample_answers import SampleAnswers as SampleAnswers

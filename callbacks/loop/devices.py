@@ -421,15 +421,3 @@ class DeviceEmulation(NoDevices):
 def _spent(outcome: Outcome) -> dict[str, float]:
     names = ("flops", "download_seconds", "compute_seconds", "upload_seconds", "joules")
     return {name: getattr(outcome, name) for name in names}
-
-
-def check_device_settings(fleet: Fleet | None, deadline_seconds: float | None, over_selection: float) -> None:
-    """Raise ValueError for settings that are out of range or need a fleet."""
-    if deadline_seconds is not None and not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds={deadline_seconds} must be above 0, or null to wait for all")
-    if not 1 <= over_selection < float("inf"):
-        raise ValueError(
-            f"over_selection={over_selection} must be at least 1: so many times clients_per_round"
-        )
-    if fleet is None and (deadline_seconds is not None or over_selection != 1):
-        raise ValueError("deadline_seconds and over_selection need devices that take their time: set fleet")

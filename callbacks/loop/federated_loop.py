@@ -22,16 +22,14 @@ from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.limits import LimitedRounds, Limits
-from fedlight.callbacks.loop.modes.buffered import Mode, make_mode
-from fedlight.callbacks.loop.modes.synchronous import ProductErrorSetting
 from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.parts import (
     at_once_part,
+    buffered_part,
     emulated_devices,
     forward_part,
     parts_in_order,
     privacy_part,
-    product_error_part,
 )
 from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.round_table import Record
@@ -100,14 +98,13 @@ class FederatedLoop(Checked, L.Callback):
             (``restart``); see `fedlight.callbacks.loop.optimizers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
-        product_error: ``auto``, true or false: log ``fed/product_error``; see `fedlight.callbacks.loop.product_error`.
         lora_ranks: client or device -> rank of its LoRA adapters, else that of the module; or ranks of which each client has
             the largest that fits its device. For `HetLoRA` and `FlexLoRA`; see `fedlight.federation.lora.ranks`.
         train: ``backprop``; ``forward``, without gradients by ``zeroth_order``; ``auto``, by the first that fits the device.
         zeroth_order: settings of forward-only visits; its defaults if not given.
-        mode: ``sync``: a round asks a cohort and waits for it; ``buffered``: a round is a server step with the updates that
-            arrive first on the devices' virtual clock, each from the model that its client received; it needs a fleet.
-        fedbuff: size of the buffer, clients at a time and weights of stale updates in the mode ``buffered``.
+        buffered: size of the buffer, clients at a time and weights of stale updates, for rounds that are a server step with
+            the updates that arrive first on the devices' virtual clock, each from the model that its client received. It
+            needs a fleet. None: a round asks a cohort and waits for it.
         limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
         parts: further parts of each round, of your own; see `fedlight.callbacks.loop.part`.
 
@@ -140,12 +137,10 @@ class FederatedLoop(Checked, L.Callback):
         buffers: Policy = "refuse",
         step_schedule: optimizers.StepSchedule = "continue",
         clients_at_once: int | Literal["auto"] = 1,
-        product_error: ProductErrorSetting = "auto",
         lora_ranks: LoraRanks | None = None,
         train: Train = "backprop",
         zeroth_order: ZerothOrder | None = None,
-        mode: Mode = "sync",
-        fedbuff: FedBuff | None = None,
+        buffered: FedBuff | None = None,
         limits: Limits | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
@@ -158,12 +153,11 @@ class FederatedLoop(Checked, L.Callback):
         self.seed, self.fleet = seed, fleet
         self.deadline_seconds, self.over_selection = deadline_seconds, over_selection
         self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
-        self.clients_at_once, self.product_error = clients_at_once, product_error
+        self.clients_at_once = clients_at_once
         self.lora_ranks = check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.train, self.zeroth_order = train, zeroth_order
-        self.mode, self.fedbuff, self.limits, self.parts = mode, fedbuff, limits or Limits(), [*parts]
-        clock = (fleet, deadline_seconds, over_selection)
-        self._mode = make_mode(mode, fedbuff, clients_per_round, seed, *clock)
+        self.buffered, self.limits, self.parts = buffered, limits or Limits(), [*parts]
+        guard.check_device_settings(fleet is not None, deadline_seconds, over_selection)
         self._left: ParametersLeft | None = None
         self.rounds_done, self.virtual_seconds = 0, 0.0
         self._optimizers, self._schedules = (
@@ -171,7 +165,8 @@ class FederatedLoop(Checked, L.Callback):
             optimizers.StepSchedules(step_schedule),
         )
         self._limits = LimitedRounds(self.limits, self.deployed)
-        self._product_error = product_error_part(self._mode.product_error(product_error))
+        clock = fleet, deadline_seconds, over_selection
+        self._buffered = buffered_part(buffered, clients_per_round, seed, *clock)
         self.privacy = privacy_part(aggregation, self.channel)
         self._at_once = at_once_part(clients_at_once)
         self._forward = forward_part(train, zeroth_order, fleet, aggregation)
@@ -198,11 +193,9 @@ class FederatedLoop(Checked, L.Callback):
         self._data = federated_data(trainer)
         self._parts = [*parts_in_order(self, trainer, current_team())]
         run = self._run = self.run_type(trainer, pl_module, self.clients, self)
-        for part in self._parts:
+        for part in self._run.parts_with(Part.check):
             part.check(run)
-        is_private = self.privacy is not None
-        self.buffers.check(self.algorithm, self.aggregation, is_private)
-        self._mode.check(trainer, self.algorithm, self.buffers.name, is_private)
+        self.buffers.check(self.algorithm, self.aggregation, run.is_private)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
@@ -219,13 +212,14 @@ class FederatedLoop(Checked, L.Callback):
         clients = build_clients(self._data.client_sizes())
         self.clients.clear()
         self.clients.update(clients)
-        self._mode.meet(self.clients)
-        for part in self._parts:
+        if self._buffered is None:
+            guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
+        for part in self._run.parts_with(Part.meet):
             part.meet(self._run)
         self._rounds = self._run.planned = self.planner_type(
             *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
             *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed),
-            *(None if self._at_once is None else self._at_once.number, self._mode, current_team()),
+            *(None if self._at_once is None else self._at_once.number, self._buffered, current_team()),
         )
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
@@ -241,7 +235,7 @@ class FederatedLoop(Checked, L.Callback):
         self._changes_gradients = changes_gradients(self.algorithm)
         self.buffers.attach(pl_module)
         self._run.check(self.algorithm)
-        for part in self._parts:
+        for part in self._run.parts_with(Part.attach):
             part.attach(self._run)
         if self.fleet is not None:
             self._run.devices = emulated_devices(self, self._run)
@@ -306,7 +300,7 @@ class FederatedLoop(Checked, L.Callback):
                 adjust_gradients(self.algorithm, group.visits, self._parameters, optimizer)
             else:
                 group.beside.adjust_gradients(self.algorithm, optimizer)
-        for part in self._parts if group.visits else ():
+        for part in self._run.parts_with(Part.before_step) if group.visits else ():
             part.before_step(self._run, group, optimizer)
 
     def on_train_batch_end(
@@ -317,7 +311,7 @@ class FederatedLoop(Checked, L.Callback):
         if group.visits:
             work.add_losses(step_losses(trainer, outputs))
             self.buffers.after_batch()
-            for part in self._parts:
+            for part in self._run.parts_with(Part.after_batch):
                 part.after_batch(self._run, group)
         if ended := [*group.visits] if batch_idx + 1 in self._rounds.schedule.ends else []:
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
@@ -345,7 +339,7 @@ class FederatedLoop(Checked, L.Callback):
 
     def agree(self) -> None:
         """Compare this process with the others, where each decides by itself."""
-        for part in self._parts:
+        for part in self._run.parts_with(Part.agree):
             part.agree(self._run)
 
     @property
@@ -356,7 +350,7 @@ class FederatedLoop(Checked, L.Callback):
     def _open_round(self, opened: State, state: State) -> OpenRound:
         clients, self._run.state = self._rounds.everything.clients, state
         aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
-        for part in self._parts:
+        for part in self._run.parts_with(Part.aggregation):
             aggregation = part.aggregation(self._run, aggregation, len(clients))
         factors = getattr(aggregation, "keeps_factors", False)
         self._exchange = self._make_exchange(self.buffers.shared(state), factors)
@@ -366,7 +360,8 @@ class FederatedLoop(Checked, L.Callback):
     def _make_exchange(self, state: State, keeps_factors: bool) -> Exchange:
         kind = RankedExchange if self.algorithm.unlike_ranks else Exchange
         of = self.algorithm, self.channel, self.seed, self.rounds_done
-        return kind(*of, state, self.buffers.num_bytes, self._mode, keeps_factors)
+        model_for = None if self._buffered is None else self._buffered.model_for
+        return kind(*of, state, self.buffers.num_bytes, model_for, keeps_factors)
 
     @property
     def _schedule(self) -> RoundSchedule:
@@ -379,7 +374,7 @@ class FederatedLoop(Checked, L.Callback):
         self._start.also_trained(self._parameters.values())
         state = read(self._parameters)
         under_way = self._open_round(before.opened_with(state), state)
-        for part in self._parts:
+        for part in self._run.parts_with(Part.start_round):
             part.start_round(self._run)
         if not self._rounds.schedule.visits:  # another process may have some
             self.buffers.enter({}, state, self._parameters)
@@ -390,16 +385,16 @@ class FederatedLoop(Checked, L.Callback):
         run, module_lr = self._run, trainer.optimizers[0].param_groups[0]["lr"]
         run.devices.restore()
         hints = {"lr": module_lr, "trainer.gradient_clip_val": trainer.gradient_clip_val}
-        for part in self._parts:
+        for part in self._run.parts_with(Part.end_visits):
             part.end_visits(run, under_way)
         seed_all(self.seed, "server", self.rounds_done)
         movement = self.algorithm.finish_round(under_way.contributions.result(hints))
         metrics: dict[str, float] = {}
-        for part in self._parts:
+        for part in self._run.parts_with(Part.finish_round):
             metrics |= part.finish_round(run, under_way, movement)
         state = self.server.step(under_way.state, movement)
         refuse_lost_model(state, self.rounds_done, self.server)
-        for part in self._parts:
+        for part in self._run.parts_with(Part.after_step):
             part.after_step(run, state)
         write(state, self._parameters)
         self.buffers.finish_round()
@@ -407,10 +402,10 @@ class FederatedLoop(Checked, L.Callback):
         self.rounds_done += 1
         metrics |= round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed) | run.logged
         run.logged = {}
-        metrics |= run.devices.metrics(self.visit_records) | self._mode.finish_round(under_way.exchange.state)
+        metrics |= run.devices.metrics(self.visit_records)
         self.virtual_seconds = run.devices.round_end_seconds
         log_round(trainer, module, metrics, under_way.training.means(self.deployed))
-        for part in self._parts:
+        for part in self._run.parts_with(Part.after_round):
             part.after_round(run, metrics)
 
     def refuse_changed(self) -> None:
@@ -442,7 +437,7 @@ class FederatedLoop(Checked, L.Callback):
         call_again(module)
         plan.train_batches_again(module)
         self._run.devices.restore()
-        for part in self._parts:
+        for part in self._run.parts_with(Part.abort):
             part.abort(self._run)
         if self._round is not None:
             self._round.training.take(module, 0)
@@ -479,7 +474,7 @@ class FederatedLoop(Checked, L.Callback):
             "trained": optimizers.which_are_trained(self._parameters),
             "algorithm": self.algorithm.state_dict(),
             "server": self.server.state_dict(),
-            "mode": self._mode.state_dict(),
+            "buffered": {} if self._buffered is None else self._buffered.state_dict(),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -502,5 +497,6 @@ class FederatedLoop(Checked, L.Callback):
         self.algorithm.load_state_dict(state_dict["algorithm"])
         self.server.load_state_dict(state_dict["server"])
         self.memory.load_state_dict(state_dict["memory"])
-        self._mode.load_state_dict(state_dict.get("mode", {}))
+        if self._buffered is not None:
+            self._buffered.load_state_dict(state_dict.get("buffered", {}))
         rank_zero_info(f"resuming after round {self.rounds_done}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.client import Update
+from fedlight.federation.client import Update, Visit
 from fedlight.federation.state import State
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Part:
     def leave(self, run: "Run", group: "OpenGroup", visit: "OpenVisit") -> None:
         """End a visit before its update is made; the module holds what the client has trained."""
 
-    def weighed(self, group: "OpenGroup", update: Update) -> Update:
+    def weighed(self, group: "OpenGroup", visit: Visit, update: Update) -> Update:
         """Return a visit's update as it is aggregated."""
         return update
 

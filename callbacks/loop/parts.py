@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import lightning as L
 import torch
 
-from fedlight.callbacks.loop.modes.synchronous import ProductErrorSetting
 from fedlight.callbacks.loop.optimizers import LossScale, scaler_of
 from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import NoDevices, Run
 from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
 from fedlight.processes.team import Team
 
 if TYPE_CHECKING:
+    from fedlight.callbacks.loop.buffered import Buffered
     from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
     from fedlight.callbacks.loop.groups.at_once import AtOnce
     from fedlight.callbacks.loop.privacy_account import PrivacyAccount
@@ -50,13 +51,13 @@ def forward_part(train: str, *settings: Any) -> "ForwardVisits | None":
     return ForwardVisits(train, *settings)  # type: ignore[arg-type]
 
 
-def product_error_part(setting: ProductErrorSetting) -> Part | None:
-    """Return the part that logs ``fed/product_error``."""
-    if setting is False:
+def buffered_part(fedbuff: FedBuff | None, *settings: Any) -> "Buffered | None":
+    """Return the rounds that wait for nobody; ``settings`` are the further arguments of `Buffered`."""
+    if fedbuff is None:
         return None
-    from fedlight.callbacks.loop.product_error import ProductError
+    from fedlight.callbacks.loop.buffered import Buffered
 
-    return ProductError(setting)
+    return Buffered(fedbuff, *settings)
 
 
 def emulated_devices(loop: Any, run: Run) -> NoDevices:
@@ -78,20 +79,20 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     yield loop._schedules
     if scaler_of(trainer) is not None:
         yield LossScale()
-    if loop._product_error is not None:
-        yield loop._product_error  # before the limits: it counts each client with its own weight
-    yield loop._limits
-    if loop.privacy is not None:
-        yield loop.privacy
+    if loop._buffered is not None:
+        yield loop._buffered
     if loop._at_once is not None:
         yield loop._at_once  # before what looks at a group
     if loop._forward is not None:
         yield loop._forward
+    yield from loop.parts  # before the limits, which hold back updates
+    yield loop._limits
+    if loop.privacy is not None:
+        yield loop.privacy
     if torch.get_num_threads() > 1:
         from fedlight.callbacks.loop.core_watch import CoreWatch
 
         yield CoreWatch()
-    yield from loop.parts
     if team.size > 1:
         from fedlight.callbacks.loop.ranks import Ranks
 

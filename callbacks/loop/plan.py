@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
-from fedlight.callbacks.loop.modes.synchronous import Synchronous
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
@@ -217,7 +216,7 @@ class RoundPlanner:
         accumulation: function from a round to its batches per optimizer step.
         seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
         at_once: function from the visits of a round, their kinds and the round to the most clients of a group; None: one.
-        mode: mode of the federation, which says whose visits a round has.
+        buffered: `Buffered` rounds, which say whose visits a round has; None: a cohort is asked, and all of it counts.
         team: processes that train the rounds.
 
     Attributes:
@@ -245,7 +244,7 @@ class RoundPlanner:
         accumulation: Callable[[int], int],
         seed: int,
         at_once: Callable[[Sequence[Visit], Kind, int], int] | None,
-        mode: Synchronous,
+        buffered: Any = None,
         team: Team = ALONE,
     ) -> None:
         self.algorithm = algorithm
@@ -256,7 +255,7 @@ class RoundPlanner:
         self.accumulation = accumulation
         self.seed = seed
         self.at_once = at_once
-        self.mode = mode
+        self.buffered = buffered
         self.team = team
         self.planned: int | None = None
 
@@ -290,8 +289,11 @@ class RoundPlanner:
             self._prepare(round_idx, now_seconds, run)
             self.planned = round_idx
         accumulation = self.accumulation(round_idx)
-        cohort = self.asked(round_idx)
-        visits = self.mode.plan(round_idx, now_seconds, cohort, self._visits_of, run.devices, parameters)
+        if self.buffered is None:
+            visits = self._visits_of(round_idx, self.asked(round_idx))
+            visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
+        else:
+            visits = self.buffered.plan(round_idx, now_seconds, self._visits_of, run.devices, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         at_once = 1 if self.at_once is None else self.at_once(visits, run.devices.kind, round_idx)
         self.bundles = _alone(visits) if at_once == 1 else form_bundles(visits, at_once, run.devices.kind)

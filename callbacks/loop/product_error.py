@@ -21,7 +21,6 @@ import math
 
 from torch import Tensor, nn
 
-from fedlight.callbacks.loop.modes.synchronous import ProductErrorSetting
 from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
@@ -31,24 +30,27 @@ from fedlight.federation.lora.products import ProductSums, squared_distance
 from fedlight.federation.state import State
 
 logger = logging.getLogger("fedlight")
-LIMIT_MIB = 256
-"""With ``auto``, most memory of the factors of a round's clients. It is also the default of the clients' memories."""
 
 
 class ProductError(Part):
-    """``fed/product_error`` of the rounds of a run.
+    """``fed/product_error`` of the rounds of a run, as a part: ``FederatedLoop(parts=[ProductError()])``.
 
-    Args:
-        setting: ``auto`` for every round whose uploads take at most ``LIMIT_MIB``, since they are all kept until the round
-            is over, by each of several processes; true for every round.
+    The uploads of a round are kept until it is over, by each of several processes.
     """
 
-    def __init__(self, setting: ProductErrorSetting = "auto") -> None:
-        self._setting = setting
+    def __init__(self) -> None:
         self._sums: ProductSums | None = None
         self._pairs: list[LoraPair] = []
         self._scalings: list[float] = []
         self._said: set[str] = set()
+
+    def check(self, run: Run) -> None:
+        """Raise ValueError for buffered rounds."""
+        if run.planned_by_arrival:
+            raise ValueError(
+                "ProductError compares the server's product with those of clients that began at its model, and in buffered "
+                "rounds they begin at different ones: leave it out of parts, or leave buffered out"
+            )
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return an aggregation of the same result that keeps what the metric needs, or the same one without a metric.
@@ -69,13 +71,6 @@ class ProductError(Part):
             )
         if isinstance(inner, ProductSums):
             self._sums = inner
-            return inner
-        mib = num_clients * 4 * sum(_numbers(run.state, pair) for pair in self._pairs) / 2**20
-        if self._setting == "auto" and mib > LIMIT_MIB:
-            self._say(
-                f"fed/product_error is left out, as the adapters of {num_clients} clients take {mib:,.0f} MiB until their "
-                f"round is over, and product_error=auto means at most {LIMIT_MIB}: set it to true to have it"
-            )
             return inner
         mean = run.algorithm.aggregation(len(run.clients)) if run.robust else inner
         mean = getattr(
@@ -114,10 +109,6 @@ class ProductError(Part):
         if text not in self._said:
             self._said.add(text)
             logger.warning(text)
-
-
-def _numbers(state: State, pair: LoraPair) -> int:
-    return state[pair.a].numel() + state[pair.b].numel()
 
 
 def _scaling(pair: LoraPair, module: nn.Module) -> float:

@@ -230,6 +230,8 @@ class Run:
         aggregation: that of the loop; None for the algorithm's own.
         parts: all `Part` of the run.
         planned: planner of the rounds, once the clients are known.
+        is_private: whether the run promises differential privacy.
+        planned_by_arrival: whether rounds are buffered.
         records: rows of the round so far, of visits and of clients that dropped out.
         devices: devices on which the clients train.
         gather: function from a value and the name of an exchange to the values of all processes.
@@ -253,7 +255,10 @@ class Run:
         self.parameters: dict[str, Tensor] = {}
         self.aggregation: Aggregation | None = loop.aggregation
         self.planned: Any = None
+        self.is_private: bool = loop.privacy is not None
+        self.planned_by_arrival: bool = loop.buffered is not None
         self.parts: Sequence[Part] = loop._parts
+        self._parts_with: dict[Callable[..., Any], list[Part]] = {}
         self.records: list[Record] = []
         self.gather: Callable[[Any, str], list[Any]] = lambda value, what: [value]
         self._loop = loop
@@ -278,6 +283,13 @@ class Run:
         """Number of rounds with a finished server step."""
         done: int = self._loop.rounds_done
         return done
+
+    def parts_with(self, hook: Callable[..., Any]) -> list[Part]:
+        """Return the parts that have a hook of their own, such as ``Part.enter``, in their order."""
+        if hook not in self._parts_with:
+            own = [part for part in self.parts if getattr(type(part), hook.__name__) is not hook]
+            self._parts_with[hook] = own
+        return self._parts_with[hook]
 
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""

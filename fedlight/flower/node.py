@@ -66,7 +66,6 @@ class Node:
         refuse_unsupported(self._settings)
         if secure:
             refuse_unsummable(self._settings)
-            self._settings["product_error"] = False
         # The server learns numbers of examples only where the algorithm weights clients by them.
         self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
         others = [name for name in self._parts.left_out if name not in dir(L.pytorch.callbacks)]

@@ -28,11 +28,14 @@ OF_SERVER = (
 """Callbacks that a node leaves to the server, beside fedlight's own."""
 OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
-EMULATED = {
-    "mode": ("buffered", "buffered rounds run on the virtual clock: set it to sync"),
-    "train": ("auto", "without an emulated fleet nothing decides it: set backprop or forward"),
+EMULATED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "buffered": (lambda value: value is not None, "buffered rounds run on the virtual clock: leave it out"),
+    "train": (
+        lambda value: value == "auto",
+        "without an emulated fleet nothing decides it: set backprop or forward",
+    ),
 }
-"""Setting of the loop -> the value that needs emulated devices, and why there are none, with the remedy."""
+"""Setting of the loop -> whether a value needs emulated devices, and why there are none, with the remedy."""
 
 
 class Parts(FedlightCLI):
@@ -55,7 +58,7 @@ class Parts(FedlightCLI):
         """Refuse what the loop itself would refuse with a remedy that a deployment has not: an emulated fleet."""
         federated = self.config["fit"].get("federated")
         for name, value in federated.init_args.items() if federated is not None else ():
-            if name in EMULATED and value == EMULATED[name][0]:
+            if name in EMULATED and EMULATED[name][0](value):
                 raise not_under_flower(name, value, EMULATED[name][1])
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:

@@ -59,7 +59,6 @@ def serve(
     refuse_unsupported(settings)
     if secure:
         refuse_unsummable(settings, parts.callbacks)
-        settings |= {"product_error": False}
     say_left_out(parts.left_out, "server", "which read the clients' rows")
     nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds, bounds=bounds or Bounds())
     loop = ServerLoop(**(settings | {"clients_at_once": 1, "memory": None}))

@@ -7,8 +7,9 @@ from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 
+from fedlight.callbacks.loop.buffered import Buffered
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.modes.buffered import Buffered
+from fedlight.callbacks.loop.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -30,15 +31,14 @@ from fedlight.federation.client import Visit
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 
-MODE = r"mode=buffered: "
+MODE = r"buffered rounds: "
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"mode": "async"}, "mode='async' is not one of sync, buffered"),
-        ({"mode": "buffered"}, "mode=buffered needs devices .* set fleet"),
-        ({"fedbuff": FedBuff()}, "fedbuff is for buffered rounds: set mode=buffered"),
+        ({"buffered": "async"}, "buffered='async' must be a FedBuff"),
+        ({"buffered": FedBuff()}, "buffered rounds need devices .* set fleet"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, complaint):
@@ -59,11 +59,11 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
             "clients_per_round=11 is more than the 10 clients of the data: set clients_per_round=10 or less",
         ),
         (
-            {"fedbuff": FedBuff(2, concurrency=11)},
+            {"buffered": FedBuff(2, concurrency=11)},
             "concurrency=11 is more than the 10 clients of the data",
         ),
         (
-            {"fedbuff": FedBuff(11)},
+            {"buffered": FedBuff(11)},
             "buffer_size=11 is more than the 10 clients of the data",
         ),
         ({"buffers": "average"}, MODE + "buffers=average .* set buffers=local"),
@@ -84,13 +84,13 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
         ({"algorithm": FlexLoRA()}, MODE + "FlexLoRA has an aggregation of its own"),
         ({"algorithm": RoLoRA()}, MODE + "RoLoRA plans B in one round and A in the next"),
         ({"algorithm": FedKSeed()}, MODE + "FedKSeed has start_round"),
-        ({"product_error": True}, MODE + "product_error=true compares .* leave it out"),
+        ({"parts": [ProductError()]}, "ProductError compares .* leave it out"),
     ],
 )
 def test_what_does_not_go_with_buffered_rounds_is_refused(settings, complaint, tmp_path):
     fleet = make_fleet(tmp_path, phone={})
     with pytest.raises(ValueError, match=complaint):
-        rounds_of(1, **{"fleet": fleet, "mode": "buffered", "fedbuff": FedBuff(2), **settings})
+        rounds_of(1, **{"fleet": fleet, "buffered": FedBuff(2), **settings})
 
 
 def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):
@@ -102,7 +102,7 @@ def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):
         def send(self, visit, client, state):
             return super().send(visit, client, state)
 
-    more = {"fleet": make_fleet(tmp_path, phone={}), "mode": "buffered", "fedbuff": FedBuff(2)}
+    more = {"fleet": make_fleet(tmp_path, phone={}), "buffered": FedBuff(2)}
     with pytest.raises(ValueError, match="Counting has finish_round"):
         rounds_of(1, algorithm=Counting(), **more)
     for algorithm in (Named(), LocalOnly()):
@@ -111,9 +111,7 @@ def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):
 
 
 def test_a_schedule_of_accumulation_is_refused(tmp_path):
-    loop = FederatedLoop(
-        clients_per_round=3, fleet=make_fleet(tmp_path, phone={}), mode="buffered", fedbuff=FedBuff(2)
-    )
+    loop = FederatedLoop(clients_per_round=3, fleet=make_fleet(tmp_path, phone={}), buffered=FedBuff(2))
     callbacks = [loop, GradientAccumulationScheduler({0: 1, 2: 2})]
     with pytest.raises(
         ValueError, match=r"GradientAccumulationScheduler .* set trainer.accumulate_grad_batches"
@@ -134,10 +132,10 @@ def test_parameters_that_join_while_clients_are_at_work_are_refused(tmp_path):
             return torch.optim.SGD(self.net[0].parameters(), lr=0.05)
 
     fleet = make_fleet(tmp_path, quick={}, slow={"upload_mbps": 5})
-    loop = FederatedLoop(clients_per_round=4, local_steps=2, fleet=fleet, mode="buffered", fedbuff=FedBuff(2))
+    loop = FederatedLoop(clients_per_round=4, local_steps=2, fleet=fleet, buffered=FedBuff(2))
     with pytest.raises(ValueError, match=r"joined or left the optimizer"):
         trainer(6, [loop, Thaw()]).fit(Frozen(), FederatedWrapper(Numbers(), ten_clients))
-    mode = Buffered(FedBuff(1), 1, 0)
+    mode = Buffered(FedBuff(1), 1, 0, fleet)
     mode._step = ServerStep(2, 0.0, 1.0, (), (), ())
     one, both = {"w": torch.zeros(1)}, {"w": torch.zeros(1), "v": torch.zeros(1)}
     mode._models = {0: one}
@@ -151,6 +149,6 @@ def test_concurrency_stands_for_clients_per_round(tmp_path):
     """Six at work though a round of the synchronous mode would have three."""
     fleet = make_fleet(tmp_path, phone={})
     fedbuff = FedBuff(1, concurrency=6)
-    rows, *_ = rounds_of(6, fleet=fleet, mode="buffered", fedbuff=fedbuff, clients_per_round=3)
+    rows, *_ = rounds_of(6, fleet=fleet, buffered=fedbuff, clients_per_round=3)
     assert [row["asked_round"] for row in rows][:2] == [0, 0]
     assert len({row["client"] for row in rows if row["asked_round"] == 0}) >= 5

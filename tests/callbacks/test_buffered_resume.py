@@ -42,8 +42,7 @@ def run(
         local_steps=2,
         fleet=make_fleet(devices, **DEVICES),
         channel=Wire(up=[TopK(0.4, error_feedback=True), Quantize("int8")]),
-        mode="buffered",
-        fedbuff=fedbuff or FedBuff(2),
+        buffered=fedbuff or FedBuff(2),
         memory=ClientMemories(limit_mib=0, keep=ROUNDS),
     )
     log = VisitLog(str(folder / "visits.csv"))
@@ -69,7 +68,7 @@ def test_resumed_after_any_round_equals_uninterrupted(tmp_path, algorithm):
         assert_equal(weights(whole), weights(again))
         assert resumed.virtual_seconds == loop.virtual_seconds
         assert without_wall(found) == without_wall(rows)
-        assert repr(resumed.remembered()["mode"]) == repr(loop.remembered()["mode"])
+        assert repr(resumed.remembered()["buffered"]) == repr(loop.remembered()["buffered"])
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
@@ -92,5 +91,5 @@ def test_another_mode_or_buffer_is_refused(tmp_path):
     save = ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)
     run(tmp_path / "whole", tmp_path / "devices", rounds=1, save=save)
     (checkpoint,) = (tmp_path / "saved").glob("*.ckpt")
-    with pytest.raises(ValueError, match=r"fedbuff.buffer_size=2 .* not with .*buffer_size=3"):
+    with pytest.raises(ValueError, match=r"buffered.buffer_size=2 .* not with .*buffer_size=3"):
         run(tmp_path / "other", tmp_path / "devices", ckpt_path=checkpoint, fedbuff=FedBuff(3))

@@ -24,7 +24,7 @@ from tastes import run as train_selectors
 from torch import nn
 from two_parts import TwoParts
 
-from fedlight.callbacks.loop import product_error
+from fedlight.callbacks.loop.product_error import ProductError
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.ditto import Ditto
@@ -165,7 +165,7 @@ def test_it_is_left_out_where_a_client_sends_a_factor_that_it_has_not_received()
     """Only the algorithm knows from where such a factor has moved; the first round, in which all is sent down, has it."""
     model, history, *_ = run(KeepsB(), rounds=2)
     assert [error is None for error in history.errors] == [False, True]
-    assert_equal(adapters(model), adapters(run(KeepsB(), rounds=2, product_error=False)[0]))
+    assert_equal(adapters(model), adapters(run(KeepsB(), rounds=2, parts=[])[0]))
 
 
 class LoraSelectors(Adapters):
@@ -209,14 +209,14 @@ def test_of_several_adapters_it_is_over_those_that_the_round_has_trained():
 
 
 def test_it_changes_no_bit_of_a_run():
-    runs = {}
-    for setting in (True, False, "auto"):
-        module, history, _, rows, _ = run(FedAvg(), module=LoraModule("AdamW"), product_error=setting)
-        runs[setting] = module, [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-        assert (history.errors == [None] * 3) == (setting is False)
-    for setting in (True, "auto"):
-        assert_equal(adapters(runs[setting][0]), adapters(runs[False][0]))
-        assert runs[setting][1] == runs[False][1]
+    runs = []
+    for parts in ([ProductError()], []):
+        module, history, _, rows, _ = run(FedAvg(), module=LoraModule("AdamW"), parts=parts)
+        runs.append((adapters(module), [{k: v for k, v in row.items() if k != "seconds"} for row in rows]))
+        assert (history.errors == [None] * 3) == (not parts)
+    (state, rows), (state_without, rows_without) = runs
+    assert_equal(state, state_without)
+    assert rows == rows_without
 
 
 LEFT_OUT = {
@@ -245,7 +245,7 @@ def test_it_is_left_out_without_adapters():
         def on_train_epoch_end(self, trainer, pl_module):
             history_of.update(trainer.callback_metrics)
 
-    fit(TwoParts(), Points(), rounds=1, callbacks=[Metrics()])
+    fit(TwoParts(), Points(), rounds=1, callbacks=[Metrics()], parts=[ProductError()])
     assert "fed/bytes_up" in history_of
     assert "fed/product_error" not in history_of
 
@@ -267,16 +267,6 @@ def test_a_wire_that_rounds_what_goes_down_is_part_of_the_error():
     assert all(1e-7 < error < 1e-2 for error in rounded.errors)
 
 
-def test_large_uploads_are_not_kept_unless_asked_for_and_it_is_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(product_error, "LIMIT_MIB", 1e-6)
-    _, history, *_ = run(FedAvg())
-    assert history.errors == [None] * 3
-    assert caplog.text.count("fed/product_error is left out, as the adapters of 4 clients take") == 1
-    assert "set it to true to have it" in caplog.text
-    _, history, *_ = run(FedAvg(), product_error=True)
-    assert None not in history.errors
-
-
 def test_what_is_no_plain_pair_is_said(caplog):
     class Mixed(LoraModule):
         def __init__(self):
@@ -292,12 +282,6 @@ def test_what_is_no_plain_pair_is_said(caplog):
     assert min(history.errors) > 0
     assert "without 1 tensors such as" in caplog.text
     assert "2 has no lora_A of adapter default" in caplog.text
-
-
-@pytest.mark.parametrize("value", [1, 0, "yes", None])
-def test_another_setting_is_refused(value):
-    with pytest.raises(ValueError, match=r"product_error=.* must be true or false or 'auto'"):
-        run(FedAvg(), product_error=value)
 
 
 def test_ffa_lora_has_no_error_under_a_robust_mean_that_is_a_mean():

@@ -26,6 +26,7 @@ from safetensors.torch import save
 from stacked import CLIENTS, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, close, share_of
 
+from fedlight.callbacks.loop.product_error import ProductError
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -294,7 +295,9 @@ def test_the_products_error_is_measured_against_the_clients_products_of_their_ow
             self.found = float(trainer.callback_metrics["fed/product_error"])
 
     watch = Watch()
-    start, trained, _, seen, _ = run(method(name), Points(), rounds=1, callbacks=[watch])
+    start, trained, _, seen, _ = run(
+        method(name), Points(), rounds=1, callbacks=[watch], parts=[ProductError()]
+    )
     ends = []
     for visit, batches in seen.visits[0]:
         rank = RANKS.get(visit.client_id, 4)

@@ -107,7 +107,7 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
         (["--trainer.precision=16-mixed"], "trainer.precision=16-mixed has a loss scale"),
         (["--federated=null"], "the config has no key federated:, so there is nothing to deploy"),
         (["--data=data/toy_votes.yaml"], "names a further config"),
-        (["--federated.mode=buffered"], "rounds run on the virtual clock: set it to sync"),
+        (["--federated.buffered=FedBuff"], "rounds run on the virtual clock: leave it out"),
         (["--federated.train=auto"], "nothing decides it: set backprop or forward"),
         (
             ["--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val/loss}}"],

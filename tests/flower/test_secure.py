@@ -10,6 +10,7 @@ from nodes_here import Here, MadeParts, deploy, emulate, left_by, make_node, vis
 from scipy.stats import chisquare
 from shared_runs import digest
 
+from fedlight.callbacks.loop.product_error import ProductError
 from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
@@ -398,7 +399,7 @@ def settings(**changes):
         "algorithm": FedAvg(),
         "aggregation": None,
         "channel": Wire(),
-        "product_error": "auto",
+        "parts": [],
         "train": "backprop",
     }
     return own | changes
@@ -413,7 +414,7 @@ REFUSED = {
     "Derived": settings(algorithm=Derived()),
     "CoordinateMedian": settings(aggregation=CoordinateMedian()),
     "channel.up=Quantize": settings(channel=Wire(up=Quantize("int8"))),
-    "product_error": settings(product_error=True),
+    "parts": settings(parts=[ProductError()]),
     "train=forward": settings(train="forward"),
 }
 

@@ -5,6 +5,7 @@ import torch
 from stacked import CLIENTS, Lora, Points, fit
 from two_parts import Recorder, share_of, trained
 
+from fedlight.callbacks.loop.product_error import ProductError
 from fedlight.federation.lora.pairs import find_pairs
 
 
@@ -54,6 +55,7 @@ def run(algorithm, rounds=3, module=None, data=None, **more):
     history, seen = History(), Recorder()
     module = LoraModule() if module is None else module
     callbacks = [history, seen, *more.pop("callbacks", ())]
+    more.setdefault("parts", [ProductError()])
     _, rows, _, loop = fit(
         module, data or Points(), rounds=rounds, algorithm=algorithm, callbacks=callbacks, **more
     )

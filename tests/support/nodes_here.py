@@ -21,6 +21,7 @@ from stacked import Points
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.limits import Limits
+from fedlight.callbacks.loop.product_error import ProductError
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
@@ -143,7 +144,7 @@ MORE_KINDS = {
         Points,
     ),
     "fedsa_lora_nf4": lambda root: Kind(
-        {"algorithm": FedSALoRA(), "channel": Wire(up=Quantize("nf4")), "product_error": True}, Adapted
+        {"algorithm": FedSALoRA(), "channel": Wire(up=Quantize("nf4")), "parts": [ProductError()]}, Adapted
     ),
     "uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "local_steps": 2}),
     "everybody": lambda root: Kind({"clients_per_round": 10}),

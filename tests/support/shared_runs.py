@@ -23,6 +23,7 @@ from tastes import Adapters, Tastes
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.limits import Limits
+from fedlight.callbacks.loop.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import TrimmedMean
@@ -229,8 +230,7 @@ KINDS = {
             "fleet": Fleet({str(root / "devices" / f"{name}.yaml"): 1.0 for name in DEVICES}, 0),
             "channel": Wire(up=[TopK(0.3, error_feedback=True), Quantize("int8")]),
             "clients_per_round": 6,
-            "mode": "buffered",
-            "fedbuff": FedBuff(3),
+            "buffered": FedBuff(3),
         },
         rounds=5,
     ),
@@ -260,7 +260,9 @@ def train(name, root, label, processes, resumes=False, rounds=None):
     kind, folder = KINDS[name](root), folder_of(root, name, label)
     ckpt_path = newest(folder) if resumes else None
     L.seed_everything(0, verbose=False)
-    model, loop = kind.model(), FederatedLoop(**{"clients_per_round": 4, "local_steps": 2} | kind.loop)
+    parts = [] if "buffered" in kind.loop else [ProductError()]
+    settings = {"clients_per_round": 4, "local_steps": 2, "parts": parts} | kind.loop
+    model, loop = kind.model(), FederatedLoop(**settings)
     model.loop = loop
     data = kind.data() if kind.data else FederatedWrapper(Numbers(), kind.clients)
     saved = ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)

@@ -11,7 +11,7 @@ from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.client import Update
+from fedlight.federation.client import Update, Visit
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 
 
@@ -82,7 +82,7 @@ class ForwardVisits(Part):
         steps.enter(run.lightning_module)
         group.forward = steps
 
-    def weighed(self, group: OpenGroup, update: Update) -> Update:
+    def weighed(self, group: OpenGroup, visit: Visit, update: Update) -> Update:
         factor = self.settings.forward_weight
         if group.forward is None or factor == 1:
             return update

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.run import Run, clear_gradients, seed_all, visit_row
 from fedlight.callbacks.loop.visits.contributions import Contributions, TrainingMetrics
 from fedlight.callbacks.loop.visits.local_work import LocalWork
@@ -66,7 +67,7 @@ class OpenRound:
         write(first.start | buffers, run.parameters)
         clear_gradients(module)
         run.devices.enter(visits[0])
-        for part in run.parts:
+        for part in run.parts_with(Part.enter):
             part.enter(run, group, batch)
         seed_all(
             run.seed, "visit", run.round_idx, *(purpose for visit in visits for purpose in visit.purpose)
@@ -106,7 +107,7 @@ class OpenRound:
     def _finish_visit(self, group: OpenGroup, one: OpenVisit, work: Work) -> None:
         run, visiting, visit, reason = self.run, one.visiting, one.visiting.visit, ""
         num_examples = run.num_examples(visit)
-        for part in run.parts:
+        for part in run.parts_with(Part.leave):
             part.leave(run, group, one)
         self.last[visit.client_id] = visiting
         try:
@@ -119,7 +120,7 @@ class OpenRound:
         sent = one.bytes_down, one.bytes_up
         row = visit_row(run.round_idx, visit, num_examples, work, *sent, reason, visiting.lora_rank)
         run.records.append(run.devices.visited(visit, row))
-        for part in run.parts:
+        for part in run.parts_with(Part.visited):
             part.visited(run)
 
     def _contribute(self, group: OpenGroup, one: OpenVisit, work: Work, num_examples: int) -> None:
@@ -127,8 +128,8 @@ class OpenRound:
         self.contributions.refuse_left_out(visiting.client.id)
         buffers = run.buffers.trained() if one.trained is None else {}
         update, one.bytes_up = self.exchange.up(visiting, one.read(), work)
-        for part in run.parts:
-            update = None if update is None else part.weighed(group, update)
+        for part in run.parts_with(Part.weighed):
+            update = None if update is None else part.weighed(group, visiting.visit, update)
         self.contributions.add(visiting.visit, update, buffers, num_examples)
         run.buffers.keep(visiting.client.memory, buffers)
         run.buffers.leave()

@@ -8,7 +8,7 @@ aggregated. A client checks for NaN and Inf before it sends.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,6 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlight.callbacks.loop.modes.synchronous import Synchronous
 from fedlight.callbacks.loop.run import seed_all
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.federation.algorithm import Algorithm
@@ -96,7 +95,7 @@ class Exchange:
         seed: seed of random draws in the channel.
         state: shared parameters of the server.
         buffer_bytes: bytes of the buffers that are sent along, one way.
-        mode: mode of the federation, which says from which model a visit starts and what its update weighs.
+        model_for: function from a visit and the newest model to that from which the visit starts; None: the newest.
         keeps_factors: whether the aggregation has to know which LoRA factors clients have received and kept.
     """
 
@@ -108,7 +107,7 @@ class Exchange:
         round_idx: int,
         state: State,
         buffer_bytes: int = 0,
-        mode: Synchronous | None = None,
+        model_for: Callable[[Visit, State], State] | None = None,
         keeps_factors: bool = False,
     ) -> None:
         self.algorithm = algorithm
@@ -117,7 +116,7 @@ class Exchange:
         self.round_idx = round_idx
         self.state = state
         self.buffer_bytes = buffer_bytes
-        self.mode = mode or Synchronous(1)
+        self.model_for = model_for
         self.keeps_factors = keeps_factors
         self._arrived: tuple[Visiting, State] | None = None
         self._upload: Upload | None = None
@@ -128,7 +127,8 @@ class Exchange:
 
         ``before`` is the client's previous visit in the round.
         """
-        sent, num_bytes = self.algorithm.send(visit, client, self.mode.model_for(visit, self.state)), 0
+        model = self.state if self.model_for is None else self.model_for(visit, self.state)
+        sent, num_bytes = self.algorithm.send(visit, client, model), 0
         received: State = before.received if before else {}
         if sent is not None:
             received, payload = self._send_down(sent, client)
@@ -165,7 +165,7 @@ class Exchange:
 
         Raises Diverged if its weight is not finite.
         """
-        visit, received = visiting.visit, visiting.received
+        received = visiting.received
         update = self.algorithm.finish_visit(visiting, movement, work)
         if update is not None and not math.isfinite(update.weight):
             raise Diverged(f"its weight {update.weight} is not finite")
@@ -179,7 +179,6 @@ class Exchange:
                 own = movement
             if own:  # else nobody can rebuild a model from it
                 self._arrived, self._is_new = (visiting, own), True
-            update = self.mode.weighed(update, visit, self.round_idx)
         return update
 
     def _with_buffers(self, payload: Payload) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor, nn, no_grad
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.modes.synchronous import Synchronous
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run, seed_all
@@ -238,7 +237,7 @@ class NodeLoop(FederatedLoop):
             payloads |= {(one.client_id, one.label): each for one, each in zip(visits, due, strict=True)}
         given = self.algorithm, self.channel, self.seed, self.rounds_done, state
         self.shapes = {name: tuple(value.shape) for name, value in sorted(state.items())}
-        exchange = NodeExchange(self.task, payloads, self._secure, *given, 0, Synchronous(1))
+        exchange = NodeExchange(self.task, payloads, self._secure, *given)
         self.replies = exchange.replies
         return exchange
 

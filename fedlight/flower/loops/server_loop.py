@@ -20,6 +20,7 @@ from fedlight.callbacks.loop import plan
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.groups.bundles import Bundle
 from fedlight.callbacks.loop.guard import SameFederation
+from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.local_work import LocalWork
@@ -429,8 +430,8 @@ class ServerLoop(FederatedLoop):
                 trained = visiting.start | _unknown(sent.due[place].memory)
                 try:
                     update = under_way.exchange.arrived(visiting, arrived.movements[place], trained, work)
-                    for part in self._parts:
-                        update = None if update is None else part.weighed(group, update)
+                    for part in self._run.parts_with(Part.weighed):
+                        update = None if update is None else part.weighed(group, visiting.visit, update)
                     contributions.add(visiting.visit, update, {}, examples)
                     under_way.training.add(name, arrived.metrics[place])
                 except (Diverged, ValueError, ArithmeticError) as why:  # of a loss, which is as the node says

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.visits.visit import TakesUpload
 from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.channel import Identity, Wire
@@ -19,6 +20,9 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
     algorithm, aggregation, channel = (settings[name] for name in ("algorithm", "aggregation", "channel"))
     codecs = getattr(channel, "up_codecs", [])
     names = ", ".join(type(one).__name__ for one in codecs)
+    looking = [
+        type(one).__name__ for one in settings["parts"] if type(one).aggregation is not Part.aggregation
+    ]
     takers = [type(one).__name__ for one in callbacks if isinstance(one, TakesUpload)]
     refused = (
         (
@@ -38,9 +42,9 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
             "a masked sum is sent whole, so codecs save nothing and lose precision: leave channel.up out",
         ),
         (
-            "product_error=true",
-            settings["product_error"] is True,
-            "it compares single updates: set it to false",
+            f"parts={', '.join(looking)}",
+            looking,
+            "it looks at single updates: leave it out",
         ),
         ("train=forward", settings["train"] != "backprop", "it sends numbers of directions: set backprop"),
     )

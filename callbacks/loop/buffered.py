@@ -10,20 +10,21 @@ A checkpoint holds who is at work behind the last server step, and these models.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
-import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 
 from fedlight.callbacks.loop import guard
-from fedlight.callbacks.loop.devices import DeviceEmulation, check_device_settings
-from fedlight.callbacks.loop.modes.synchronous import ProductErrorSetting, Synchronous, VisitsOf
+from fedlight.callbacks.loop.devices import DeviceEmulation
+from fedlight.callbacks.loop.part import Part
 from fedlight.callbacks.loop.round_table import Record
-from fedlight.callbacks.loop.run import NoDevices
+from fedlight.callbacks.loop.run import Run
+from fedlight.callbacks.loop.visits.round import OpenRound
+from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import WeightedSum
@@ -33,43 +34,66 @@ from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, ne
 from fedlight.federation.client import Client, Update, Visit
 from fedlight.federation.state import State
 
-Mode = Literal["sync", "buffered"]
+VisitsOf = Callable[[int, Sequence[Client]], list[Visit]]
+"""Function from a round and clients that are asked in it to their visits."""
 HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "pieces", "merge", "state_dict")
 """Hooks of an algorithm with a state or a step of its own for each round, which visits of older models would meet."""
 
 
-class Buffered(Synchronous):
-    """Mode ``buffered``: server steps of `FedBuff`.
+class Buffered(Part):
+    """Server steps of `FedBuff`.
 
     Args:
         fedbuff: size of the buffer, weights of stale updates.
-        concurrency: most clients that train at a time.
+        clients_per_round: most clients that train at a time, unless ``fedbuff`` says it.
         seed: seed of the sampling and of the devices' draws.
+        fleet, deadline_seconds, over_selection: those of the loop.
+
+    Raises:
+        ValueError: there are no devices, or a setting is for rounds that wait.
     """
 
-    def __init__(self, fedbuff: FedBuff, concurrency: int, seed: int) -> None:
-        super().__init__(concurrency)
+    def __init__(
+        self,
+        fedbuff: FedBuff,
+        clients_per_round: int,
+        seed: int,
+        fleet: Fleet | None,
+        deadline_seconds: float | None = None,
+        over_selection: float = 1.0,
+    ) -> None:
+        if fleet is None:
+            raise ValueError(
+                "buffered rounds need devices that take their time, by which updates arrive: set fleet, or leave "
+                "buffered out"
+            )
+        if deadline_seconds is not None or over_selection != 1:
+            raise ValueError(
+                f"deadline_seconds={deadline_seconds} and over_selection={over_selection} are for rounds that wait for a "
+                "cohort, and in buffered rounds the server steps when its buffer is full: leave them out"
+            )
         self.fedbuff = fedbuff
+        self.concurrency = fedbuff.concurrency or clients_per_round
         self.seed = seed
         self._at_work: tuple[Assignment, ...] = ()
         self._models: dict[int, State] = {}
         self._step: ServerStep | None = None
         self._open: list[Outcome] = []
 
-    def check(self, trainer: L.Trainer, algorithm: Algorithm, buffers: str, is_private: bool) -> None:
-        refuse_by_round(algorithm)
-        if buffers == "average":
+    def check(self, run: Run) -> None:
+        refuse_by_round(run.algorithm)
+        if run.buffers.name == "average":
             raise refusal(
                 "buffers=average takes the mean over clients that start from one model's buffers",
                 "set buffers=local",
             )
-        if is_private:
+        if run.is_private:
             raise refusal(
                 "epsilon is computed for cohorts that are drawn uniformly in each round, and here the devices decide who "
                 "arrives when",
                 "take the private aggregation or ClipAndNoise out",
             )
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in run.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GradientAccumulationScheduler):
                 raise refusal(
                     "a GradientAccumulationScheduler changes the batches of a step between the round in which a client is "
@@ -77,22 +101,29 @@ class Buffered(Synchronous):
                     "set trainer.accumulate_grad_batches",
                 )
 
-    def meet(self, clients: Mapping[str, Client]) -> None:
-        self._clients = clients
+    def meet(self, run: Run) -> None:
+        self._clients = run.clients
         at_a_time = "concurrency" if self.fedbuff.concurrency else "clients_per_round"
-        settings = {at_a_time: self.clients_per_round, "buffer_size": self.fedbuff.buffer_size}
-        guard.check_cohort(len(clients), **settings)
+        settings = {at_a_time: self.concurrency, "buffer_size": self.fedbuff.buffer_size}
+        guard.check_cohort(len(run.clients), **settings)
 
     def plan(
         self,
         round_idx: int,
         now_seconds: float,
-        cohort: Sequence[Client],
         visits_of: VisitsOf,
-        devices: NoDevices,
+        devices: DeviceEmulation,
         parameters: Mapping[str, Tensor],
     ) -> list[Visit]:
-        assert isinstance(devices, DeviceEmulation)  # checked by make_mode
+        """Return the visits of a round that starts at ``now_seconds`` (virtual time), in training order.
+
+        Args:
+            round_idx: the round.
+            now_seconds: virtual time.
+            visits_of: function from a round and clients to the visits that the algorithm plans.
+            devices: the clients' devices.
+            parameters: federated parameters, of which names and shapes count.
+        """
         devices.forget(but={one.client_id for one in self._at_work})
 
         def measure(asked: int, names: Sequence[str]) -> None:
@@ -107,7 +138,7 @@ class Buffered(Synchronous):
 
         step = next_step(
             *(round_idx, now_seconds, self._at_work, [*self._clients], ask),
-            *(self.fedbuff.buffer_size, self.clients_per_round, self.seed, IDLE_SECONDS),
+            *(self.fedbuff.buffer_size, self.concurrency, self.seed, IDLE_SECONDS),
         )
         ended = (*step.arrivals, *step.dropouts)
         for one in (*ended, *step.at_work):
@@ -127,6 +158,7 @@ class Buffered(Synchronous):
         return devices.take(outcomes, visits, now_seconds, step.end_seconds, columns)
 
     def model_for(self, visit: Visit, newest: State) -> State:
+        """Return the global parameters that the client of a visit has received."""
         asked = visit.asked_in(self._planned.round_idx)
         if asked == self._planned.round_idx:
             return newest
@@ -139,22 +171,15 @@ class Buffered(Synchronous):
             )
         return model
 
-    def weighed(self, update: Update, visit: Visit, round_idx: int) -> Update:
+    def weighed(self, group: OpenGroup, visit: Visit, update: Update) -> Update:
+        round_idx = self._planned.round_idx
         factor = self.fedbuff.weight(round_idx - visit.asked_in(round_idx))
         if factor == 1.0:
             return update
         return replace(update, movement={name: value * factor for name, value in update.movement.items()})
 
-    def product_error(self, setting: ProductErrorSetting) -> ProductErrorSetting:
-        if setting is True:
-            raise refusal(
-                "product_error=true compares the server's product with those of clients that began at its model, "
-                "and here they began at different ones",
-                "leave it out",
-            )
-        return False
-
-    def finish_round(self, model: State) -> dict[str, float]:
+    def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
+        model = round.exchange.state
         step = self._planned
         known = {**self._models, step.round_idx: model}
         self._models = {asked: known[asked] for asked in sorted(step.versions)}
@@ -176,9 +201,11 @@ class Buffered(Synchronous):
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Return who is at work and on which models: tensors and plain values."""
         return {"at_work": [asdict(one) for one in self._at_work], "models": dict(self._models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
         self._at_work = tuple(Assignment(**one) for one in state.get("at_work", ()))
         self._models = dict(state.get("models", {}))
 
@@ -200,7 +227,7 @@ def _columns(one: Assignment, step: ServerStep) -> Record:
 
 def refusal(why: str, remedy: str) -> ValueError:
     """Return the error for what does not work with buffered rounds."""
-    return ValueError(f"mode=buffered: {why}: {remedy}, or set mode=sync")
+    return ValueError(f"buffered rounds: {why}: {remedy}, or leave buffered out")
 
 
 def refuse_by_round(algorithm: Algorithm) -> None:
@@ -231,31 +258,3 @@ def refuse_by_round(algorithm: Algorithm) -> None:
             "takes visits of both",
             remedy,
         )
-
-
-def make_mode(
-    mode: Mode,
-    fedbuff: FedBuff | None,
-    clients_per_round: int,
-    seed: int,
-    fleet: Fleet | None,
-    deadline_seconds: float | None,
-    over_selection: float,
-) -> Synchronous:
-    """Return the mode of these settings of the loop; raise ValueError for settings that do not go together."""
-    check_device_settings(fleet, deadline_seconds, over_selection)
-    if mode == "sync":
-        if fedbuff is not None:
-            raise ValueError("fedbuff is for buffered rounds: set mode=buffered, or take it out")
-        return Synchronous(clients_per_round)
-    if fleet is None:
-        raise ValueError(
-            "mode=buffered needs devices that take their time, by which updates arrive: set fleet"
-        )
-    if deadline_seconds is not None or over_selection != 1:
-        raise ValueError(
-            f"deadline_seconds={deadline_seconds} and over_selection={over_selection} are for rounds that wait "
-            "for a cohort, and with mode=buffered the server steps when its buffer is full: leave them out"
-        )
-    fedbuff = fedbuff or FedBuff()
-    return Buffered(fedbuff, fedbuff.concurrency or clients_per_round, seed)
