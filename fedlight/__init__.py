@@ -54,9 +54,9 @@ _FILES = {
     "LocalSelfGeneration": "federation.algorithms.local_self_generation",
     "ZerothOrder": "federation.forward.zeroth_order",
     "FedBuff": "federation.asynchronous.fedbuff",
-    "Part": "callbacks.loop.part",
-    "ProductError": "callbacks.loop.product_error",
-    "Limits": "callbacks.loop.limits",
+    "Part": "callbacks.loop.parts.part",
+    "ProductError": "callbacks.loop.parts.product_error",
+    "Limits": "callbacks.loop.parts.limits",
     "Average": "federation.server",
     "FedAvgM": "federation.server",
     "FedAdagrad": "federation.server",
@@ -178,9 +178,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.logs.group_log import GroupLog as GroupLog
     from fedlight.callbacks.logs.visit_log import VisitLog as VisitLog
     from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
-    from fedlight.callbacks.loop.limits import Limits as Limits
-    from fedlight.callbacks.loop.part import Part as Part
-    from fedlight.callbacks.loop.product_error import ProductError as ProductError
+    from fedlight.callbacks.loop.parts.limits import Limits as Limits
+    from fedlight.callbacks.loop.parts.part import Part as Part
+    from fedlight.callbacks.loop.parts.product_error import ProductError as ProductError
     from fedlight.callbacks.progress.round_progress import RoundProgress as RoundProgress
     from fedlight.callbacks.scores.forgetting import Forgetting as Forgetting
     from fedlight.callbacks.scores.sample_answers import SampleAnswers as SampleAnswers

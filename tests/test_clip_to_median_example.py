@@ -32,9 +32,7 @@ def test_each_step_is_clipped_to_the_median_of_the_visits_steps_so_far():
             gradients = [
                 p.grad for one in optimizer.param_groups for p in one["params"] if p.grad is not None
             ]
-            made.append(
-                (len(self.norms), self.norms[-1], torch.nn.utils.get_total_norm(gradients).item())
-            )
+            made.append((len(self.norms), self.norms[-1], torch.nn.utils.get_total_norm(gradients).item()))
 
     watch = Watch()
     federate(rounds=2, parts=[Norms(0.9)], callbacks=[watch], local_steps=4)

@@ -1,14 +1,13 @@
 """Federated loop: a Lightning epoch becomes a communication round.
 
 `federated_loop` is the callback; `plan` chooses clients and batches, `visits` hold the work at clients, `run` the view of
-the run for an algorithm, `modes` say whose visits make up a round, `optimizers` and `buffers` the start of a visit,
-`checkpoint` the state after a stop, `guard` the checks, `limits` bounds of one client, and `devices` with `fitted_step` the
-visits on emulated devices.
+the run for an algorithm and for `parts`, one for each further concern of a round; `buffers` have the module's state,
+`checkpoint` the state after a stop, `guard` the checks, and `devices` with `fitted_step` the visits on emulated devices.
 """
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"FederatedLoop": "federated_loop", "Limits": "limits"}
+_FILES = {"FederatedLoop": "federated_loop", "Limits": "parts.limits"}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

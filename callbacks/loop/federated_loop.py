@@ -17,13 +17,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedlight.callbacks.loop import guard, optimizers, plan
+from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.guard import SameFederation
-from fedlight.callbacks.loop.limits import LimitedRounds, Limits
-from fedlight.callbacks.loop.part import Part
-from fedlight.callbacks.loop.parts import (
+from fedlight.callbacks.loop.parts import optimizers
+from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
+from fedlight.callbacks.loop.parts.order import (
     at_once_part,
     buffered_part,
     emulated_devices,
@@ -31,6 +31,7 @@ from fedlight.callbacks.loop.parts import (
     parts_in_order,
     privacy_part,
 )
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
@@ -95,7 +96,7 @@ class FederatedLoop(Checked, L.Callback):
             ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
         step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
             began; the next round begins where the furthest visit left them (``continue``), or where this one began
-            (``restart``); see `fedlight.callbacks.loop.optimizers`.
+            (``restart``); see `fedlight.callbacks.loop.parts.optimizers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
         lora_ranks: client or device -> rank of its LoRA adapters, else that of the module; or ranks of which each client has
@@ -106,7 +107,7 @@ class FederatedLoop(Checked, L.Callback):
             the updates that arrive first on the devices' virtual clock, each from the model that its client received. It
             needs a fleet. None: a round asks a cohort and waits for it.
         limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
-        parts: further parts of each round, of your own; see `fedlight.callbacks.loop.part`.
+        parts: further parts of each round, of your own; see `fedlight.callbacks.loop.parts.part`.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.

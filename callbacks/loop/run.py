@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlight.callbacks.loop.buffers import BufferPolicy, put, put_back, snapshot
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import LEFT_OUT
 from fedlight.federation.aggregation import Aggregation

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 
 from fedlight import __version__
-from fedlight.callbacks.loop.limits import Limits
+from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest

@@ -57,9 +57,9 @@ class Parts(FedlightCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what the loop itself would refuse with a remedy that a deployment has not: an emulated fleet."""
         federated = self.config["fit"].get("federated")
-        for name, value in federated.init_args.items() if federated is not None else ():
-            if name in EMULATED and EMULATED[name][0](value):
-                raise not_under_flower(name, value, EMULATED[name][1])
+        for name, (needs, why) in EMULATED.items() if federated is not None else ():
+            if needs(value := federated.init_args.get(name)):
+                raise not_under_flower(name, value, why)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         given = config.pop("callbacks", None) or []
@@ -124,7 +124,7 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     algorithm = settings["algorithm"]
     refused = (
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
-        *((name, settings[name] == value, why) for name, (value, why) in EMULATED.items()),
+        *((name, needs(settings[name]), why) for name, (needs, why) in EMULATED.items()),
         (
             "lora_ranks",
             settings["lora_ranks"] is not None,

@@ -29,12 +29,15 @@ from fedlight.lightning_cli.class_names import last_part
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
-from fedlight.lightning_cli.number_types import integers_before_fractions
 from fedlight.lightning_cli.parser_words import one_line, one_line_reference
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import FitFolder, checkpoints_of
-from fedlight.lightning_cli.typed_templates import loaded_as_written, typed_templates
+from fedlight.lightning_cli.values_as_written import (
+    integers_before_fractions,
+    loaded_as_written,
+    typed_templates,
+)
 from fedlight.support.checkpoint_files import check_readable, check_resumable
 from fedlight.support.files import full_disk_named
 from fedlight.support.words import near

@@ -24,6 +24,14 @@ KINDS = {
 EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
 
 
+MOVED = {
+    "mode": ("buffered", "buffered rounds are buffered=FedBuff, synchronous ones buffered=null"),
+    "fedbuff": ("buffered", "give the same class as buffered"),
+    "product_error": ("parts", "add fedlight.ProductError to parts"),
+}
+"""Former setting -> a setting of the class that had it, and what stands in its place."""
+
+
 def one_line(
     message: str, keys: Iterable[str] = (), dropped: Mapping[str, tuple[str, set[str]]] | None = None
 ) -> str:
@@ -130,6 +138,8 @@ def _no_setting(path: str | None, option: str) -> str:
         name for cls in getattr(of, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
     ]
     own = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
+    if option in MOVED and MOVED[option][0] in own:
+        return f"{_last(path)} has no setting {option!r} any more: {MOVED[option][1]}"
     return f"{_last(path)} has no setting {option!r}{near(option, own) or _has(own)}"
 
 

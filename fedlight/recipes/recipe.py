@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.run_folder import alone_in
-from fedlight.lightning_cli.typed_templates import ENDING, as_written
+from fedlight.lightning_cli.values_as_written import ENDING, as_written
 from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes

@@ -7,9 +7,9 @@ from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 
-from fedlight.callbacks.loop.buffered import Buffered
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.product_error import ProductError
+from fedlight.callbacks.loop.parts.buffered import Buffered
+from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit

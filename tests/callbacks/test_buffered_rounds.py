@@ -15,9 +15,9 @@ from stacked import Lora, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, TwoParts, close, trained
 
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.buffered import Buffered
 from fedlight.callbacks.loop.devices import DeviceEmulation
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.buffered import Buffered
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg

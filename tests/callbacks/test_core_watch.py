@@ -6,8 +6,8 @@ import pytest
 import torch
 from plain_lightning import Numbers, Regression, ten_clients, trainer
 
-from fedlight.callbacks.loop.core_watch import PERIOD_SECONDS, CoreWatch, fewer_threads, waited_seconds
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.core_watch import PERIOD_SECONDS, CoreWatch, fewer_threads, waited_seconds
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 LOGGER = "lightning.pytorch.utilities.rank_zero"
@@ -131,7 +131,7 @@ def test_the_loop_looks_after_every_step(threads, caplog, monkeypatch):
         return machine.seconds
 
     loop = FederatedLoop(clients_per_round=2, local_steps=3)
-    kind = "fedlight.callbacks.loop.core_watch.CoreWatch"
+    kind = "fedlight.callbacks.loop.parts.core_watch.CoreWatch"
     monkeypatch.setattr(kind, lambda: CoreWatch(clock, machine.read))
     with caplog.at_level(logging.INFO, LOGGER):
         trainer(2, [loop]).fit(Regression(), FederatedWrapper(Numbers(), ten_clients))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.optimizers import use_fused_kernels
+from fedlight.callbacks.loop.parts.optimizers import use_fused_kernels
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx

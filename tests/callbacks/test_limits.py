@@ -9,7 +9,7 @@ from fleets import make_fleet, rounds_of
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.limits import LimitedRounds, Limits
+from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
 from fedlight.federation.asynchronous.fedbuff import FedBuff

@@ -10,7 +10,7 @@ from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.logs.group_log import GroupLog
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.privacy_account import PrivacyAccount
+from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.callbacks.loop.round_table import RoundTable
 from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.federation.channel import Identity
@@ -102,7 +102,7 @@ class Reads(L.Callback):
 
 @counted
 def test_a_round_of_a_run_reads_as_much_as_any_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedlight.callbacks.loop.core_watch.PERIOD_SECONDS", 1e9)
+    monkeypatch.setattr("fedlight.callbacks.loop.parts.core_watch.PERIOD_SECONDS", 1e9)
     reads, logs = Reads(), [VisitLog(), GroupLog(), ClientAccuracy()]
     fit(tmp_path, *logs, reads, algorithm=Regrouping(), rounds=60)
     assert reads.rounds[12] == reads.rounds[55]

@@ -8,7 +8,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.optimizers import scaler_of
+from fedlight.callbacks.loop.parts.optimizers import scaler_of
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 from plain_lightning import federate
 
-from fedlight.callbacks.loop.privacy_account import PrivacyAccount
+from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon

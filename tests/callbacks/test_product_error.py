@@ -24,7 +24,7 @@ from tastes import run as train_selectors
 from torch import nn
 from two_parts import TwoParts
 
-from fedlight.callbacks.loop.product_error import ProductError
+from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.ditto import Ditto

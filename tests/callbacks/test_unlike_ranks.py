@@ -26,7 +26,7 @@ from safetensors.torch import save
 from stacked import CLIENTS, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, close, share_of
 
-from fedlight.callbacks.loop.product_error import ProductError
+from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx

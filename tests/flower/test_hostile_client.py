@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlight.callbacks.loop.limits import Limits
+from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.flower.messages import Parcel
 

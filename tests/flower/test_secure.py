@@ -10,7 +10,7 @@ from nodes_here import Here, MadeParts, deploy, emulate, left_by, make_node, vis
 from scipy.stats import chisquare
 from shared_runs import digest
 
-from fedlight.callbacks.loop.product_error import ProductError
+from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold

@@ -5,7 +5,7 @@ import torch
 from stacked import CLIENTS, Lora, Points, fit
 from two_parts import Recorder, share_of, trained
 
-from fedlight.callbacks.loop.product_error import ProductError
+from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.federation.lora.pairs import find_pairs
 
 

@@ -22,8 +22,8 @@ from tastes import Adapters, Tastes
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.limits import Limits
-from fedlight.callbacks.loop.product_error import ProductError
+from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import TrimmedMean

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedlight.callbacks.loop.forward.forward_steps import ForwardClient, ForwardSteps
 from fedlight.callbacks.loop.forward.refusals import check_module, check_optimizers
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.fleet import Fleet

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from fedlight.callbacks.loop.groups.bundles import Kind, form_bundles
 from fedlight.callbacks.loop.groups.refusals import check_optimizers, check_run
 from fedlight.callbacks.loop.groups.side_by_side import SideBySide
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import LossPerExample, Run, ready
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.federation.client import Visit

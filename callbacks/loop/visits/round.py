@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run, clear_gradients, seed_all, visit_row
 from fedlight.callbacks.loop.visits.contributions import Contributions, TrainingMetrics
 from fedlight.callbacks.loop.visits.local_work import LocalWork

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor, nn, no_grad
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.ranks import sum_of_bits
 from fedlight.callbacks.loop.plan import RoundPlanner
-from fedlight.callbacks.loop.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.callbacks.loop.visits.round import OpenRound

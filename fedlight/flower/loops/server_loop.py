@@ -20,7 +20,7 @@ from fedlight.callbacks.loop import plan
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.groups.bundles import Bundle
 from fedlight.callbacks.loop.guard import SameFederation
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.local_work import LocalWork

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.visits.visit import TakesUpload
 from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.channel import Identity, Wire

@@ -21,7 +21,7 @@ import math
 
 from torch import Tensor, nn
 
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.aggregation import Aggregation, WeightedSum

@@ -1,12 +1,12 @@
 """Part of a federated run: one concern, in one file, which the loop does not know by name.
 
 `FederatedLoop` goes through its parts at each place of a round. A part that a run does not need is not made, so its file is
-neither imported nor entered. `fedlight.callbacks.loop.parts` has their order. A part of your own comes after them:
+neither imported nor entered. `fedlight.callbacks.loop.parts.order` has their order. A part of your own comes after them:
 ``FederatedLoop(parts=[...])``.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -14,71 +14,69 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.state import State
 
-if TYPE_CHECKING:
-    from fedlight.callbacks.loop.run import Run
-    from fedlight.callbacks.loop.visits.round import OpenRound
-    from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
-
 
 class Part:
-    """One concern of a federated run. Each method does nothing by default; ``run`` is the same `Run` in all of them.
+    """One concern of a federated run. Each method does nothing by default.
+
+    The modules of the arguments' types import this one: ``run`` is the same `Run` in all methods, ``group`` an `OpenGroup`,
+    ``round`` an `OpenRound` and ``visit`` an `OpenVisit`; `weighed` has a `Visit`.
 
     What a part keeps of a visit or a round belongs to the attributes of the part, and ends with it. In several processes
     each has its own parts, and each part gets what the others' have left (`partial`, `merge`).
     """
 
-    def check(self, run: "Run") -> None:
+    def check(self, run: Any) -> None:
         """Raise ValueError, in ``setup`` and before any work, for a run that does not suit the part."""
 
-    def meet(self, run: "Run") -> None:
+    def meet(self, run: Any) -> None:
         """Take the clients, ``run.clients``; raise ValueError if they do not suit the part."""
 
-    def attach(self, run: "Run") -> None:
+    def attach(self, run: Any) -> None:
         """Take the federated parameters, ``run.parameters``, before the first round is planned."""
 
-    def agree(self, run: "Run") -> None:
+    def agree(self, run: Any) -> None:
         """Compare this process with the others where each decides by itself: after a validation and before a plan."""
 
-    def start_round(self, run: "Run") -> None:
+    def start_round(self, run: Any) -> None:
         """Begin a round before its first batch; parameters and optimizers are those of its visits."""
 
-    def aggregation(self, run: "Run", inner: Aggregation, num_clients: int) -> Aggregation:
+    def aggregation(self, run: Any, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of a round that begins: ``inner``, or one around it."""
         return inner
 
-    def enter(self, run: "Run", group: "OpenGroup", batch: Any) -> None:
+    def enter(self, run: Any, group: Any, batch: Any) -> None:
         """Begin a group of visits with their first batch; the module holds the parameters from which they start."""
 
-    def before_step(self, run: "Run", group: "OpenGroup", optimizer: Optimizer) -> None:
+    def before_step(self, run: Any, group: Any, optimizer: Optimizer) -> None:
         """Look at the gradients before an optimizer step, which the algorithm has changed; clipping comes later."""
 
-    def after_batch(self, run: "Run", group: "OpenGroup") -> None:
+    def after_batch(self, run: Any, group: Any) -> None:
         """Look at the module after each batch of a visit."""
 
-    def leave(self, run: "Run", group: "OpenGroup", visit: "OpenVisit") -> None:
+    def leave(self, run: Any, group: Any, visit: Any) -> None:
         """End a visit before its update is made; the module holds what the client has trained."""
 
-    def weighed(self, group: "OpenGroup", visit: Visit, update: Update) -> Update:
+    def weighed(self, group: Any, visit: Visit, update: Update) -> Update:
         """Return a visit's update as it is aggregated."""
         return update
 
-    def visited(self, run: "Run") -> None:
+    def visited(self, run: Any) -> None:
         """Take what a visit has left; its update is aggregated, and its row is the last of ``run.records``."""
 
-    def end_visits(self, run: "Run", round: "OpenRound") -> None:
+    def end_visits(self, run: Any, round: Any) -> None:
         """Take what the round's visits have left in this process, before the server's step."""
 
-    def finish_round(self, run: "Run", round: "OpenRound", movement: State) -> dict[str, float]:
+    def finish_round(self, run: Any, round: Any, movement: State) -> dict[str, float]:
         """Take the combined movement of a round before the server's step, and return metrics of the round."""
         return {}
 
-    def after_step(self, run: "Run", state: State) -> None:
+    def after_step(self, run: Any, state: State) -> None:
         """Look at the server's new state before the module gets it."""
 
-    def after_round(self, run: "Run", metrics: Mapping[str, float]) -> None:
+    def after_round(self, run: Any, metrics: Mapping[str, float]) -> None:
         """Take all metrics of a round that is over and logged."""
 
-    def abort(self, run: "Run") -> None:
+    def abort(self, run: Any) -> None:
         """Undo what `enter` has done, where the trainer stops inside a group."""
 
     def partial(self) -> Any:

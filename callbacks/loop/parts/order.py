@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import lightning as L
 import torch
 
-from fedlight.callbacks.loop.optimizers import LossScale, scaler_of
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.optimizers import LossScale, scaler_of
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import NoDevices, Run
 from fedlight.federation.aggregation import Aggregation
@@ -17,17 +17,17 @@ from fedlight.federation.channel import Channel, Identity
 from fedlight.processes.team import Team
 
 if TYPE_CHECKING:
-    from fedlight.callbacks.loop.buffered import Buffered
     from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
     from fedlight.callbacks.loop.groups.at_once import AtOnce
-    from fedlight.callbacks.loop.privacy_account import PrivacyAccount
+    from fedlight.callbacks.loop.parts.buffered import Buffered
+    from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 
 
 def privacy_part(aggregation: Aggregation | None, channel: Channel) -> "PrivacyAccount | None":
     """Return the account of a private aggregation or channel."""
     if aggregation is None and type(channel) is Identity:
         return None
-    from fedlight.callbacks.loop.privacy_account import PrivacyAccount
+    from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 
     account = PrivacyAccount(aggregation, channel)
     return account if account.is_private else None
@@ -55,7 +55,7 @@ def buffered_part(fedbuff: FedBuff | None, *settings: Any) -> "Buffered | None":
     """Return the rounds that wait for nobody; ``settings`` are the further arguments of `Buffered`."""
     if fedbuff is None:
         return None
-    from fedlight.callbacks.loop.buffered import Buffered
+    from fedlight.callbacks.loop.parts.buffered import Buffered
 
     return Buffered(fedbuff, *settings)
 
@@ -90,10 +90,10 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     if loop.privacy is not None:
         yield loop.privacy
     if torch.get_num_threads() > 1:
-        from fedlight.callbacks.loop.core_watch import CoreWatch
+        from fedlight.callbacks.loop.parts.core_watch import CoreWatch
 
         yield CoreWatch()
     if team.size > 1:
-        from fedlight.callbacks.loop.ranks import Ranks
+        from fedlight.callbacks.loop.parts.ranks import Ranks
 
         yield Ranks(team, loop.memory, loop._federation)  # last: it exchanges what the others have left

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from fedlight.callbacks.loop.guard import SameFederation
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all

@@ -40,7 +40,7 @@ from torch import Tensor, equal, float32, float64
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.local_work import StepSettings
 from fedlight.callbacks.loop.visits.round import OpenRound

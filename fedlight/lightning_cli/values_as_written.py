@@ -1,9 +1,18 @@
-"""Templates on the command line: texts as they were written, which YAML would read as maps or lists."""
+"""Values on the command line and in configs as they were written: texts of templates, and whole numbers.
+
+YAML would read a template as a map or a list.
+
+``limit_train_batches=1`` is one batch and ``1.0`` is all of them. jsonargparse tries the types of a union in their order.
+That is not always the order of the source code: Python keeps one ``Optional[Union[int, float]]`` for a whole process, with
+the order of the package that was imported first.
+"""
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from jsonargparse import _typehints
 
 from fedlight.support.checks import check_yaml
 
@@ -67,3 +76,19 @@ def loaded_as_written(mode: str, texts: Collection[str]) -> Iterator[None]:
         yield
     finally:
         set_loader(mode, load, exceptions=(YAMLError,))
+
+
+RANK = "union_subtype_sort_key"
+"""jsonargparse's rank of a type among those of a union, by which it tries them."""
+
+
+def integers_before_fractions() -> None:
+    """Make all parsers of this process try int before float."""
+    theirs = getattr(_typehints, RANK)
+    if isinstance(theirs(int), tuple):
+        return
+
+    def rank(subtype: Any) -> tuple[int, bool]:
+        return theirs(subtype), subtype is float
+
+    setattr(_typehints, RANK, rank)

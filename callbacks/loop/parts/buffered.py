@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedlight.callbacks.loop import guard
 from fedlight.callbacks.loop.devices import DeviceEmulation
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound

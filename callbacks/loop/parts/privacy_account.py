@@ -1,6 +1,6 @@
 """Privacy account of a run: epsilon after each round, of a private aggregation or channel."""
 
-from fedlight.callbacks.loop.part import Part
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.aggregation import Aggregation

@@ -1,0 +1,14 @@
+"""Parts of the loop: each is one concern of a round, made where the settings need it.
+
+`part` is what a part may do, `order` makes those of a run, in the order that counts. `optimizers` gives each visit a fresh
+start, `limits` bounds what one client does to a round, `buffered` has rounds that wait for nobody, `ranks` is for several
+processes, `privacy_account` counts epsilon, and `product_error` and `core_watch` measure. Groups and forward-only visits
+have folders of their own.
+"""
+
+from fedlight.support.lazy import lazy_names
+
+_FILES = {"Part": "part", "ProductError": "product_error", "Limits": "limits"}
+
+__all__ = [*_FILES]
+__getattr__ = lazy_names(__name__, _FILES)
