@@ -70,8 +70,8 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         ),
         (lambda: FederatedLoop(server=FedAvg()), "must be a ServerOptimizer or None"),
         (
-            lambda: FederatedLoop(mode="bufferd"),
-            "FederatedLoop: mode='bufferd' is not one of sync, buffered; did you mean 'buffered'?",
+            lambda: FederatedLoop(step_schedule="restar"),
+            "FederatedLoop: step_schedule='restar' is not one of continue, restart; did you mean 'restart'?",
         ),
         (
             lambda: FederatedLoop(lora_ranks=3),
