@@ -191,7 +191,7 @@ class LoraSelectors(Adapters):
 def test_of_several_adapters_it_is_over_those_that_the_round_has_trained():
     history, uploads, module = History(), Uploads(), LoraSelectors()
     algorithm = FedBiscuit(1, 2, weighting="normalized")
-    train_selectors(algorithm, 5, module, [history, uploads], clients_per_round=5)
+    train_selectors(algorithm, 5, module, [history, uploads], clients_per_round=5, parts=[ProductError()])
     data = Tastes()
     data.setup("fit")
     sizes = {client: len(own) for client, own in data.client_indices.items()}

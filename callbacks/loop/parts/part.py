@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.state import State
+from fedlight.support.checks import Checked
 
 
-class Part:
+class Part(Checked):
     """One concern of a federated run. Each method does nothing by default.
 
     The modules of the arguments' types import this one: ``run`` is the same `Run` in all methods, ``group`` an `OpenGroup`,
