@@ -138,8 +138,9 @@ def _no_setting(path: str | None, option: str) -> str:
         name for cls in getattr(of, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
     ]
     own = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
-    if option in MOVED and MOVED[option][0] in own:
-        return f"{_last(path)} has no setting {option!r} any more: {MOVED[option][1]}"
+    moved = MOVED.get(option.partition(".")[0])
+    if moved is not None and moved[0] in own:
+        return f"{_last(path)} has no setting {option!r} any more: {moved[1]}"
     return f"{_last(path)} has no setting {option!r}{near(option, own) or _has(own)}"
 
 
