@@ -198,8 +198,11 @@ class DeviceEmulation(NoDevices):
         falling = sorted({*ranks}, reverse=True)
         fits = [
             fit(
-                *(shapes, self._meter(rank), device.budget_bytes),
-                *(self._at_rest(device.weight_bits, trained, rank), self._train),
+                shapes,
+                self._meter(rank),
+                device.budget_bytes,
+                self._at_rest(device.weight_bits, trained, rank),
+                self._train,
             )
             for rank in falling
         ]

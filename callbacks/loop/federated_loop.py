@@ -218,9 +218,17 @@ class FederatedLoop(Checked, L.Callback):
         for part in self._run.parts_with(Part.meet):
             part.meet(self._run)
         self._rounds = self._run.planned = self.planner_type(
-            *(self.algorithm, self._data, self.clients, self.clients_per_round, self.over_selection),
-            *(self.local_steps, partial(plan.batches_per_step, trainer), self.seed),
-            *(None if self._at_once is None else self._at_once.number, self._buffered, current_team()),
+            algorithm=self.algorithm,
+            data=self._data,
+            clients=self.clients,
+            clients_per_round=self.clients_per_round,
+            over_selection=self.over_selection,
+            local_steps=self.local_steps,
+            accumulation=partial(plan.batches_per_step, trainer),
+            seed=self.seed,
+            at_once=None if self._at_once is None else self._at_once.number,
+            buffered=self._buffered,
+            team=current_team(),
         )
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
@@ -355,14 +363,21 @@ class FederatedLoop(Checked, L.Callback):
             aggregation = part.aggregation(self._run, aggregation, len(clients))
         factors = getattr(aggregation, "keeps_factors", False)
         self._exchange = self._make_exchange(self.buffers.shared(state), factors)
-        of = self.rounds_done, aggregation, self.buffers, self._schedule, clients
-        return OpenRound(self._run, opened, state, self._exchange, Contributions(*of))
+        contributions = Contributions(self.rounds_done, aggregation, self.buffers, self._schedule, clients)
+        return OpenRound(self._run, opened, state, self._exchange, contributions)
 
     def _make_exchange(self, state: State, keeps_factors: bool) -> Exchange:
         kind = RankedExchange if self.algorithm.unlike_ranks else Exchange
-        of = self.algorithm, self.channel, self.seed, self.rounds_done
-        model_for = None if self._buffered is None else self._buffered.model_for
-        return kind(*of, state, self.buffers.num_bytes, model_for, keeps_factors)
+        return kind(
+            algorithm=self.algorithm,
+            channel=self.channel,
+            seed=self.seed,
+            round_idx=self.rounds_done,
+            state=state,
+            buffer_bytes=self.buffers.num_bytes,
+            model_for=None if self._buffered is None else self._buffered.model_for,
+            keeps_factors=keeps_factors,
+        )
 
     @property
     def _schedule(self) -> RoundSchedule:

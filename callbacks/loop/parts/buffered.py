@@ -137,8 +137,15 @@ class Buffered(Part):
             return [Assignment(job.client_id, round_idx, at, *end_of(job, at, draw)) for job in asked]
 
         step = next_step(
-            *(round_idx, now_seconds, self._at_work, [*self._clients], ask),
-            *(self.fedbuff.buffer_size, self.concurrency, self.seed, IDLE_SECONDS),
+            round_idx,
+            now_seconds,
+            at_work=self._at_work,
+            clients=[*self._clients],
+            ask=ask,
+            buffer_size=self.fedbuff.buffer_size,
+            concurrency=self.concurrency,
+            seed=self.seed,
+            idle_seconds=IDLE_SECONDS,
         )
         ended = (*step.arrivals, *step.dropouts)
         for one in (*ended, *step.at_work):

@@ -66,11 +66,24 @@ def emulated_devices(loop: Any, run: Run) -> NoDevices:
 
     directions = 0 if loop._forward is None else loop._forward.perturbations
     sizes = PayloadSizes(
-        *(loop.algorithm, loop.channel, loop.memory, loop.clients, loop.buffers, directions),
-        partial(batches_per_step, run.trainer),
+        algorithm=loop.algorithm,
+        channel=loop.channel,
+        memory=loop.memory,
+        clients=loop.clients,
+        buffers=loop.buffers,
+        perturbations=directions,
+        batches_per_step=partial(batches_per_step, run.trainer),
     )
-    clock = loop.deadline_seconds, loop.clients_per_round, loop.seed
-    return DeviceEmulation(loop.fleet, *clock, sizes, run, loop.train, directions)
+    return DeviceEmulation(
+        fleet=loop.fleet,
+        deadline_seconds=loop.deadline_seconds,
+        wanted=loop.clients_per_round,
+        seed=loop.seed,
+        payloads=sizes,
+        run=run,
+        train=loop.train,
+        perturbations=directions,
+    )
 
 
 def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
