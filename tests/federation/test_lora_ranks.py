@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.visits.visit import Exchange
+from fedlight.callbacks.loop.visits.visit import RankedExchange
 from fedlight.federation.algorithm import Algorithm, predict_payloads
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
@@ -185,7 +185,7 @@ def test_over_the_wire_goes_the_slice_and_hooks_see_zeros_beyond_it(wire):
     """The bytes are those of an adapter of the client's own rank, and those that were predicted."""
     algorithm, channel, whole = Whole(), WIRES[wire](), state()
     client = Client("a", 1, 1.0, lora_rank=2)
-    exchange = Exchange(algorithm, channel, seed=0, round_idx=0, state=whole)
+    exchange = RankedExchange(algorithm, channel, seed=0, round_idx=0, state=whole)
     visiting, down = exchange.down(Visit("a", 1), client, None)
     small = cut_to_rank(whole, 2)
     assert down == channel.down_bytes(small) < channel.down_bytes(whole)
@@ -209,7 +209,7 @@ def test_over_the_wire_goes_the_slice_and_hooks_see_zeros_beyond_it(wire):
 
 
 def test_an_optimizer_that_moves_what_has_no_gradient_is_refused():
-    exchange = Exchange(Whole(), Identity(), seed=0, round_idx=0, state=state())
+    exchange = RankedExchange(Whole(), Identity(), seed=0, round_idx=0, state=state())
     visiting, _ = exchange.down(Visit("a", 1), Client("a", 1, 1.0, lora_rank=1), None)
     with pytest.raises(ValueError, match="Take an optimizer that steps each number by itself"):
         exchange.up(visiting, {name: value + 0.1 for name, value in visiting.start.items()}, WORK)
@@ -220,7 +220,7 @@ def test_a_second_visit_has_what_the_first_received():
         def send(self, visit, client, state):
             return state if visit.part == "first" else None
 
-    exchange, client = Exchange(Twice(), Identity(), 0, 0, state()), Client("a", 1, 1.0, lora_rank=1)
+    exchange, client = RankedExchange(Twice(), Identity(), 0, 0, state()), Client("a", 1, 1.0, lora_rank=1)
     first, _ = exchange.down(Visit("a", 1, part="first"), client, None)
     second, down = exchange.down(Visit("a", 1, part="second"), client, first)
     assert down == 0

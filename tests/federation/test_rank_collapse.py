@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlight.callbacks.loop.visits.visit import Exchange
+from fedlight.callbacks.loop.visits.visit import RankedExchange
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA, best_factors, over_holders
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.channel import Identity
@@ -47,7 +47,7 @@ def one_round(algorithm, run, state, ranks=RANKS, round_idx=0):
     """Return the state after a round in which nobody moves; aggregations are merged as those of two processes."""
     clients = [Client(name, 1, 1 / len(ranks), lora_rank=rank) for name, rank in ranks.items()]
     run.state = state
-    exchange = Exchange(algorithm, Identity(), 0, round_idx, state)
+    exchange = RankedExchange(algorithm, Identity(), 0, round_idx, state, keeps_factors=True)
     parts = [algorithm.aggregation(len(clients)) for _ in range(2)]
     for number, client in enumerate(clients):
         visiting, _ = exchange.down(Visit(client.id, 1), client, None)

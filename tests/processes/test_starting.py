@@ -64,9 +64,9 @@ class Deadly:
     def __init__(self, monkeypatched, rank, what):
         original = Ranks.visited
 
-        def visited(ranks):
-            original(ranks)
-            if ranks._team.rank == rank and ranks._round_idx == 1:
+        def visited(ranks, run):
+            original(ranks, run)
+            if ranks._team.rank == rank and run.round_idx == 1:
                 what()
 
         monkeypatched.setattr(Ranks, "visited", visited)
