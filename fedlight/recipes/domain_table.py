@@ -193,8 +193,8 @@ def _rows(
         found.append(row)
     if zero_shot is not None:
         names = dict.fromkeys(name for folders in methods.values() for name in folders["runs"])
-        runs = zero_shot if isinstance(metric, dict) else dict.fromkeys(names, zero_shot)
-        found.insert(0, {"method": "zero-shot", **_scores(runs, metric)})
+        raw = zero_shot if isinstance(metric, dict) else dict.fromkeys(names, zero_shot)
+        found.insert(0, {"method": "zero-shot", **_scores(raw, metric)})
     return found
 
 

@@ -63,7 +63,9 @@ def test_choices_answer_other_questions_on_the_same_subject(tmp_path):
     ]
     files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "test", "public", "domain")}
     metrics = draw_shots(
-        write_rows(tmp_path / "rows.jsonl", [*rows, {"of": "ben", "q": "mumps ?", "a": "yes", "focus": "mumps"}]),
+        write_rows(
+            tmp_path / "rows.jsonl", [*rows, {"of": "ben", "q": "mumps ?", "a": "yes", "focus": "mumps"}]
+        ),
         client="of",
         columns={"instruction": "q", "output": "a"},
         num_clients=1,
