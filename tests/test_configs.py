@@ -83,7 +83,8 @@ RECIPES = {  # recipe -> where it is run
     **dict.fromkeys(("lora_bench", "lora_bench_instructions"), "test_lora_bench_recipe.py"),
     "mixed_fleet": "test_mixed_fleet_recipe.py",
     **dict.fromkeys(
-        ("feddca", "feddca_seeds", "feddca_star", "feddca_domains", "heterogeneity"), "test_domain_recipes.py"
+        ("feddca", "feddca_seeds", "feddca_star", "feddca_domains", "feddca_real", "heterogeneity"),
+        "test_domain_recipes.py",
     ),
     "feddca_leakage": "test_leakage_recipe.py",
     **dict.fromkeys(("fewfedpit", "fewfedpit_rule", "fewfedpit_real"), "test_few_shot_recipe.py"),

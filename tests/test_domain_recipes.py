@@ -1,10 +1,11 @@
 """The recipes of FedDCA from the first stage to the table, with an untrained tiny model and few rows."""
 
+import gzip
 import json
 
 import pytest
 import yaml
-from tiny_world import fedlight, table
+from tiny_world import fedlight, make_encoder, table, write_rows
 from trimmed import trimmed
 
 from fedlight.conf import path as config_file
@@ -104,6 +105,63 @@ def test_clients_of_a_round_count_by_rows(tmp_path):
     for file in ("methods/feddca.yaml", "feddca_star.yaml", "feddca_llama3.yaml"):
         config = yaml.safe_load(config_file(file).read_text(encoding="utf-8"))
         assert config["federated"]["init_args"]["algorithm"]["init_args"] == {"weighting": "normalized"}
+
+
+ARMS = ("none", "random", "direct", "feddca", "feddca_star")
+
+
+def test_the_recipe_on_a_real_model_differs_between_methods_in_the_augmentation_alone(tmp_path):
+    recipe = recipes.load("feddca_real", ["rows=rows.jsonl", "others=other"])
+    found = {stage.name: stage.arguments for stage in recipes.stages(recipe, tmp_path, 1)}
+    fits, tests = ([f"{arm}_{what}" for arm in ARMS] for what in ("fedavg", "test"))
+    assert list(found) == ["rows", *fits[:4], "projector", fits[4], "raw_test", *tests, "table"]
+    for fit in fits:
+        changed = {key for key, value in found[fit].items() if value != found["none_fedavg"][key]}
+        assert changed <= {"data.init_args.augmentation", "data.init_args.augmentation_folder"}
+    for fit, test in zip(fits, tests, strict=True):
+        adapter = str(tmp_path / fit / "adapter")
+        assert found[test] == {**found["raw_test"], "model.init_args.adapter": adapter}
+    # Who is tested on is on no server, and both encoders of FedDCA* are those of its projector.
+    public = found["none_fedavg"]["data.init_args.public_source"]
+    assert public == [found["rows"]["public"], "other/eval.jsonl.gz", "other/test.jsonl.gz"]
+    assert found["raw_test"]["data.init_args.test_source"] == found["rows"]["test"]
+    star = found["feddca_star_fedavg"]["data.init_args.augmentation"]["init_args"]
+    learned = found["projector"]
+    assert star["client_encoder"] == learned["data.init_args.small"]
+    assert star["server_encoder"] == learned["data.init_args.large"]
+    assert star["client_encoder"]["init_args"] == {"model": "wordllama"}
+
+
+@pytest.mark.slow
+def test_the_twin_of_the_recipe_on_a_real_model(tmp_path, tiny_model):
+    rows, outcome = run("feddca_real", tmp_path, "--twin", f"model={tiny_model}")
+    assert list(rows) == ["zero-shot", "none", "random sampling", "direct retrieval", "FedDCA", "FedDCA*"]
+    columns = {"score", "loss", "perplexity", "knowledge"}
+    for method, row in rows.items():
+        assert columns < {*row}
+        assert (method == "zero-shot") != ("coverage" in row)
+    assert rows["FedDCA"]["overlap"] == 1
+    assert rows["none"]["loss"] != rows["zero-shot"]["loss"]
+    assert "minus FedDCA" in outcome.err
+
+
+def test_a_dry_run_finds_the_rows_and_what_each_stage_reads_of_another(tmp_path, tiny_model):
+    row = {"question": "Why ?", "answer": "So.", "collection": "a", "focus": "all"}
+    other = {"instruction": "Add.", "input": "1 2", "output": "3"}
+    rows = write_rows(tmp_path / "rows.jsonl", [row])
+    for name in ("eval", "test"):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(json.dumps(other).encode()))
+    encoder = make_encoder(tmp_path / "encoder")
+    (tmp_path / "encoder/modules.json").write_text("[]")
+    changes = [f"model={tiny_model}", f"rows={rows}", f"others={tmp_path}", f"encoder_name={encoder}"]
+    changes += [f"small_encoder.init_args.model={encoder}", "template=alpaca"]
+    outcome = fedlight("run", "feddca_real", "--dry-run", f"--output={tmp_path / 'out'}", *changes)
+    assert outcome.code == 0, outcome.out
+    assert "nothing is wrong: the run can start" in outcome.out
+    missing = fedlight(
+        "run", "feddca_real", "--dry-run", f"--output={tmp_path / 'out'}", *changes, "others=nowhere"
+    )
+    assert missing.code != 0
 
 
 @pytest.mark.slow

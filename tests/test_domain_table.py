@@ -194,3 +194,19 @@ def test_what_is_missing_is_named(tmp_path, source):
         domain_table(undone, source, COLUMNS)
     with pytest.raises(ValueError, match=r"added.jsonl: there is no such file"):
         domain_table({"none": {"augmentation": str(tmp_path / "no"), "runs": {}}}, source, COLUMNS)
+
+
+def test_several_metrics_of_one_run_are_columns(tmp_path, source):
+    none = record(tmp_path / "none", {"a": ["red apples"]}, {})
+    tuned = stage(tmp_path / "tuned", **{"score/domain": 0.5, "test/loss": 2.0})
+    raw = stage(tmp_path / "raw", **{"score/domain": 0.25, "test/loss": 3.0})
+    arguments = {"methods": {"none": {"augmentation": none, "runs": tuned}}, "source": source}
+    metric = {"right": "score/domain", "loss": "test/loss"}
+    rows = domain_table(**arguments, columns=COLUMNS, zero_shot=raw, metric=metric)["rows"]
+    assert rows[0] == {"method": "zero-shot", "right": 0.25, "loss": 3.0}
+    assert {name: rows[1][name] for name in metric} == {"right": 0.5, "loss": 2.0}
+    with pytest.raises(ValueError, match="give a folder for each column, or metric as column -> name"):
+        domain_table(**arguments, columns=COLUMNS)
+    arguments["methods"]["none"]["runs"] = {"right": tuned}
+    with pytest.raises(ValueError, match="give runs as one folder"):
+        domain_table(**arguments, columns=COLUMNS, metric=metric)

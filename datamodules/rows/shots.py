@@ -43,6 +43,10 @@ def draw_shots(
     seed: int,
     train: str,
     test: str,
+    subject: str | None = None,
+    choices: int = 1,
+    public: str | None = None,
+    domain: str | None = None,
 ) -> dict[str, Any]:
     """Draw clients with a few short rows each, add records, and draw other rows of the same clients to test on.
 
@@ -58,19 +62,26 @@ def draw_shots(
         seed: seed of the draws.
         train: file of the clients' rows, JSON lines with ``instruction``, ``input``, ``output`` and ``client``.
         test: file of the test rows.
+        subject: column of what a question is about.
+        choices: answers of a test row, in ``choices``, its own at the index ``answer``. The others answer other questions
+            on the same subject, or of the same client where these are too few. 1: a test row has no choices.
+        public: file of the short rows of all clients that ask what neither a shot nor a test row asks; None: not written.
+        domain: file of all short rows; None: not written.
 
     Returns:
-        ``eligible`` clients, and the numbers of ``train`` and ``test`` rows.
+        ``eligible`` clients, and the numbers of ``train`` and ``test`` rows, and of ``public`` and ``domain`` rows.
 
     Raises:
         RowsError: fewer clients have enough rows than wanted.
     """
     by_client: dict[str, dict[str, dict[str, str]]] = {}
+    about: dict[tuple[str, str], str] = {}
     for row in load_rows(source):
         texts = {name: " ".join(text_at(row, column).split()) for name, column in columns.items()}
         owner = text_at(row, client)
         if texts["output"] and sum(map(len, texts.values())) <= max_characters:
             by_client.setdefault(owner, {})[texts["instruction"]] = {**texts, "input": "", "client": owner}
+            about[owner, texts["instruction"]] = text_at(row, subject) if subject else ""
     eligible = sorted(name for name, own in by_client.items() if len(own) >= shots + num_test)
     if len(eligible) < num_clients:
         raise RowsError(
@@ -82,15 +93,47 @@ def draw_shots(
     people = rng.permutation([f"{first} {last}" for first in FIRST for last in LAST]).tolist()
     orders = {name: rng.permutation(sorted(by_client[name])).tolist() for name in chosen}
     asked = {question for own in orders.values() for question in own[:shots]}
-    trained, tested = [], []
+    trained: list[dict[str, Any]] = []
+    tested: list[dict[str, Any]] = []
     for name, order in orders.items():
         trained += [by_client[name][question] for question in order[:shots]]
         trained += [_record(people.pop(), name, rng) for _ in range(records)]
         others = [question for question in order[shots:] if question not in asked]
         tested += [by_client[name][question] for question in others[:num_test]]
-    write_rows(trained, Path(train))
-    write_rows(tested, Path(test))
-    return {"metrics": {"eligible": len(eligible), "train": len(trained), "test": len(tested)}}
+    if choices > 1:
+        tested = [{**row, **_choices(row, by_client[row["client"]], about, choices, rng)} for row in tested]
+    used = {row["instruction"] for row in (*trained, *tested)}
+    every = [row for own in by_client.values() for row in own.values()]
+    rest = [row for row in every if row["instruction"] not in used]
+    sizes = {"eligible": len(eligible)}
+    for name, file, rows in (
+        ("train", train, trained),
+        ("test", test, tested),
+        ("public", public, rest),
+        ("domain", domain, every),
+    ):
+        if file is not None:
+            write_rows(rows, Path(file))
+            sizes[name] = len(rows)
+    return {"metrics": sizes}
+
+
+def _choices(
+    row: dict[str, str],
+    own: dict[str, dict[str, str]],
+    about: dict[tuple[str, str], str],
+    number: int,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Return the answers of a test row, and the index of its own."""
+    subject = about[row["client"], row["instruction"]]
+    order = rng.permutation(sorted(own)).tolist()
+    order.sort(key=lambda question: about[row["client"], question] != subject)
+    others = dict.fromkeys(own[question]["output"] for question in order)
+    others.pop(row["output"])
+    wrong = [*others][: number - 1]
+    answer = int(rng.integers(len(wrong) + 1))
+    return {"choices": [*wrong[:answer], row["output"], *wrong[answer:]], "answer": answer}
 
 
 def _record(person: str, client: str, rng: np.random.Generator) -> dict[str, str]:

@@ -126,7 +126,7 @@ class SentenceEncoder(Encoder):
     """Encoder by a sentence-transformers model, with a cache on disk that later runs share.
 
     Equal texts are encoded once, texts of a batch have about equal lengths, and vectors are cached every 1,024 texts. The
-    model is loaded when the first text needs it. In a terminal a bar shows the progress.
+    model is loaded when the first text needs it. A bar shows the progress, or a line every half minute outside a terminal.
 
     Args:
         model: folder of ``SentenceTransformer.save``, or hub name.
@@ -170,11 +170,16 @@ class SentenceEncoder(Encoder):
 
         Raises:
             OSError: there is no such model, or the hub cannot be reached.
-            ValueError: ``max_tokens`` exceeds the number of the model's positions.
+            ValueError: ``max_tokens`` exceeds the number of the model's positions, or is set for a static model.
         """
         folder = find_folder(self.model, self.setting)
         file = folder / "config.json"
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if self.max_tokens is not None and "StaticEmbedding" in (folder / "modules.json").read_text("utf-8"):
+            raise ValueError(
+                f"max_tokens={self.max_tokens}: {self.setting}={self.model!r} takes the mean of all tokens, so set "
+                "max_tokens to null"
+            )
         limit = config.get("max_position_embeddings")
         if isinstance(limit, int) and self.max_tokens is not None and self.max_tokens > limit:
             raise ValueError(

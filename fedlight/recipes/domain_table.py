@@ -29,7 +29,7 @@ def domain_table(
     source: str,
     columns: dict[str, str],
     zero_shot: str | None = None,
-    metric: str = "score/domain",
+    metric: str | dict[str, str] = "score/domain",
     encoder: str = "hashed",
     reference: str | None = None,
     topics: str | None = None,
@@ -42,7 +42,8 @@ def domain_table(
         source: all texts of the domain; see `fedlight.datamodules.rows.rows`.
         columns: slots of its rows, in their order; ``response`` is ignored.
         zero_shot: folder of the stage that tested the untuned model, which gets a row.
-        metric: name of the metric that the runs have logged.
+        metric: name of the metric that the runs have logged; several as column -> name, then ``runs`` is the one folder with
+            all of them.
         encoder: folder or hub name of a sentence encoder, or ``hashed``; for the coverage.
         reference: ``augmentation_folder`` of the run whose rows the others should find; see `retrieval_overlap`.
         topics: ``toy``: count topics of the embedded domains; None: texts have no topics.
@@ -157,7 +158,7 @@ def _rows(
     source: str,
     columns: dict[str, str],
     zero_shot: str | None,
-    metric: str,
+    metric: str | dict[str, str],
     encoder: str,
     reference: str | None,
     topics: str | None,
@@ -177,7 +178,7 @@ def _rows(
     place = {text: number for number, text in enumerate(domain)}
     found = []
     for method, folders in methods.items():
-        scores = {name: _metric(Path(folder), metric) for name, folder in folders["runs"].items()}
+        scores = _scores(folders["runs"], metric)
         own, added, shares = _held(Path(folders["augmentation"]), texts)
         if several:
             own = [text for text in own if text in place]
@@ -191,9 +192,9 @@ def _rows(
             row["overlap"] = retrieval_overlap(folders["augmentation"], reference)
         found.append(row)
     if zero_shot is not None:
-        score = _metric(Path(zero_shot), metric)
         names = dict.fromkeys(name for folders in methods.values() for name in folders["runs"])
-        found.insert(0, {"method": "zero-shot", **dict.fromkeys(names, score)})
+        raw = zero_shot if isinstance(metric, dict) else dict.fromkeys(names, zero_shot)
+        found.insert(0, {"method": "zero-shot", **_scores(raw, metric)})
     return found
 
 
@@ -218,6 +219,17 @@ def _held(folder: Path, domain: set[str]) -> tuple[list[str], list[str], dict[st
 
 def _encoded(encoder: Encoder, texts: list[str]) -> torch.Tensor:
     return torch.from_numpy(encoder.encode(texts)) if texts else torch.empty(0, encoder.dimension)
+
+
+def _scores(runs: str | Mapping[str, str], metric: str | Mapping[str, str]) -> dict[str, float]:
+    """Return column -> value, of one metric of several runs, or of several metrics of one run."""
+    if isinstance(runs, str):
+        if isinstance(metric, str):
+            raise ValueError(f"runs={runs}: give a folder for each column, or metric as column -> name")
+        return {name: _metric(Path(runs), of) for name, of in metric.items()}
+    if not isinstance(metric, str):
+        raise ValueError("metric has several columns: give runs as one folder")
+    return {name: _metric(Path(folder), metric) for name, folder in runs.items()}
 
 
 def _metric(folder: Path, name: str) -> float:

@@ -53,3 +53,40 @@ def test_too_few_rows_are_refused(tmp_path):
         RowsError, match="2 clients have 7 rows of max_characters=26, fewer than num_clients=3"
     ):
         drawn(tmp_path, num_clients=3)
+
+
+def test_choices_answer_other_questions_on_the_same_subject(tmp_path):
+    rows = [
+        {"of": "ann", "q": f"{kind} of {illness} ?", "a": f"{illness} {kind}", "focus": illness}
+        for illness in ("flu", "gout")
+        for kind in ("causes", "signs", "cures")
+    ]
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "test", "public", "domain")}
+    metrics = draw_shots(
+        write_rows(
+            tmp_path / "rows.jsonl", [*rows, {"of": "ben", "q": "mumps ?", "a": "yes", "focus": "mumps"}]
+        ),
+        client="of",
+        columns={"instruction": "q", "output": "a"},
+        num_clients=1,
+        shots=1,
+        records=0,
+        num_test=3,
+        max_characters=40,
+        seed=0,
+        subject="focus",
+        choices=4,
+        **{name: str(file) for name, file in files.items()},
+    )["metrics"]
+    assert metrics == {"eligible": 1, "train": 1, "test": 3, "public": 3, "domain": 7}
+    train, test, public, domain = (lines(file) for file in files.values())
+    for row in test:
+        assert row["choices"][row["answer"]] == row["output"]
+        assert len(set(row["choices"])) == 4
+        illness = row["output"].split()[0]
+        assert sum(choice.startswith(illness) for choice in row["choices"]) == 3  # all that there are
+    questions = [{row["instruction"] for row in own} for own in (train, test, public)]
+    assert set.union(*questions) == {row["instruction"] for row in domain}
+    assert sum(map(len, questions)) == 7
+    assert "mumps ?" in questions[2]
+    assert all("choices" not in row for row in domain)

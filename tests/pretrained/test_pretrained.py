@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_gguf import write_gguf, write_wheel
@@ -12,6 +13,7 @@ from tiny_world import fedlight
 from transformers import AutoModelForCausalLM
 
 from fedlight.callbacks.export.card_facts import base_form, public_name
+from fedlight.datamodules.vectors.encoders import SentenceEncoder
 from fedlight.pretrained import fetching, named
 from fedlight.pretrained.hub import find_licence, find_model, load_tokenizer
 from fedlight.pretrained.named import Pretrained
@@ -60,6 +62,29 @@ def test_a_model_is_joined_from_its_packages_and_read_offline(halves, models, tm
     assert find_licence(folder) == "mit"
     assert load_tokenizer("tiny")("ab")["input_ids"]
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny"]
+
+
+def test_vectors_of_tokens_become_an_encoder_that_takes_their_mean(models, tmp_path, monkeypatch):
+    from safetensors.torch import save
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as tokenizers
+
+    words = Tokenizer(tokenizers.WordLevel({"[UNK]": 0, "red": 1, "apples": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    vectors = torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 2.0]], dtype=torch.float16)
+    files = {"weights/own.safetensors": save({"any": vectors}), "words.json": words.to_str().encode()}
+    digest = write_wheel(models, "static_words", *files.popitem(), **files)
+    static = Pretrained("", "mit", "Word vectors", {"static-words==1.0": digest}, ".safetensors")
+    monkeypatch.setitem(named.PRETRAINED, "words", static)
+    got = fedlight("models", "get", "words")
+    assert got.code == 0, got.err
+    assert "base_model" not in (tmp_path / "models/words/README.md").read_text()
+    encoder = SentenceEncoder("words", cache=None)
+    np.testing.assert_allclose(encoder.encode(["red apples", "red"]), [[0.5**0.5] * 2, [1.0, 0.0]], atol=1e-6)
+    with pytest.raises(ValueError, match="max_tokens=8: model='words' takes the mean of all tokens"):
+        SentenceEncoder("words", cache=None, max_tokens=8).encode(["red"])
+    elsewhere = fedlight("models", "get", "words", "--to", str(tmp_path / "new"), "--source", "hub")
+    assert "words cannot be had (hub: it has no model of this form)" in elsewhere.err
 
 
 def test_a_card_names_the_model_at_the_hub_and_says_that_its_weights_were_gguf(halves):

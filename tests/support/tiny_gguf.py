@@ -51,11 +51,12 @@ def write_gguf(file: Path) -> Path:
     return file
 
 
-def write_wheel(folder: Path, package: str, name: str, content: bytes) -> str:
-    """Gives the SHA-256 of a wheel ``package``-1.0 that holds one file."""
+def write_wheel(folder: Path, package: str, name: str, content: bytes, **more: bytes) -> str:
+    """Gives the SHA-256 of a wheel ``package``-1.0 that holds one file, or more."""
     file = folder / f"{package}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as wheel:
-        wheel.writestr(f"{package}/{name}", content)
+        for file_name, text in {name: content, **more}.items():
+            wheel.writestr(f"{package}/{file_name}", text)
         info = f"{package}-1.0.dist-info"
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
