@@ -19,7 +19,7 @@ from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.modules.language.adapter_folders import copy_adapters
 from fedlight.modules.language.module import LanguageModule
-from fedlight.modules.selector import SelectorModule
+from fedlight.modules.selector import SelectorModule, read_asked
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.report.facts import within
 from fedlight.report.runs import read_recipe
@@ -283,11 +283,12 @@ def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> st
         return f"{text}\n\n{follows}; `model.generate` with `do_sample=False` gives the likeliest one."
     if folder is None:
         return text
+    asked = (opened.adapter and read_asked(opened.adapter)) or opened.kind(**opened.settings).asked
     settings: dict[str, Any] = {
         "adapters": list(adapters),
         "template": template.text,
         "is_chat": template.is_chat,
-        "choices": list(opened.settings.get("choices") or ("A", "B")),
+        **{name: asked[name] for name in ("choices", "prior", "temperature")},
         "max_tokens": within(opened.run.config(), "data", "max_tokens") or 512,
     }
     write_json(folder / SETTINGS, settings)
