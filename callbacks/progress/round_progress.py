@@ -163,10 +163,9 @@ class RoundProgress(Checked, ProgressBar):
         tokens = round(sum(self._tokens) / len(self._tokens) * batches)
         said = [f"{batches:,} batches", *([f"about {tokens:,} tokens"] if tokens else []), self._left(share)]
         peak = hardware.peak_memory()
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if between := dict.fromkeys(
-            type(one).__name__
-            for one in trainer.callbacks
-            if works_between_rounds(type(one))  # type: ignore[attr-defined]
+            type(one).__name__ for one in callbacks if works_between_rounds(type(one))
         ):
             said.append(f"not counted: {', '.join(between)}")
         self._print_line(
