@@ -28,9 +28,11 @@ from fedlight.modules.choices import log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, base_model, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
-from fedlight.support.files import read_text
+from fedlight.support.files import read_json, read_text, write_json
 
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
+ASKED = "selector.json"
+"""File in an adapter's folder that says how its selectors were trained: head, choices, orders, prior and temperature."""
 
 
 class SelectorModule(LanguageModule):
@@ -52,12 +54,12 @@ class SelectorModule(LanguageModule):
             (``twins_together=true`` in `PreferenceDataModule`). Labels and judges average by their own ``orders``.
         letters: JSON file with ``prior`` and ``temperature`` of the choices, written by
             `fedlight.recipes.steps.calibrate_letters`: the prior is subtracted from the logit of B, and both logits are
-            divided by the temperature. None: the logits are the model's.
+            divided by the temperature. None: those of the training of ``adapter``, if it had any, else the model's logits.
         kwargs: further arguments of `LanguageModule`; ``num_adapters`` is the number of selectors. An even number of them
             can tie, so it is evaluated without a vote.
 
     Raises:
-        ValueError: a setting is misspelt or out of range.
+        ValueError: a setting is misspelt or out of range, or ``adapter`` was trained with another head or other choices.
     """
 
     batch_form: ClassVar[Mapping[str, int]] = {"input_ids": 2, "labels": 1}
@@ -78,11 +80,22 @@ class SelectorModule(LanguageModule):
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)
         self.accuracy, self.both_orders = stage_accuracies(), stage_orders()
         self.choice_rows: Tensor | None = None
-        self._letters = None if letters is None else read_letters(letters)
+        options = self.options
+        trained = {} if options.adapter is None or options.merge_adapter else read_asked(options.adapter)
+        own = {"head": head, "choices": list(choices)}
+        refuse_other_training(trained, own)
+        self.asked = {**own, "orders": trained.get("orders", orders), "prior": 0.0, "temperature": 1.0}
+        self.asked |= {name: trained[name] for name in ("prior", "temperature") if name in trained}
+        if letters is not None:
+            self.asked["prior"], self.asked["temperature"] = read_letters(letters)
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
         data = getattr(self.trainer, "datamodule", None)
+        if stage == "fit":
+            self.asked["orders"] = self.options.orders
+        elif (shown := getattr(data, "orders", None)) is not None:
+            refuse_one_order(self.asked, shown)
         if stage == "fit" and self.options.orders == "both" and getattr(data, "examples_together", 2) % 2:
             raise ValueError(APART)  # before the base is loaded
 
@@ -123,9 +136,9 @@ class SelectorModule(LanguageModule):
             rows = self.choice_rows.to(batch["input_ids"].device)
             texts, compute = (batch["input_ids"], batch["attention_mask"]), self.shared_prefix.neighbours
             logits = readout.choice_logits(self.causal_lm, *texts, rows, compute)
-        if self._letters is None:
+        prior, temperature = self.asked["prior"], self.asked["temperature"]
+        if (prior, temperature) == (0.0, 1.0):
             return logits
-        prior, temperature = self._letters
         return (logits - logits.new_tensor([0.0, prior])) / temperature
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
@@ -184,6 +197,11 @@ class SelectorModule(LanguageModule):
         log_probs = self.ensemble_logits(batch).log_softmax(dim=2).transpose(1, 2)
         return log_probs.squeeze(dim=2) if len(self.adapter_names) == 1 else log_probs
 
+    def save_adapter(self, folder: str | Path) -> None:
+        """Write the adapter as `LanguageModule.save_adapter` does, and beside it how it was trained."""
+        super().save_adapter(folder)
+        write_json(Path(folder) / ASKED, self.asked)
+
     def generate(self, *args: Any, **kwargs: Any) -> list[list[str]]:
         """Return completions, see `LanguageModule.generate`; raise ValueError with ``head="classifier"``."""
         if self.options.head == "classifier":
@@ -200,6 +218,52 @@ def read_letters(file: str) -> tuple[float, float]:
         raise ValueError(
             f"letters={file!r} has no prior and temperature: write it by calibrate_letters"
         ) from why
+
+
+def read_asked(adapter: str | Path) -> dict[str, Any]:
+    """Return what the folder of an adapter, or of several with one of these in it, says of its training; {} for nothing."""
+    folder = Path(adapter)
+    above = [folder.parent] if folder.name.startswith("adapter") else []
+    for file in (place / ASKED for place in (folder, *above)):
+        if file.is_file():
+            return read_json(
+                file, f"remove it, and give the settings of the training of adapter={str(adapter)!r}"
+            )
+    return {}
+
+
+def refuse_other_training(trained: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ValueError where a selector is read by settings that its training did not have.
+
+    Examples:
+        >>> refuse_other_training({"choices": ["a", "b"]}, {"choices": ["A", "B"]})
+        Traceback (most recent call last):
+        ...
+        ValueError: the selectors of adapter were trained with choices=['a', 'b'], not ['A', 'B']: set choices to that; ...
+    """
+    for name, value in own.items():
+        if name in trained and trained[name] != value:
+            raise ValueError(
+                f"the selectors of adapter were trained with {name}={trained[name]!r}, not {value!r}: set {name} to that; "
+                f"to train the adapter anew, remove {ASKED} from its folder"
+            )
+
+
+def refuse_one_order(trained: Mapping[str, Any], orders: str) -> None:
+    """Raise ValueError where pairs are shown in one order to a selector that was trained on the mean of both.
+
+    Examples:
+        >>> refuse_one_order({"orders": "one"}, "both")
+        >>> refuse_one_order({"orders": "both"}, "one")
+        Traceback (most recent call last):
+        ...
+        ValueError: orders='one', but the selectors were trained on the mean of both orders, in which a preference for ...
+    """
+    if trained["orders"] == "both" and orders == "one":
+        raise ValueError(
+            "orders='one', but the selectors were trained on the mean of both orders, in which a preference for a position "
+            "cancels: set orders to both"
+        )
 
 
 def check_odd(num_adapters: int) -> None:

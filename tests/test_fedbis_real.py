@@ -204,6 +204,9 @@ def test_the_twin_runs(tmp_path, tiny_model):
         assert 0 <= row["both_orders_low"] <= row["both_orders"] <= row["both_orders_high"] <= 1
     assert found[5]["labelled"] <= 8
     assert any(name.startswith("win_rate") for name in found[5])
+    lost = {row["method"]: row["perplexity_elsewhere"] for row in found if "knowledge" in row}
+    assert list(lost) == ["raw", "FedBis"]
+    assert lost["raw"] != lost["FedBis"]  # the tuned model is another one
     letters = json.loads((tmp_path / "seed0/letters/letters.json").read_text())
     assert 0.01 <= letters["temperature"] <= 100
     assert found[0]["both_orders"] == found[1]["both_orders"]  # no letter is preferred in both orders

@@ -102,6 +102,7 @@ def test_the_recipe_on_a_real_model_differs_between_methods_in_the_algorithm_alo
         methods[4],
         "local",
         "table",
+        "forgetting",
     ]
     ours = found["fewfedpit_50"]
     for name in methods:
@@ -129,6 +130,9 @@ def test_the_twin_of_the_recipe_on_a_real_model(tmp_path, tiny_model):
     betas = [f"FewFedPIT, beta = {beta}" for beta in ("0", "0.25", "0.5", "0.75")]
     assert list(rows) == ["pre-trained", "FedAvg", *betas, "local"]
     assert {"rouge_l", "exact", "extracted", "responses"} < set(rows["FedAvg"])
+    lost = {method: row["perplexity_elsewhere"] for method, row in rows.items() if "knowledge" in row}
+    assert list(lost) == ["pre-trained", "FedAvg", *betas]
+    assert len({*lost.values()}) > 1
 
 
 @pytest.mark.slow

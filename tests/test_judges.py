@@ -1,6 +1,7 @@
 """The judges against the recipe's own way: the oracle's utilities, and the votes of a predict run, counted."""
 
 import json
+import math
 
 import lightning
 import pytest
@@ -124,6 +125,21 @@ def test_too_long_pairs_count_one_half_and_are_said_once(adapter, tiny_model, ca
         "SelectorJudge: 1 of 4 pairs are longer than max_tokens=128 and count one half"
     ]
     assert judge.too_long == 2
+
+
+def test_cut_inputs_are_said_once_and_counted_or_left_out(adapter, tiny_model, caplog):
+    fields = [{"prompt": "anna bakes bread . " * 40}, *FIELDS[1:4]]
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        judge = SelectorJudge(adapter, model=tiny_model)
+        for _ in range(2):
+            assert 0.5 not in judge.scores(fields, OURS[:4], THEIRS[:4])
+    assert [record.message for record in caplog.records] == [
+        "SelectorJudge: 2 of 8 inputs are longer than max_tokens=128 and lose the end of {prompt}"
+    ]
+    assert (judge.trimmed, judge.too_long) == (4, 0)
+    judge = SelectorJudge(adapter, model=tiny_model, trim=None)
+    assert math.isnan(judge.verdicts(fields, OURS[:4], THEIRS[:4])[0])
+    assert (judge.trimmed, judge.too_long) == (0, 1)
 
 
 def test_all_pairs_may_be_too_long(adapter, tiny_model):

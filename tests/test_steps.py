@@ -2,10 +2,14 @@
 
 import json
 
+import lightning
 import pytest
+import torch
 from tiny_world import make_model, write_rows
 
+from fedlight.callbacks.scores.forgetting import measure
 from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.modules.sft import SFTModule
 from fedlight.recipes import steps
 from fedlight.toy.oracle import Oracle
 
@@ -244,3 +248,29 @@ def test_a_merged_model_says_what_base_and_adapter_say(tmp_path):
     merged = said(model=str(tmp_path / "merged"))
     assert merged == said(model=model, adapter=str(tmp_path / "adapter"))
     assert merged != said(model=model)
+
+
+def test_what_tuned_models_lost_stands_beside_their_results(tmp_path, tiny_model):
+    """An adapter, a run with a checkpoint alone, and a method that was not run."""
+    module = SFTModule(tiny_model, dtype="fp32", lr=0.5)
+    module.configure_model()
+    with torch.no_grad():
+        for name, weight in module.state_dict().items():
+            if "lora_B" in name:
+                weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    module.save_adapter(tmp_path / "adapter")
+    trainer = lightning.Trainer(max_epochs=0, default_root_dir=tmp_path, logger=False, accelerator="cpu")
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "run/checkpoints/epoch=0.ckpt")
+    rows = [{"method": name, "score": place} for place, name in enumerate(("raw", "a", "b", "c"))]
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/done.json").write_text(json.dumps({"result": {"rows": rows}}))
+    trained = {"a": str(tmp_path / "adapter"), "b": str(tmp_path / "run"), "c": str(tmp_path / "none")}
+    found = steps.add_forgetting(str(tmp_path / "table"), tiny_model, trained, if_run=["c"])["rows"]
+    raw, a, b, c = (row.get("perplexity_elsewhere") for row in found)
+    assert raw == pytest.approx(measure(module)["forgetting/perplexity_raw"])
+    assert a == b == pytest.approx(measure(module)["forgetting/perplexity"])
+    assert a != raw
+    assert c is None
+    assert [row["score"] for row in found] == [0, 1, 2, 3]
+    assert found[0]["knowledge"] == measure(module)["forgetting/knowledge_raw"]

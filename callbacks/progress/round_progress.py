@@ -22,7 +22,7 @@ from fedlight.callbacks.progress.run_summary import (
     report_command,
     traffic,
 )
-from fedlight.callbacks.progress.time_left import TimeLeft
+from fedlight.callbacks.progress.time_left import TimeLeft, works_between_rounds
 from fedlight.devices import hardware
 from fedlight.devices.outcomes import took_part
 from fedlight.federation.client import Visit
@@ -163,6 +163,11 @@ class RoundProgress(Checked, ProgressBar):
         tokens = round(sum(self._tokens) / len(self._tokens) * batches)
         said = [f"{batches:,} batches", *([f"about {tokens:,} tokens"] if tokens else []), self._left(share)]
         peak = hardware.peak_memory()
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if between := dict.fromkeys(
+            type(one).__name__ for one in callbacks if works_between_rounds(type(one))
+        ):
+            said.append(f"not counted: {', '.join(between)}")
         self._print_line(
             ", ".join(said) + (f"; {peak / 1e9:.1f} GB of memory at the peak so far" if peak else "")
         )

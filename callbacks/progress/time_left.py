@@ -8,6 +8,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+BETWEEN_ROUNDS = ("fedlight.callbacks.attacks", "fedlight.callbacks.scores")
+
+
+def works_between_rounds(kind: type) -> bool:
+    """Return whether objects of a class are callbacks with long work at the end of a round: attacks and scores."""
+    return any(base.__module__.startswith(BETWEEN_ROUNDS) for base in kind.__mro__)
+
 
 class Usual(NamedTuple):
     """Durations in seconds; the first does not count unless it is the only one.

@@ -69,6 +69,7 @@ class CompletionPairDataModule(FederatedDataModule):
         choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: see `PreferenceDataModule`; use
             the values of the selector's training.
         generation_template: template of the form responses; use that of the reward model's training.
+        trim: slot to cut in a pair that is too long, see `PreferenceDataModule`; None: such a pair is left out and counted.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Raises:
@@ -90,6 +91,7 @@ class CompletionPairDataModule(FederatedDataModule):
         seed: int = 0,
         num_workers: int = 0,
         generation_template: str = "toy_generation",
+        trim: str | None = "auto",
     ) -> None:
         super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
         self.source, self.orders, self.form, self.choices = source, orders, form, choices
@@ -100,7 +102,7 @@ class CompletionPairDataModule(FederatedDataModule):
             )
         name = {"choice": choice_template, "pair": pair_template, "responses": generation_template}[form]
         asks: Literal["choice", "prompt"] = "choice" if form == "choice" else "prompt"
-        self.template = Template.named(name, asks=asks) if name else Template("")
+        self.template = (Template.named(name, asks=asks) if name else Template("")).trimming(trim)
         if form == "choice":
             check_choice(self.template)
         self.truncate_answers, self.tokenizer_name, self.max_tokens = truncate_answers, tokenizer, max_tokens

@@ -330,7 +330,7 @@ class PreferenceDataModule(FederatedDataModule):
             check_choice(template)
         else:
             template = Template.named(generation, self.columns, asks="prompt")
-        return template if trim == "auto" else template.trimming(trim)
+        return template.trimming(trim)
 
 
 def _check_form(form: str, view: str, twins_together: bool) -> None:

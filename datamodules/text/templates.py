@@ -182,7 +182,13 @@ class Template:
         return cls(text, trim)
 
     def trimming(self, slot: str | None) -> "Template":
-        """Return this template with another slot that may be cut, or None; ValueError where it has no such slot."""
+        """Return this template with another slot that may be cut, None for no slot, ``auto`` for its own.
+
+        Raises:
+            ValueError: it has no such slot.
+        """
+        if slot == "auto":
+            return self
         if slot is not None and slot not in self.slots:
             raise ValueError(f"trim={slot!r} is no slot of the template; it has {', '.join(self.slots)}.")
         return replace(self, trim=slot)

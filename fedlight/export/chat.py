@@ -195,12 +195,14 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
     with tempfile.TemporaryDirectory() as saved:
         if opened.adapter is None:
             opened.load().save_adapter(saved)
+        of_data = within(opened.run.config(), "data", "init_args") or {}
         yield SelectorJudge(
             str(opened.adapter or saved),
             settings["model"],
             base=settings.get("base", "plain"),
             choice_template=named[0],
             choices=tuple(settings.get("choices") or ("A", "B")),
-            max_tokens=within(opened.run.config(), "data", "max_tokens") or 512,
+            max_tokens=of_data.get("max_tokens") or 512,
             dtype=settings.get("dtype", "auto"),
+            trim=of_data.get("trim", "auto"),
         )

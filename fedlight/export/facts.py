@@ -55,9 +55,7 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
         privacy=privacy_of(last),
         scores=scores_of(last),
         settings=settings_of(
-            opened.settings,
-            _values(federated),
-            _values(config.get("data")),
+            opened.settings, *(within(config, part, "init_args") or {} for part in ("federated", "data"))
         ),
         command=command_line(run.record()),
         versions=_versions(run),
@@ -88,12 +86,6 @@ def _added(run: Run) -> int:
 def _is_before(place: Any, rounds: int | None) -> bool:
     at = number(place)
     return rounds is None or at is None or at < rounds
-
-
-def _values(spec: Any) -> dict[str, Any]:
-    """Return the arguments of a class in a config."""
-    inner = spec.get("init_args") if isinstance(spec, Mapping) else None
-    return dict(inner) if isinstance(inner, Mapping) else {}
 
 
 def _versions(run: Run) -> dict[str, str]:

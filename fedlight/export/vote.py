@@ -30,6 +30,7 @@ class Selectors:
     def __init__(self, folder: str | Path, base: str | None = None) -> None:
         settings = json.loads((Path(folder) / SETTINGS).read_text(encoding="utf-8"))
         self.template, self.choices = settings["template"], settings["choices"]
+        self.prior, self.temperature = settings["prior"], settings["temperature"]
         self.is_chat = settings["is_chat"]  # then the template holds its first token, if there is one
         self.max_tokens = settings["max_tokens"]
         self.names = settings["adapters"]
@@ -62,7 +63,7 @@ class Selectors:
 
     def _shown(self, fields: dict[str, str], a: str, b: str) -> list[float]:
         """Return the log-probabilities of both choices, with the answers in this order."""
-        text = self.template.format(**fields, response_a=a, response_b=b)
+        text = self.template.format(**fields, response_a=a.strip(), response_b=b.strip())
         rows = [self._encoded(f"{text} {choice}") for choice in self.choices]
         opening = self.tokenizer("x")["input_ids"][:1]
         opens = opening == [self.tokenizer.bos_token_id] and not self.is_chat
@@ -73,7 +74,8 @@ class Selectors:
             )
         with torch.no_grad():
             logits = self.model(torch.tensor([ids], device=self.model.device)).logits[0, -1]
-        found: list[float] = logits[[row[-1] for row in rows]].float().log_softmax(0).tolist()
+        choices = logits[[row[-1] for row in rows]].float() - torch.tensor([0.0, self.prior])
+        found: list[float] = (choices / self.temperature).log_softmax(0).tolist()
         return found
 
     def _encoded(self, text: str) -> list[int]:

@@ -19,7 +19,7 @@ from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.modules.language.adapter_folders import copy_adapters
 from fedlight.modules.language.module import LanguageModule
-from fedlight.modules.selector import SelectorModule
+from fedlight.modules.selector import SelectorModule, read_asked
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.report.facts import within
 from fedlight.report.runs import read_recipe
@@ -141,7 +141,7 @@ def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
     use = adapter_use(facts.base, _task(opened), names, _labels(opened))
     use += _prompts(opened, folder, names)
-    notes = [*adapter_notes(facts, False), *_of_algorithm(opened), *_of_recipe(opened)]
+    notes = [*adapter_notes(facts, False), *_of_run(opened)]
     write_card(facts, folder, what=what, use=use, task=_task(opened), notes=notes)
 
 
@@ -156,15 +156,8 @@ def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | N
         f'model = {kind}.from_pretrained("FOLDER")',
     ]
     use = "\n".join(["```python", *lines, "```"]) + _prompts(opened, folder, [])
-    write_card(
-        facts,
-        folder,
-        what="Merged model",
-        use=use,
-        library="transformers",
-        task=_task(opened),
-        notes=[*_rounding(facts), *_of_algorithm(opened), *_of_recipe(opened)],
-    )
+    notes, task = [*_rounding(facts), *_of_run(opened)], _task(opened)
+    write_card(facts, folder, what="Merged model", use=use, library="transformers", task=task, notes=notes)
 
 
 def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path, outtype: str) -> None:
@@ -175,12 +168,8 @@ def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path,
     use = "\n".join(
         ["```python", "from llama_cpp import Llama", "", f'model = Llama("FOLDER/{file.name}")', "```"]
     ) + _prompts(opened, None, [])
-    notes = [
-        f"Weights are {outtype}; answers may differ where two tokens are almost equally likely.",
-        *_rounding(facts),
-        *_of_algorithm(opened),
-        *_of_recipe(opened),
-    ]
+    weights = f"Weights are {outtype}; answers may differ where two tokens are almost equally likely."
+    notes = [weights, *_rounding(facts), *_of_run(opened)]
     write_card(facts, folder, what="GGUF file", use=use, library="gguf", task=_task(opened), notes=notes)
 
 
@@ -192,12 +181,7 @@ def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -
     module.tokenizer.save_pretrained(folder)
     _without_folders(facts, folder)
     use = "\n".join(["```python", *PROGRAMS_USE.strip().splitlines(), "```"]) + _prompts(opened, None, [])
-    notes = [
-        "Weights are fp32; one text at a time.",
-        *_rounding(facts),
-        *_of_algorithm(opened),
-        *_of_recipe(opened),
-    ]
+    notes = ["Weights are fp32; one text at a time.", *_rounding(facts), *_of_run(opened)]
     what = {"onnx": "ONNX programs", "executorch": "ExecuTorch programs"}[form]
     write_card(facts, folder, what=what, use=use, library=form, task=_task(opened), notes=notes)
 
@@ -220,24 +204,23 @@ def _without_folders(facts: CardFacts, folder: Path) -> None:
             write_json(file, {**content, **names})
 
 
-def _of_recipe(opened: Opened) -> list[str]:
-    """Return the warnings of the recipe's table: labels of a selector at chance make tuned models worthless."""
-    return chance_notes(read_recipe(opened.run.home).results())
-
-
 def _rounding(facts: CardFacts) -> list[str]:
     return [] if facts.base_form == "plain" else [FULL_PRECISION.format(form=facts.base_form)]
 
 
-def _of_algorithm(opened: Opened) -> list[str]:
-    """Return what of the run is not in its global model, for algorithms whose clients have models of their own."""
+def _of_run(opened: Opened) -> list[str]:
+    """Return the warnings of the recipe's table, and what the global model lacks where clients have models of their own."""
+    notes = chance_notes(
+        read_recipe(opened.run.home).results()
+    )  # labels by chance make tuned models worthless
     if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep)):
-        return []
+        return notes
     lacks = ", whose head is as it was before training" if issubclass(opened.algorithm, FedRep) else ""
-    return [
+    own = (
         f"{opened.algorithm.__name__} trains a model for each client; this is the one that all share{lacks}. Scores of "
         "clients' own models are not its scores."
-    ]
+    )
+    return [own, *notes]
 
 
 def _task(opened: Opened) -> str:
@@ -283,11 +266,12 @@ def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> st
         return f"{text}\n\n{follows}; `model.generate` with `do_sample=False` gives the likeliest one."
     if folder is None:
         return text
+    asked = (opened.adapter and read_asked(opened.adapter)) or opened.kind(**opened.settings).asked
     settings: dict[str, Any] = {
         "adapters": list(adapters),
         "template": template.text,
         "is_chat": template.is_chat,
-        "choices": list(opened.settings.get("choices") or ("A", "B")),
+        **{name: asked[name] for name in ("choices", "prior", "temperature")},
         "max_tokens": within(opened.run.config(), "data", "max_tokens") or 512,
     }
     write_json(folder / SETTINGS, settings)

@@ -15,7 +15,7 @@ from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id
 from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.generators.local_generator import make_ready
-from fedlight.modules.selector import SelectorModule, check_odd
+from fedlight.modules.selector import SelectorModule, check_odd, refuse_one_order
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.types import Fields
@@ -24,8 +24,9 @@ from fedlight.support.types import Fields
 class SelectorJudge(Judge):
     """Judge that asks a trained selector, or several adapters, of which the majority decides.
 
-    Pairs are shown as ``CompletionPairDataModule`` shows them, and votes are counted as for labels. A pair that does not fit
-    into ``max_tokens`` is not read; their number is logged once. The model is loaded at the first pair to be read.
+    Pairs are shown as ``CompletionPairDataModule`` shows them, and votes are counted as for labels. Inputs that are cut, and
+    pairs that do not fit into ``max_tokens`` and are not read, are counted, and logged the first time. The model is loaded
+    at the first pair to be read.
 
     Args:
         adapter: folder of one adapter, or of several.
@@ -35,16 +36,19 @@ class SelectorJudge(Judge):
         choices: the two labels of that training.
         max_tokens: most tokens of a pair, as in that training.
         orders: ``both``: show each pair in both orders, so that a preference for the first position cancels; or ``one``.
+        letters: file of ``calibrate_letters`` for these selectors; None: as they were trained.
+        trim: slot that is cut in a pair that is too long, see `PreferenceDataModule`; None: such a pair is not read.
         dtype: number type of the base: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
         batch_size: sequences per forward pass.
         device: ``auto`` is the GPU where there is one.
 
     Attributes:
         too_long: number of pairs so far that did not fit.
+        trimmed: number of inputs so far that were cut; a pair has two, one for each order.
 
     Raises:
         FileNotFoundError: there is no such adapter.
-        ValueError: a setting is misspelt or out of range, or the number of adapters is even.
+        ValueError: a setting is misspelt, out of range or not that of the selectors' training, or their number is even.
     """
 
     def __init__(
@@ -59,14 +63,19 @@ class SelectorJudge(Judge):
         dtype: str = "auto",
         batch_size: int = 256,
         device: str = "auto",
+        letters: str | None = None,
+        trim: str | None = "auto",
     ) -> None:
-        self.template = Template.named(choice_template, asks="choice")
+        self.template = Template.named(choice_template, asks="choice").trimming(trim)
         check_choice(self.template)
         self.model, self.choices, self.orders = model, choices, orders
         self.sees_order = orders == "one"
         self.max_tokens, self.batch_size, self.device = max_tokens, batch_size, device
-        self.too_long = 0
-        self._selector = SelectorModule(model, base=base, choices=choices, adapter=adapter, dtype=dtype)
+        self.too_long = self.trimmed = 0
+        self._selector = SelectorModule(
+            model, base=base, choices=choices, adapter=adapter, dtype=dtype, letters=letters
+        )
+        refuse_one_order(self._selector.asked, orders)
         self._tokenizer: Any = None
         check_odd(len(self._selector.adapter_names))  # reads the folder now, not at the first pair
 
@@ -93,7 +102,9 @@ class SelectorJudge(Judge):
             winners = majority(log_probs)
             verdicts = np.where(winners == 0, 1.0, np.where(winners == 1, 0.0, 0.5))
             too_long = np.isnan(log_probs).any(axis=(0, 2))
-            self._count_too_long(int(too_long.sum()), len(different))
+            self.too_long = self._count(
+                self.too_long, int(too_long.sum()), f"of {len(different)} pairs", "count one half"
+            )
             found[different] = np.where(too_long, np.nan, verdicts)
         return [float(verdict) for verdict in found]
 
@@ -105,6 +116,8 @@ class SelectorJudge(Judge):
         """
         selector = self._loaded()
         encoded = encode_choice(self._tokenizer, self.template, pairs, self.max_tokens, self.choices)
+        cut = f"lose the end of {{{self.template.trim}}}"
+        self.trimmed = self._count(self.trimmed, encoded.trimmed, f"of {2 * len(pairs)} inputs", cut)
         fits = np.flatnonzero(encoded.both_kept())
         return gather(self._votes(selector, ShownPairs(encoded, fits, self.orders)), len(pairs), self.orders)
 
@@ -129,9 +142,9 @@ class SelectorJudge(Judge):
             make_ready(self._selector, self.device)
         return self._selector
 
-    def _count_too_long(self, found: int, number: int) -> None:
-        if found and not self.too_long:
+    def _count(self, before: int, found: int, of: str, so: str) -> int:
+        if found and not before:
             rank_zero_info(
-                f"SelectorJudge: {found} of {number} pairs are longer than max_tokens={self.max_tokens} and count one half"
+                f"SelectorJudge: {found} {of} are longer than max_tokens={self.max_tokens} and {so}"
             )
-        self.too_long += found
+        return before + found

@@ -11,6 +11,9 @@ from fedlight.devices.forecast import Workload
 from fedlight.devices.hardware import choose_device
 from fedlight.plan.plan import build
 
+TIMED_TEXTS, TIMED_STEPS = 8, 16
+"""Texts of a timed generation, and its tokens after the first."""
+
 TIMED_TOKENS = 1024
 """Most tokens of a timed batch, if that is one text or more; a larger batch takes longer by its operations."""
 
@@ -40,6 +43,36 @@ def step_seconds(config: Any, work: Workload, cuda: bool = False) -> float:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
     return seconds * work.meter.cost(shape).flops / work.meter.cost(part).flops
+
+
+def generation_seconds(config: Any, prompt_tokens: int, cuda: bool = False) -> tuple[float, float]:
+    """Return the seconds of a prompt, and of each new token of one text, by two short generations of some texts.
+
+    The first writes one token and fills caches, so a prompt takes no longer than it does there; the second writes more, as
+    far as the model does not end its texts before.
+
+    Args:
+        config: parsed settings of ``fedlight predict``; the model is on this machine. Its adapter may not exist yet.
+        prompt_tokens: most tokens of a prompt.
+        cuda: whether to generate on the GPU.
+    """
+    parsed = config.clone()
+    parsed["model.init_args.adapter"] = None
+    parsed["model.init_args.merge_adapter"] = False
+    module, _ = build(parsed)
+    seconds, longest = [], 1
+    with choose_device("cuda" if cuda else "cpu"), torch.no_grad():
+        module.configure_model()
+        module.eval()
+        ids = module.tokenizer(" the" * prompt_tokens, add_special_tokens=False)["input_ids"]
+        prompts = [module.tokenizer.decode(ids[: max(1, prompt_tokens - 1)])] * TIMED_TEXTS
+        for tokens in (1, 1 + TIMED_STEPS):
+            start = time.perf_counter()
+            texts = module.generate(prompts, temperature=1.0, max_new_tokens=tokens)
+            seconds.append(time.perf_counter() - start)
+            longest = max(len(module.tokenizer(text)["input_ids"]) for [text] in texts)
+    new = max(seconds[1] - seconds[0], 0.0) / max(1, min(longest, 1 + TIMED_STEPS) - 1)
+    return seconds[0] / TIMED_TEXTS, new / TIMED_TEXTS
 
 
 def steps_of(config: Mapping[str, Any]) -> int | None:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from fedlight.preflight.command import parse_stages
 from fedlight.preflight.disk import check_disk, check_output
+from fedlight.preflight.duration import check_durations
 from fedlight.preflight.finding import Finding, State, exit_code, ok, problem, show, unknown
 from fedlight.preflight.hub import Hub
 from fedlight.preflight.machine import check_shared, memory_of, size_text
-from fedlight.preflight.memory import check_memory, check_time, trainings
+from fedlight.preflight.memory import check_memory, trainings
 from fedlight.preflight.models import check_models
 from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
@@ -88,7 +89,7 @@ def _check(
             )
         )
     trained, uncounted = trainings(parsed, models.configs)
-    findings += check_memory(trained) + check_time(trained) + uncounted
+    findings += check_memory(trained) + check_durations(parsed, trained) + uncounted
     findings += check_disk(parsed, trained, folder, len(seeds), models.downloads, rows.downloads, rows.counts)
     findings += [_key(server, stages_) for server, stages_ in _of(wanted, Server).items()]
     findings += [_package(package, stages_) for package, stages_ in _of(wanted, Package).items()]
@@ -102,7 +103,7 @@ def foretell(file: Path) -> list[Finding]:
         warnings.simplefilter("ignore")
         parsed, _ = parse_stages(recipes.stages(recipe, Path("runs") / file.stem, 0))
         trained, _ = trainings(parsed, {})
-    return check_memory(trained) + check_time(trained)
+    return check_memory(trained) + check_durations(parsed, trained)
 
 
 def _of(wanted: Mapping[Need, list[str]], kind: type) -> dict:

@@ -5,6 +5,7 @@ settings; activations are those of a batch of the longest texts that the setting
 this comes to the peak of a process on a CPU is measured by ``benchmarks/memory_forecast.py``.
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,6 +117,22 @@ class Training:
         cost = meter.forward_cost(shape) if self.work.train == "forward" else meter.cost(shape)
         return cost.activation_bytes if self.cuda else round(KEPT[self.base] * cost.activation_bytes)
 
+    @cached_property
+    def batch_seconds(self) -> float:
+        """Seconds of a step on a batch of the longest texts; the model is loaded for it.
+
+        Raises:
+            OSError: the model cannot be read.
+            ValueError: the model, or what it is asked for, cannot be used.
+        """
+        announce(f"time of {self.settings['module']} on {self.model}: two batches")
+        return step_seconds(self.config, self.work, self.cuda)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether `batch_seconds` has been measured."""
+        return "batch_seconds" in self.__dict__
+
     @property
     def peak_bytes(self) -> int:
         """Bytes at the peak of the process, or of the GPU."""
@@ -220,10 +237,10 @@ def check_time(trained: Sequence[Training]) -> list[Finding]:
 
 def takes(training: Training) -> Finding:
     """Return the finding how long a training takes on this machine, by two of its batches."""
-    shape, size = training.work.shape, training.settings
-    what = f"time of {size['module']} on {training.model}"
+    shape = training.work.shape
+    what = f"time of {training.settings['module']} on {training.model}"
     try:
-        seconds = step_seconds(training.config, training.work, training.cuda)
+        seconds = training.batch_seconds
     except (ValueError, OSError) as error:
         return unknown(what, " ".join(str(error).split()))
     said = [
@@ -239,6 +256,11 @@ def takes(training: Training) -> Finding:
             f"{in_largest_unit(steps * seconds)} without validation"
         )
     return ok(what, "; ".join(said))
+
+
+def announce(what: str) -> None:
+    """Say what is measured before it takes its time, on standard error."""
+    print(f"measuring {what}, up to a minute", file=sys.stderr, flush=True)
 
 
 def _fleet(training: Training) -> Finding:

@@ -81,8 +81,8 @@ def methods(
     Returns:
         ``rows`` with ``method``, the columns of ``METRICS``, win rates, each with the ends of its 95 % interval over prompts
         in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), ``unread``:
-        number of pairs too long for the selector ``judge``, which count one half, and ``sent_mib``: MiB sent down and up in
-        training, including groupings.
+        number of pairs too long for the selector ``judge``, which count one half, ``cut``: number of its inputs whose
+        prompt was cut, if any, and ``sent_mib``: MiB sent down and up in training, including groupings.
     """
     answers = {
         name: load_rows(str(Path(stages["answers"]) / "completions.jsonl"))
@@ -105,6 +105,8 @@ def methods(
                 row |= _compared(column, scores, answers[name], answers["raw"], at_equal_length)
             if selector is not None:
                 row["unread"], selector.too_long = selector.too_long, 0
+                if selector.trimmed:
+                    row["cut"], selector.trimmed = selector.trimmed, 0
             if by_group and oracle is not None:
                 row |= _of_groups(oracle, answers[name], answers["raw"])
         if "train" in stages:

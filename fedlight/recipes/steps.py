@@ -184,6 +184,55 @@ def compare_by_selector(
     }
 
 
+def add_forgetting(
+    results: str,
+    model: str,
+    trained: dict[str, str],
+    dtype: str = "fp32",
+    raw: str = "raw",
+    if_run: list[str] | None = None,
+) -> dict[str, Any]:
+    """Return a table of results with what tuned models have lost, see `fedlight.callbacks.scores.forgetting`.
+
+    Args:
+        results: folder of the stage whose rows are extended.
+        model: base of all methods.
+        trained: method -> its adapter, or the folder of its run with the checkpoint of its last round.
+        dtype: number type of the base.
+        raw: method of the table that is the base without an adapter.
+        if_run: methods that are left out where their folder does not exist.
+
+    Returns:
+        ``rows`` of ``results`` with ``perplexity_elsewhere`` on everyday text and ``knowledge``, the share of questions of
+        common knowledge that are answered rightly, for ``raw`` and the methods of ``trained``.
+
+    Raises:
+        FileNotFoundError: a folder has neither an adapter nor a checkpoint.
+    """
+    from fedlight.callbacks.scores.forgetting import measure
+
+    names = {"perplexity_elsewhere": "forgetting/perplexity", "knowledge": "forgetting/knowledge"}
+    lost: dict[str, dict[str, float]] = {}
+    for method, folder in trained.items():
+        if method in (if_run or []) and not Path(folder).is_dir():
+            continue
+        found = measure(_tuned(Path(folder), model, dtype))
+        lost[method] = {column: found[name] for column, name in names.items()}
+        lost[raw] = {column: found[f"{name}_raw"] for column, name in names.items()}
+    return {"rows": [{**row, **lost.get(row["method"], {})} for row in result_of(results)["rows"]]}
+
+
+def _tuned(folder: Path, model: str, dtype: str) -> Any:
+    from fedlight.modules.sft import SFTModule
+
+    checkpoints = sorted(folder.glob("checkpoints/*.ckpt"), key=lambda file: file.stat().st_mtime)
+    if checkpoints and not (folder / "adapter_config.json").is_file():
+        return SFTModule.load_from_checkpoint(checkpoints[-1], model=model, dtype=dtype).eval()
+    module = SFTModule(model, adapter=str(folder), dtype=dtype)
+    module.configure_model()
+    return module.eval()
+
+
 def compare_with_oracle(
     seed: int, results: str, answers: dict[str, str], opposition: float = 0.2
 ) -> dict[str, Any]:

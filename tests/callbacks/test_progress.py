@@ -211,6 +211,22 @@ def test_a_long_fit_is_foretold_once(monkeypatch, least, said):
         )
 
 
+def test_scores_and_attacks_between_rounds_are_named_as_not_counted(monkeypatch):
+    monkeypatch.setattr(round_progress, "FORETOLD_AFTER", 0.0)
+    monkeypatch.setattr(round_progress, "MINUTE", 0.0)
+    monkeypatch.setattr(Asked, "__module__", "fedlight.callbacks.scores.asked")
+    file, trainer = trainer_with(terminal=False, callbacks=[Asked(), Stale()])
+    trainer.fit(TokensLoss(), LOADER)
+    said = " ".join(file.getvalue().split())
+    assert re.search(
+        r"18 batches, about 54 tokens, [^,]* left( and validation)?, not counted: Asked\b(?!,)", said
+    )
+
+
+class Asked(L.Callback):
+    """Stands for a callback that asks the model after each round."""
+
+
 class TokensLoss(FixedLoss):
     """Each number of the loader is a batch of three tokens; rounding to whole seconds needs steps that last."""
 

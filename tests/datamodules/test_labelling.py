@@ -170,6 +170,20 @@ def test_pairs_too_long_are_left_out_with_their_index_kept(tmp_path, causal):
     assert (batch["index"].tolist(), batch["order"].tolist()) == ([1, 1], [0, 1])
 
 
+@pytest.mark.parametrize(("trim", "read"), [("auto", [0, 0, 1, 1]), (None, [1, 1])])
+def test_pairs_with_long_prompts_are_cut_or_left_out_and_counted(trim, read, tmp_path, causal, caplog):
+    rows = [{"prompt": text, "completions": ["x", "y"]} for text in ("w0 " * 20, "w1")]
+    source = save(tmp_path / "completions.jsonl", rows)
+    module = CompletionPairDataModule(
+        source, choice_template=CHOICE, tokenizer=causal, max_tokens=12, trim=trim
+    )
+    with caplog.at_level("INFO"):
+        module.setup("predict")
+    (batch,) = module.predict_dataloader()
+    assert sorted(batch["index"].tolist()) == read
+    assert ("0 too long, 2 inputs cut" if trim else "1 too long, 0 inputs cut") in caplog.text
+
+
 def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, words):
     rows = [
         {"prompt": "w0", "completions": ["x", "long long long", "y"]},

@@ -5,12 +5,15 @@ import json
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import yaml
 from tiny_world import fedlight
 
+from fedlight.datamodules.text.encoding import Comparison
 from fedlight.export.opened import open_run
-from fedlight.export.vote import SETTINGS
+from fedlight.export.vote import SETTINGS, Selectors
+from fedlight.judges.selector_judge import SelectorJudge
 
 TEMPLATE = (
     "{% for m in messages %}<s> {{ m.role }} : {{ m.content }} </s> {% endfor %}"
@@ -81,3 +84,9 @@ def test_an_exported_selector_reads_the_chat_template(selectors, chatty, tmp_pat
     assert settings["is_chat"]
     assert settings["template"].startswith("<s> user : POST : {post}\nA : {response_a}")
     assert settings["template"].endswith("{response_b} </s> <s> assistant : CHOICE :")
+    pair = Comparison({"post": "anna bakes bread"}, "bees rambles", "carla sounds")
+    judge = SelectorJudge(str(tmp_path / "out"), chatty, choice_template=template, dtype="fp32")
+    found = Selectors(tmp_path / "out", chatty).log_probs(
+        {"post": " anna bakes bread"}, pair.first, pair.second
+    )
+    assert judge.log_probs([pair])[:, 0] == pytest.approx(np.array(found), abs=1e-5)

@@ -1,0 +1,147 @@
+"""Time of training, validation and generation by batches that are measured on this machine, and what has no forecast."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlight.callbacks.progress.time_left import works_between_rounds
+from fedlight.datamodules.instructions.augmentation import Augmentation
+from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.devices import hardware
+from fedlight.lightning_cli.class_names import class_of
+from fedlight.plan.duration import generation_seconds
+from fedlight.preflight.command import ParsedStage, parts_of
+from fedlight.preflight.finding import Finding, State, ok, unknown
+from fedlight.preflight.machine import memory_of
+from fedlight.preflight.memory import Training, announce, check_time
+from fedlight.preflight.models import is_local
+from fedlight.pretrained.hub import find_model
+from fedlight.support.words import in_largest_unit
+
+GENERATION = "generation of "
+OWN_ROWS = (Augmentation, SyntheticInstructionDataModule)
+"""Classes that make or choose rows by a model before a training or its rounds."""
+WIDEST = 4
+"""Bytes of a number in memory over those in a file of 8 bits, the narrowest that is read; of 16 bits it is half of that."""
+
+
+def check_durations(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
+    """Return findings with the time of training, validation and generation by models that are here, and what has none."""
+    found, generated = check_time(trained), check_generation(parsed)
+    timed = {name for training in trained if training.is_timed for name in training.steps}
+    timed |= {one.what.removeprefix(GENERATION) for one in generated if one.state is State.OK}
+    found += check_validation(parsed, trained) + generated
+    return found + _left_out(parsed, timed) if timed else found
+
+
+def check_validation(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
+    """Return a finding for each training of a model that was timed and is validated.
+
+    A batch takes the time of a timed one, by the operations of its forward pass.
+    """
+    by_stage = {name: training for training in trained for name in training.steps if training.is_timed}
+    found = []
+    for one in parsed:
+        rounds = validations_of(one.config) if one.stage.name in by_stage else 0
+        if rounds:
+            found.append(_validates(one, by_stage[one.stage.name], rounds))
+    return found
+
+
+def validations_of(config: Mapping[str, Any]) -> int:
+    """Return how often a run validates, 0 where it has no rows for it.
+
+    Examples:
+        >>> trainer = {"max_epochs": 9, "check_val_every_n_epoch": 2, "limit_val_batches": 1.0}
+        >>> validations_of({"trainer": trainer, "data": {"init_args": {"val_share": 0.1}}})
+        4
+        >>> validations_of({"trainer": trainer, "data": {"init_args": {"val_share": 0.0, "val_source": None}}})
+        0
+    """
+    trainer, data = config["trainer"], config["data"]["init_args"]
+    rounds, every = trainer.get("max_epochs") or 0, trainer.get("check_val_every_n_epoch") or 1
+    has_rows = data.get("val_share", 1) or data.get("val_source")
+    return max(rounds, 0) // every if has_rows and trainer.get("limit_val_batches") != 0 else 0
+
+
+def _validates(one: ParsedStage, training: Training, rounds: int) -> Finding:
+    work, size = training.work, one.config["data"]["init_args"].get("eval_batch_size") or 1
+    shape = replace(work.shape, examples=size, responses=work.shape.responses * size // work.shape.examples)
+    share = work.meter.forward_cost(shape).flops / work.meter.cost(work.shape).flops
+    seconds, limit = share * training.batch_seconds, one.config["trainer"].get("limit_val_batches")
+    each = f"batches of {size} examples, at most {in_largest_unit(seconds)} each"
+    if isinstance(limit, int) and not isinstance(limit, bool):
+        each = f"at most {limit} {each}, {in_largest_unit(rounds * limit * seconds)} in all"
+    return ok(f"validation of {one.stage.name}", f"{rounds} times {each}")
+
+
+def check_generation(parsed: Sequence[ParsedStage]) -> list[Finding]:
+    """Return a finding for each stage that completes a known number of prompts with a model that is here."""
+    rates: dict[str, tuple[float, float]] = {}
+    return [_generates(one, rates) for one in parsed if _writes(one) and is_local(_options(one)["model"])]
+
+
+def _generates(one: ParsedStage, rates: dict[str, tuple[float, float]]) -> Finding:
+    """Return the finding of a stage, with ``rates`` of models that were measured before."""
+    options, data = _options(one), one.config["data"]["init_args"]
+    what, model = f"{GENERATION}{one.stage.name}", options["model"]
+    texts, new = data["limit"] * options["completions"], options["max_new_tokens"]
+    said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
+    if not _fits(model):
+        return unknown(what, f"{said}; not timed, as {model} may be too large for this machine")
+    key = str([options.get(name) for name in ("model", "base", "dtype")] + [data["max_tokens"]])
+    if key not in rates:
+        announce(f"time of generation by {model}: two short generations")
+        try:
+            cuda = hardware.has_cuda() and one.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
+            rates[key] = generation_seconds(one.namespace, data["max_tokens"], cuda)
+        except (ValueError, OSError, RuntimeError) as error:
+            return unknown(what, " ".join(str(error).split()))
+    prompt, token = rates[key]
+    seconds = texts * (prompt + new * token)
+    return ok(what, f"{said}: at most {in_largest_unit(seconds)} at {1 / token:,.0f} tokens/s, measured here")
+
+
+def _writes(one: ParsedStage) -> bool:
+    if one.stage.command != "predict" or one.stage.is_done or one.namespace is None:
+        return False
+    options, data = _options(one), one.config["data"]["init_args"]
+    return bool(data.get("limit")) and "completions" in options and options.get("vllm") is None
+
+
+def _options(one: ParsedStage) -> dict[str, Any]:
+    options: dict[str, Any] = one.config["model"]["init_args"]
+    return options
+
+
+def _fits(model: str) -> bool:
+    folder = Path(find_model(model))
+    files = [folder] if folder.is_file() else [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    size = memory_of(torch.cuda.is_available()).size
+    return WIDEST * sum(file.stat().st_size for file in files) <= size
+
+
+def _left_out(parsed: Sequence[ParsedStage], timed: Collection[str]) -> list[Finding]:
+    """Return one finding with the stages without a forecast and what trainings do between rounds, or none."""
+    waiting = [one for one in parsed if not one.stage.is_done]
+    commands = [one.stage for one in waiting if one.namespace is not None and one.stage.name not in timed]
+    functions = sum(one.stage.command == "call" for one in waiting)
+    parts = [
+        *(f"{stage.name} ({stage.command})" for stage in commands),
+        *([f"functions: {functions}"] if functions else []),
+        *dict.fromkeys(
+            name for one in waiting if one.stage.command == "fit" for name in _between_rounds(one)
+        ),
+    ]
+    return [ok("time that is not counted", ", ".join(parts))] if parts else []
+
+
+def _between_rounds(one: ParsedStage) -> Iterator[str]:
+    """Yield the classes that work between a training's batches: scores, attacks, what makes or chooses rows."""
+    for path, _ in parts_of(one.config):
+        kind = class_of(path)
+        if kind is not None and (works_between_rounds(kind) or issubclass(kind, OWN_ROWS)):
+            yield kind.__name__
