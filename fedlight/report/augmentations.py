@@ -12,7 +12,8 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.datamodules.vectors.encoders import HashedEncoder
-from fedlight.report.runs import Run
+from fedlight.runs import facts
+from fedlight.runs.run import Run
 from fedlight.support.files import read_text
 
 
@@ -37,7 +38,7 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
     homes = dict.fromkeys(run.home for run in runs)
     of_home = {home: f"{home.name}/" if len(homes) > 1 else "" for home in homes}
     for run in runs:
-        folder = folder_of(run)
+        folder = facts.augmentation_folder(run)
         if folder is None or folder.resolve() in seen:
             continue
         seen.add(folder.resolve())
@@ -64,16 +65,6 @@ def scores_of(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
     }
 
 
-def folder_of(run: Run) -> Path | None:
-    """Find a run's record: beside the run, where its config says, or where a moved recipe has it."""
-    configured = _data_of(run).get("augmentation_folder")
-    places = [run.folder / "augmentation"]
-    if isinstance(configured, str):
-        own = Path(configured).expanduser()
-        places += [own, run.folder.parent / own.parent.name / own.name]
-    return next((place for place in places if AugmentationRecord(place).added.is_file()), None)
-
-
 def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple[np.ndarray, str]:
     """Return vectors ``(texts, dimension)`` from an encoder's cache, else of hashed words, and which of both they are."""
     for identity, cache in dict.fromkeys((each.encoder, each.cache) for each in additions.values()):
@@ -85,13 +76,6 @@ def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple
     return hashed.encode(texts), "hashed words" + (
         "" if own else ", as no encoder's vectors of all texts are at hand"
     )
-
-
-def _data_of(run: Run) -> dict[str, Any]:
-    """Return the datamodule's settings."""
-    data = run.config().get("data")
-    arguments = data.get("init_args") if isinstance(data, dict) else None
-    return arguments if isinstance(arguments, dict) else {}
 
 
 def _read(folder: Path, run: Run) -> Addition:
@@ -106,7 +90,7 @@ def _read(folder: Path, run: Run) -> Addition:
         added,
         list(dict.fromkeys(own)),
         encoder if isinstance(encoder, str) else "",
-        _cache(_data_of(run).get("augmentation")),
+        _cache(facts.within(run.config(), "data", "init_args", "augmentation")),
         alpha if isinstance(alpha, float) else None,
     )
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedlight.report.figures.style import DASHES, Looks, looks_by_kind
-from fedlight.report.folders import methods
-from fedlight.report.runs import Run
 from fedlight.report.tables import slug
+from fedlight.runs.folders import methods
+from fedlight.runs.run import Run
 
 NEUTRAL = "0.45"
 """Grey of what is no single method, such as ``all runs``."""

@@ -10,8 +10,8 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.report.augmentations import additions_of, vectors_of
 from fedlight.report.parts import Chart, Table
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import coverage, leakage
+from fedlight.runs.run import read_runs
 
 
 def charts(section):

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks
 from fedlight.report.parts import Chart
-from fedlight.report.tables import deviation, number, shortened
+from fedlight.report.tables import deviation, shortened
+from fedlight.runs.rows import number
 
 PANELS = 4
 SAME_PICTURE = 0.95  # correlation, over so many rows at least:

@@ -1,4 +1,4 @@
-"""Look of all figures, their colours, and the CSV files that they are drawn from; an SVG depends on the numbers alone.
+"""Look of all figures, and their colours; an SVG depends on the numbers alone.
 
 The first six colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/: fit for
 colour-blind people. The others were chosen so that all twelve stay apart for them too.
@@ -12,8 +12,6 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from fedlight.support.files import read_csv
 
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
@@ -37,19 +35,6 @@ NARROW = (4.4, 4.0)
 """Inches of a chart on a phone, where texts of a wider one would be too small."""
 LEGEND_ROWS, ROW_INCHES = 3, 0.19
 """Rows of a legend for which a chart has room, and by how much each further one makes it taller."""
-
-
-def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; raise ValueError for one that is absent, empty, or lacks a column."""
-    remedy = "give a file that the callback has written in a whole run"
-    if not file.is_file():
-        raise ValueError(f"{file}: there is no such file: {remedy}")
-    rows = [row for row in read_csv(file) if None not in row.values()]
-    if not rows:
-        raise ValueError(f"{file}: there is no row: {remedy}")
-    if missing := [column for column in columns if column not in rows[0]]:
-        raise ValueError(f"{file}: there is no column {missing[0]!r} among {', '.join(rows[0])}: {remedy}")
-    return rows
 
 
 def colors(number: int, what: str) -> list[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlight.judges.task_answers import last_moment
-from fedlight.report import facts
 from fedlight.report.parts import Answer, Example, Section, Texts
-from fedlight.report.runs import Run
-from fedlight.report.tables import number
+from fedlight.runs import facts
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 REFERENCE = "reference"
 RAW = "raw model"

@@ -12,8 +12,9 @@ from fedlight.report.figures.plots import STAGES, WORST, accuracy, common_stages
 from fedlight.report.figures.style import NARROW, STYLE, Looks, key, new_chart
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import number, short, slug
+from fedlight.report.tables import short, slug
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 ON_ONE_CHART = 6
 MOST_BANDS = 8

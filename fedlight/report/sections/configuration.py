@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedlight.report import facts
 from fedlight.report.parts import Code, Part, Section, Table
-from fedlight.report.runs import Run, read_recipe
 from fedlight.report.tables import shortened
+from fedlight.runs import facts
+from fedlight.runs.run import Run, read_recipe
 from fedlight.support.files import read_text
 
 SAME_IN_ALL = "the same in all"

@@ -18,7 +18,7 @@ from fedlight.report.figures.coverage_plots import draw_similarities, similarity
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten, some
 from fedlight.report.figures.scatter import draw_scatter
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
+from fedlight.runs.run import Run
 
 POINTS = 800
 """Texts on the map, own and added together: t-SNE of them takes two or three seconds."""

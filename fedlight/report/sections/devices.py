@@ -19,8 +19,8 @@ from fedlight.report.figures.lines import Line, bands, line_figure, over_seeds, 
 from fedlight.report.figures.style import MOST_LINES, Looks
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
+from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, three_digits, time_unit
 
 ByMethod = dict[str, list[Visits]]

@@ -10,8 +10,9 @@ from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, Looks
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import Rows, capitalized, number, slug
+from fedlight.report.tables import capitalized, slug
+from fedlight.runs.rows import Rows, number
+from fedlight.runs.run import Run
 
 MOST = 4
 """Runs whose clients are drawn one by one."""

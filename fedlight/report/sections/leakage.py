@@ -18,8 +18,9 @@ from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, Looks
 from fedlight.report.figures.style import key as add_key
 from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import capitalized, number, slug
+from fedlight.report.tables import capitalized, slug
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 TARGETS = {GLOBAL: "the global model", UPLOADS: "clients' uploads"}
 SAID = {

@@ -5,13 +5,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedlight.report import facts
 from fedlight.report.figures.headline import draw_results, headline
 from fedlight.report.figures.style import Looks
 from fedlight.report.method_looks import method_looks, row_looks
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run, read_recipe
-from fedlight.report.tables import duration, number, short, slug, spread
+from fedlight.report.tables import duration, short, slug, spread
+from fedlight.runs import facts
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run, read_recipe
 from fedlight.support.results import chance_notes, in_brackets, mark, without_ends
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.judges.task_answers import last_moment
 from fedlight.report.parts import Table
-from fedlight.report.runs import Run
 from fedlight.report.sections.answers import tasks
-from fedlight.report.tables import number, short
+from fedlight.report.tables import short
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 FEWEST = 10
 """Questions of a group that has a line of its own."""

@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
 from fedlight.judges.task_answers import last_moment
-from fedlight.report import facts
 from fedlight.report.figures.plots import common_stages, final_by_client
 from fedlight.report.parts import Part, Section, Table
-from fedlight.report.runs import Run
 from fedlight.report.sections.answers import tasks
 from fedlight.report.sections.curves import in_words
 from fedlight.report.sections.outcomes.tasks import last_metrics
-from fedlight.report.tables import capitalized, number, short
+from fedlight.report.tables import capitalized, short
+from fedlight.runs import facts
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
 """Of which there is a single value in each run, so that seeds alone can tell."""

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedlight.report.parts import Part, Section, Table
-from fedlight.report.runs import Run
 from fedlight.report.sections.outcomes.by_group import judges_by_category, tables_by_group
-from fedlight.report.tables import number, objects, spread
+from fedlight.report.tables import spread
+from fedlight.runs.rows import number, objects
+from fedlight.runs.run import Run
 
 MANY_LINES = 12
 LAST = ("score/", "group_mean/", "own/", "win_rate")
