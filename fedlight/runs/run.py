@@ -55,6 +55,11 @@ class Run:
         return command.partition(" ")[0]
 
     @property
+    def has_trained(self) -> bool:
+        """Whether it is a training run, or has logged metrics of a command that nothing names."""
+        return self.command == "fit" or (not self.command and bool(self.metrics()))
+
+    @property
     def is_done(self) -> bool:
         """Whether the run has finished."""
         return self.path("done.json") is not None or self.record().get("state") == "done"

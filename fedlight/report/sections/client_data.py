@@ -5,9 +5,8 @@ from statistics import fmean, median
 
 from fedlight.report.figures.bubbles import Bubbles, bubbles, draw_bubbles
 from fedlight.report.figures.lines import line_figure, over_seeds, ranked
-from fedlight.report.figures.style import Looks
-from fedlight.report.method_looks import looks_of, method_looks
-from fedlight.report.parts import Chart, Part, Section, Table
+from fedlight.report.figures.style import Looks, looks_of, method_looks
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.runs.client_data import Counts, Distribution, data_of
 from fedlight.runs.run import Run
 
@@ -92,28 +91,34 @@ def _shares(data: Distribution, other: Distribution) -> bool:
 def summary(data: dict[str, Distribution]) -> Table:
     """Return a table of the sizes of each distribution, and of its labels where any has some."""
     labelled = any(label for each in data.values() for own in each.counts.values() for label in own)
-    header = ["runs", "clients", "rows", "smallest", "median", "largest"]
-    header += ["labels", "labels a client", "top label"] * labelled
     lines = []
     for name, each in data.items():
         sizes = _sizes(each.counts)
-        of_sizes = [len(sizes), sum(sizes), sizes[-1], round(median(sizes)), sizes[0]]
-        of_labels = _labels(each.counts) if labelled else []
-        lines.append([name, *(f"{size:,}" for size in of_sizes), *of_labels])
+        of_sizes = {
+            "clients": len(sizes),
+            "rows": sum(sizes),
+            "smallest": sizes[-1],
+            "median": round(median(sizes)),
+            "largest": sizes[0],
+        }
+        line = {"runs": name, **{column: f"{size:,}" for column, size in of_sizes.items()}}
+        lines.append(line | _labels(each.counts))
     caption = "Training rows of a client."
     if labelled:
         caption += (
             " Labels a client: the mean number of different labels. Top label: the mean share of a client's rows that have "
             "its most frequent label."
         )
-    return Table("Sizes of clients", header, lines, caption)
+    return table_of("Sizes of clients", lines, caption)
 
 
-def _labels(counts: Counts) -> list[str]:
+def _labels(counts: Counts) -> dict[str, str]:
     labels = {label for own in counts.values() for label in own if label}
+    if not labels:
+        return {}
     has = fmean(len(own) for own in counts.values())
     top = fmean(max(own.values()) / sum(own.values()) for own in counts.values())
-    return [f"{len(labels):,}", f"{has:.1f}", f"{top:.0%}"] if labels else ["-"] * 3
+    return {"labels": f"{len(labels):,}", "labels a client": f"{has:.1f}", "top label": f"{top:.0%}"}
 
 
 def _sizes(counts: Counts) -> list[int]:

@@ -9,9 +9,8 @@ import numpy as np
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.lines import MOST_POINTS
 from fedlight.report.figures.plots import STAGES, WORST, accuracy, common_stages, draw_clients, final
-from fedlight.report.figures.style import NARROW, STYLE, Looks, key, new_chart
-from fedlight.report.method_looks import looks_of, method_looks
-from fedlight.report.parts import Chart, Part, Section, Table
+from fedlight.report.figures.style import NARROW, STYLE, Looks, key, looks_of, method_looks, new_chart
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.report.tables import short, slug
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
@@ -99,16 +98,17 @@ def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, k
 
 def _table(table: dict[str, dict[str, Any]]) -> Table:
     lines = [
-        [
-            method,
-            str(len(values["accuracy"])),
-            *(short(values[name]) for name in ("mean", "worst_tenth", "spread")),
-            short(min(values["accuracy"])),
-        ]
+        {
+            "method": method,
+            "clients": str(len(values["accuracy"])),
+            "mean": short(values["mean"]),
+            "worst tenth": short(values["worst_tenth"]),
+            "standard deviation": short(values["spread"]),
+            "lowest": short(min(values["accuracy"])),
+        }
         for method, values in table.items()
     ]
-    header = ["method", "clients", "mean", "worst tenth", "standard deviation", "lowest"]
-    return Table("Accuracy over the clients", header, lines, "Means over seeds.", folded=len(lines) > 8)
+    return table_of("Accuracy over the clients", lines, "Means over seeds.", folded=len(lines) > 8)
 
 
 def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, np.ndarray]]:

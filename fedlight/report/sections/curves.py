@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedlight.report.figures.lines import MOST_POINTS, Line, line_figure, over_seeds, thinned, whole_rows_of
-from fedlight.report.figures.style import DASHES, MOST_LINES, Looks
-from fedlight.report.method_looks import looks_of, method_looks
+from fedlight.report.figures.style import DASHES, MOST_LINES, Looks, looks_of, method_looks
 from fedlight.report.parts import Chart, Section
 from fedlight.report.tables import capitalized, slug
 from fedlight.runs.facts import class_name

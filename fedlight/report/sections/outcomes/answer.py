@@ -41,7 +41,7 @@ def answer(runs: Sequence[Run]) -> str:
 
 
 def _of_runs(runs: Sequence[Run]) -> str:
-    trained = [run for run in runs if run.command == "fit" or (not run.command and run.metrics())]
+    trained = [run for run in runs if run.has_trained]
     if compared := _compared(trained):
         return compared
     first = {run.method: run for run in reversed(trained or runs)}
