@@ -192,6 +192,14 @@ class Run:
         return digest is not None and file.is_file() and digest_of(file) != digest
 
 
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each method, in their order."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.method, []).append(run)
+    return found
+
+
 def read_recipe(home: Path) -> Run:
     """Return the folder of a recipe, to be read with the care of a run's."""
     return Run(home, home.name, home.name, home)

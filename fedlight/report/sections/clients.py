@@ -43,16 +43,14 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts += [
         _band_chart(*name, values, colors[name[0]]) for name, values in list(bands.items())[:MOST_BANDS]
     ]
-    notes: tuple[str, ...] = (
-        (f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.",)
-        if len(bands) > MOST_BANDS
-        else ()
-    )
+    notes = []
+    if len(bands) > MOST_BANDS:
+        notes.append(f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.")
     if stages != STAGES:
-        notes += ("Final accuracies are those of validations, as not every run here was tested.",)
+        notes.append("Final accuracies are those of validations, as not every run here was tested.")
     if not parts:
         return None
-    return Section("clients", "Clients", "The mean hides whom a model serves badly.", parts, notes)
+    return Section("clients", "Clients", "The mean hides whom a model serves badly.", parts, tuple(notes))
 
 
 def last_accuracies(runs: Sequence[Run], stages: Sequence[str] = STAGES) -> dict[str, list[list[float]]]:
@@ -161,12 +159,8 @@ def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarra
 def _band_chart(label: str, measure: str, values: dict[str, np.ndarray], color: str) -> Chart:
     figure, axes = new_chart()
     x = values["round"]
-    axes.fill_between(
-        x, values["q10"], values["q90"], color=color, alpha=0.15, linewidth=0, label="middle 80 %"
-    )
-    axes.fill_between(
-        x, values["q25"], values["q75"], color=color, alpha=0.3, linewidth=0, label="middle half"
-    )
+    for low, high, alpha, name in (("q10", "q90", 0.15, "middle 80 %"), ("q25", "q75", 0.3, "middle half")):
+        axes.fill_between(x, values[low], values[high], color=color, alpha=alpha, linewidth=0, label=name)
     axes.plot(x, values["q50"], color=color, linewidth=1.8, label="median")
     if measure == "accuracy":
         axes.plot(x, values["worst"], "--", color=color, linewidth=1.5, label="mean of the worst tenth")

@@ -23,6 +23,7 @@ from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten
 from fedlight.report.figures.scatter import draw_scatter
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.runs import facts
+from fedlight.runs.rows import objects
 from fedlight.runs.run import Run
 from fedlight.support.files import read_text
 
@@ -69,9 +70,8 @@ def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
     """
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        rows = run.done().get("rows")
-        for row in rows if isinstance(rows, list) else []:
-            if not isinstance(row, dict) or not isinstance(row.get("coverage"), float):
+        for row in objects(run.done().get("rows")):
+            if not isinstance(row.get("coverage"), float):
                 continue
             numbers = [name for name, value in row.items() if isinstance(value, float)]
             others = [name for name in numbers if name not in ("coverage", "in_domain", "overlap")]
@@ -87,29 +87,19 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
     own = list(dict.fromkeys(text for addition in additions.values() for text in addition.own))
     ground = some(own, POINTS // 4, 0, "report", "own")
     each = (POINTS - len(ground)) // len(additions)
-    shown = {
-        name: some(_categories(addition), each, 0, "report", name) for name, addition in additions.items()
-    }
     category = {name: _categories(addition) for name, addition in additions.items()}
+    shown = {name: some(texts, each, 0, "report", name) for name, texts in category.items()}
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
     vectors, how = vectors_of(texts, additions)
     place = dict(zip(texts, flatten(vectors, 0, STEPS) if len(texts) > 3 else vectors[:, :2], strict=True))
     frequent = Counter(label for labels in category.values() for label in labels.values()).most_common(NAMED)
     names = [label for label, _ in frequent]
-    points = [
-        {
-            "run": name,
-            "category": category[name][text],
-            "x": float(place[text][0]),
-            "y": float(place[text][1]),
-        }
-        for name, chosen in shown.items()
-        for text in chosen
-    ]
+
+    def point(text: str, run: str = "", label: str = "") -> dict[str, Any]:
+        return {"run": run, "category": label, "x": float(place[text][0]), "y": float(place[text][1])}
+
+    points = [point(text, name, category[name][text]) for name, chosen in shown.items() for text in chosen]
     panels = {name: _groups([row for row in points if row["run"] == name], names) for name in shown}
-    rows = [
-        {"run": "", "category": "", "x": float(place[text][0]), "y": float(place[text][1])} for text in ground
-    ]
     return Chart(
         "added_map",
         "Map of added rows",
@@ -120,7 +110,7 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
         draw_groups_of_points(
             np.array([place[text] for text in ground]).reshape(-1, 2), panels, "clients' own rows"
         ),
-        rows + points,
+        [*map(point, ground), *points],
     )
 
 

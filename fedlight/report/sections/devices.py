@@ -79,18 +79,11 @@ def section(runs: Sequence[Run]) -> Section | None:
             parts.append(_devices(method, own[0]))
         except (ValueError, KeyError) as error:  # a damaged row
             notes.append(f"{method}: no table of its devices: {type(error).__name__}: {error}")
-    intro = (
-        "Everything is counted, not timed: simulated devices, exact bytes."
-        if fleets
-        else "What went over the wire."
-    )
-    return Section(
-        "devices",
-        "Devices and the wire" if fleets else "Participation and the wire",
-        intro,
-        parts,
-        tuple(notes),
-    )
+    title, intro = "Participation and the wire", "What went over the wire."
+    if fleets:
+        title = "Devices and the wire"
+        intro = "Everything is counted, not timed: simulated devices, exact bytes."
+    return Section("devices", title, intro, parts, tuple(notes))
 
 
 def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:

@@ -16,7 +16,7 @@ from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.report.tables import deviation, duration, short, shortened, slug, spread
 from fedlight.runs import facts
 from fedlight.runs.rows import number
-from fedlight.runs.run import Run, read_recipe
+from fedlight.runs.run import Run, by_method, read_recipe
 from fedlight.support.results import chance_notes, in_brackets, mark, without_ends
 
 PANELS = 4
@@ -56,7 +56,7 @@ def section(runs: Sequence[Run]) -> Section:
 
 def _intro(runs: Sequence[Run], trained: Sequence[Run]) -> str:
     seeds = sorted({run.seed for run in runs if run.seed is not None})
-    open_runs = [run.label for run in runs if not run.is_done and run.path("done.json") is None]
+    open_runs = [run.label for run in runs if not run.is_done]
     words = [f"{len(trained)} training run{'s' if len(trained) != 1 else ''}"]
     if len(seeds) > 1:
         words.append(f"seeds {', '.join(map(str, seeds))}")
@@ -110,10 +110,7 @@ def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str, styles: Loo
 
 def runs_table(runs: Sequence[Run], title: str) -> Table:
     """Return a line for each method: model, algorithm, rounds, time and state."""
-    lines = []
-    for method in dict.fromkeys(run.method for run in runs):
-        of_method = [run for run in runs if run.method == method]
-        lines.append({"run": method, **_facts(of_method)})
+    lines = [{"run": method, **_facts(of_method)} for method, of_method in by_method(runs).items()]
     caption = "Rounds are epochs where training is centralised."
     if len(lines) < len(runs):
         caption += " Time: mean over seeds."
@@ -156,8 +153,7 @@ def _seconds(run: Run) -> float | None:
 def stages_table(runs: Sequence[Run], folded: bool) -> Table:
     """Return a table of the runs without training: tests, predictions and calls."""
     lines = []
-    for method in dict.fromkeys(run.method for run in runs):
-        of_method = [run for run in runs if run.method == method]
+    for method, of_method in by_method(runs).items():
         stage = str(of_method[0].settings().get("stage") or of_method[0].command or "-")
         command, _, target = stage.partition(" ")  # the name of the target is shown without its folders
         ended = sum(run.is_done for run in of_method)

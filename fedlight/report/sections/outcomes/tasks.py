@@ -14,7 +14,7 @@ from fedlight.report.parts import Part, Section, Table
 from fedlight.report.sections.answers import task_rows, tasks
 from fedlight.report.tables import short, spread
 from fedlight.runs.rows import number, objects
-from fedlight.runs.run import Run
+from fedlight.runs.run import Run, by_method
 
 MANY_LINES = 12
 LAST = ("score/", "group_mean/", "own/", "win_rate")
@@ -41,7 +41,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts += _metrics("Scores at the end of training", fits, False, beside)
     parts += by_group.values()
     parts += judges_by_category(runs)
-    parts += [table for method in dict.fromkeys(run.method for run in runs) for table in _rows(method, runs)]
+    parts += [table for method, of_method in by_method(runs).items() for table in _rows(method, of_method)]
     return Section("tasks", "Tests, tasks and duels", "", parts) if parts else None
 
 
@@ -74,9 +74,9 @@ def last_metrics(run: Run) -> dict[str, Any]:
 
 
 def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
-    """Return the rows of a stage as tables; of several seeds, means and standard deviations."""
-    own = [run for run in runs if run.method == method and run.command == "call"]
-    rows = [row for run in own for row in objects(run.done().get("rows")) if row]
+    """Return the rows of a stage's runs as tables; of several seeds, means and standard deviations."""
+    called = [run for run in runs if run.command == "call"]
+    rows = [row for run in called for row in objects(run.done().get("rows")) if row]
     if not rows:
         return []
     first = next(iter(rows[0]))  # "method", or whatever the rows are about
@@ -89,7 +89,7 @@ def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
                 line.setdefault(name, []).append(row[name])
     lines = [[label, *(spread(line.get(name, [])) for name in columns)] for label, line in grouped.items()]
     header = [first, *(name.replace("_", " ") for name in columns)]
-    several = {name: dict.fromkeys(columns, own) for name in grouped}
+    several = {name: dict.fromkeys(columns, called) for name in grouped}
     return [Table(f"Stage {method}", header, lines, _caption(several), folded=True)]
 
 
