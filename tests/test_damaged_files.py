@@ -29,7 +29,7 @@ from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer
 from fedlight.modules.language.adapter_folders import find_adapters
-from fedlight.report.runs import Run
+from fedlight.runs.run import Run
 from fedlight.support.checkpoint_files import check_resumable
 from fedlight.support.files import read_json, sealed, write_json
 

@@ -23,8 +23,8 @@ from fedlight.lightning_cli.cli import lightning_cli
 from fedlight.lightning_cli.config_files import check_config, layers
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.recipes.recipe import load
-from fedlight.report.folders import runs_below
-from fedlight.report.runs import read_runs
+from fedlight.runs.folders import runs_below
+from fedlight.runs.run import read_runs
 from fedlight.support.checks import MOST_REPEATED, check_yaml
 from fedlight.support.files import BoundError, check_regular, read_json
 

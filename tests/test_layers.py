@@ -33,7 +33,7 @@ FLOORS = (
     {"flower"},
     {"lightning_cli"},
     {"augmentation"},
-    {"generators"},
+    {"generators", "runs"},
     {"callbacks", "modules", "datamodules"},
     {"evaluation", "toy", "devices", "stacking", "processes"},
     {"federation"},

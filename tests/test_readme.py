@@ -55,7 +55,7 @@ def test_commands_name_what_exists(command, capsys, monkeypatch):
     monkeypatch.setattr(
         "fedlight.report.page.write_report", lambda folders, output, private: Path(folders[0])
     )
-    monkeypatch.setattr("fedlight.report.runs.read_runs", lambda *given: [])
+    monkeypatch.setattr("fedlight.runs.run.read_runs", lambda *given: [])
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     if program == "make":
         targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)

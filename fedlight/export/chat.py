@@ -21,7 +21,7 @@ from fedlight.export.write import template_name, template_of
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
-from fedlight.report.facts import within
+from fedlight.runs.facts import within
 from fedlight.support.console import OneLineArguments
 
 ASKED = ("instruction", "prompt", "question", "post")

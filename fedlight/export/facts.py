@@ -17,11 +17,11 @@ from fedlight.callbacks.export.card_facts import (
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.export.opened import Opened
 from fedlight.pretrained.hub import find_licence
-from fedlight.report import augmentations, facts
-from fedlight.report.facts import within
-from fedlight.report.runs import Run
-from fedlight.report.sections.client_data import data_of
-from fedlight.report.tables import number
+from fedlight.runs import facts
+from fedlight.runs.client_data import data_of
+from fedlight.runs.facts import within
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 
 def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
@@ -76,7 +76,7 @@ def _last(run: Run, rounds: int | None) -> dict[str, float]:
 
 def _added(run: Run) -> int:
     """Return the number of rows that an augmentation added to the clients' own; 0 where no record tells."""
-    folder = augmentations.folder_of(run)
+    folder = facts.augmentation_folder(run)
     try:
         return 0 if folder is None else sum(map(len, AugmentationRecord(folder).read().values()))
     except (OSError, ValueError, KeyError, TypeError):  # a damaged record

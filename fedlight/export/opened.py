@@ -10,9 +10,9 @@ from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language import checkpoints
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
-from fedlight.report.facts import within
-from fedlight.report.runs import Run, read_runs
-from fedlight.report.tables import number
+from fedlight.runs.facts import within
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run, read_runs
 from fedlight.support.checkpoint_files import check_readable
 
 LAST = "last"

@@ -21,8 +21,8 @@ from fedlight.modules.language.adapter_folders import copy_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.selector import SelectorModule, read_asked
 from fedlight.pretrained.hub import load_tokenizer
-from fedlight.report.facts import within
-from fedlight.report.runs import read_recipe
+from fedlight.runs.facts import within
+from fedlight.runs.run import read_recipe
 from fedlight.support.files import whole_folder, write_json
 from fedlight.support.results import chance_notes
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from statistics import fmean
 
-from fedlight.report.figures.style import read_rows
+from fedlight.runs.rows import read_rows
 
 GLOBAL = "global"
 UPLOADS = "uploads"

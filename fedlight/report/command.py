@@ -44,8 +44,8 @@ def main(argv: list[str]) -> None:
 
     def show(page: Path) -> None:
         if not seen:
-            from fedlight.report.runs import read_runs
             from fedlight.report.sections.outcomes.answer import answer
+            from fedlight.runs.run import read_runs
 
             print(answer(read_runs(options.run, options.private)))
             print(f"report: {page}", flush=True)
@@ -108,8 +108,8 @@ def watch(
 
 def _are_done(folders: Sequence[str | Path], private: bool) -> bool:
     from fedlight.lightning_cli.run_folder import LOCK
-    from fedlight.report.folders import SEED
-    from fedlight.report.runs import read_runs
+    from fedlight.runs.folders import SEED
+    from fedlight.runs.run import read_runs
 
     homes = {Path(folder).resolve() for folder in folders}
     recipes = {home for home in homes if any(SEED.fullmatch(part.name) for part in home.iterdir())}

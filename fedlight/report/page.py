@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from fedlight.report.figures.style import STYLE
 from fedlight.report.parts import Chart, Section
-from fedlight.report.runs import Run, read_runs
 from fedlight.report.sections import (
     answers,
     client_data,
@@ -35,6 +34,7 @@ from fedlight.report.sections import (
 from fedlight.report.sections.outcomes import comparison, opinions, tasks
 from fedlight.report.sections.outcomes.answer import answer
 from fedlight.report.svg import inlined
+from fedlight.runs.run import Run, read_runs
 from fedlight.support.files import csv_text, full_disk_named, read_text, unfinished, whole_file
 
 SECTIONS = (

@@ -1,5 +1,6 @@
 """Parts of a report's section before they become HTML; each one's ``kind`` is for the page's template alone."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -31,6 +32,22 @@ class Table(NamedTuple):
     folded: bool = False  # whether it is shown only when it is asked for
     first: int | None = None  # lines that are shown before the others are asked for; None: all
     kind: str = "table"
+
+
+def table_of(
+    title: str, lines: Iterable[Mapping[str, str]], caption: str = "", folded: bool = False
+) -> Table:
+    """Return a table of lines that name their columns; a dash where a line has none.
+
+    Examples:
+        >>> table_of("", [{"run": "a", "rows": "2"}, {"run": "b"}]).lines
+        [['a', '2'], ['b', '-']]
+    """
+    cells = [*lines]
+    header = list(dict.fromkeys(name for line in cells for name in line))
+    return Table(
+        title, header, [[line.get(name, "-") for name in header] for line in cells], caption, folded=folded
+    )
 
 
 class Answer(NamedTuple):

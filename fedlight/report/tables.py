@@ -1,102 +1,12 @@
-"""Rows of CSV files as text, numbers of them, and texts of numbers."""
+"""Numbers and names as texts of a page."""
 
 import re
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from fedlight.runs.rows import number
 from fedlight.support.files import result_of
-
-Rows = list[dict[str, str]]
-
-
-def merged(versions: Sequence[Rows]) -> Rows:
-    """Merge the rows of a run that was begun several times: a later version replaces each column from where it began.
-
-    What was logged without a step, by a validation of the finished run, replaces nothing.
-
-    Examples:
-        >>> first = [{"epoch": "0", "x": "1"}, {"epoch": "1", "x": "2"}]
-        >>> merged([first, [{"epoch": "1", "x": "3"}]])
-        [{'epoch': '0', 'x': '1'}, {'epoch': '1', 'x': '3'}]
-    """
-    versions = [
-        rows if _has_steps(rows) or not place else _new_to(versions[:place], rows)
-        for place, rows in enumerate(versions)
-    ]
-    kept: list[Rows] = []
-    begun: dict[str, float] = {}
-    for rows in reversed(versions):
-        kept.append([row for old in rows if _tells(row := _without(old, begun))])
-        for row in rows:
-            for column, value in row.items():
-                if value and column not in ("epoch", "step"):
-                    begun[column] = min(begun.get(column, float("inf")), number(row.get("epoch")) or 0.0)
-    return [row for rows in reversed(kept) for row in rows]
-
-
-def _has_steps(rows: Rows) -> bool:
-    return any(number(row.get(column)) for row in rows for column in ("epoch", "step"))
-
-
-def _new_to(earlier: Sequence[Rows], rows: Rows) -> Rows:
-    """Return the rows without columns that earlier versions have logged."""
-    known = {column for version in earlier for row in version for column, value in row.items() if value}
-    new = [{c: "" if c in known - {"epoch", "step"} else text for c, text in row.items()} for row in rows]
-    return [row for row in new if _tells(row)]
-
-
-def _without(row: dict[str, str], begun: dict[str, float]) -> dict[str, str]:
-    epoch = number(row.get("epoch")) or 0.0
-    if all(epoch < first for first in begun.values()):
-        return row
-    return {column: "" if epoch >= begun.get(column, float("inf")) else text for column, text in row.items()}
-
-
-def _tells(row: dict[str, str]) -> bool:
-    return any(value for column, value in row.items() if column not in ("epoch", "step"))
-
-
-def number(text: Any) -> float | None:
-    """Return a text as a number; None where it is empty, not a number or not finite.
-
-    Examples:
-        >>> number("0.5"), number(""), number("nan"), number("train")
-        (0.5, None, None, None)
-    """
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        return None
-    return value if abs(value) < float("inf") else None
-
-
-def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list; none where it is no list.
-
-    Examples:
-        >>> objects([{"x": 1}, 2]), objects(None)
-        ([{'x': 1}], [])
-    """
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-SYMBOLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {127: 0x2421}
-"""Control character -> symbol that shows it."""
-
-
-def text_can_hold(value: Any) -> Any:
-    r"""Replace lone surrogates by ``?`` and control characters by symbols: no page and no figure takes them.
-
-    Examples:
-        >>> text_can_hold({"x": ["a", "\ud800b"], "y": "\x1b[31m"})
-        {'x': ['a', '?b'], 'y': '␛[31m'}
-    """
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode().translate(SYMBOLS)
-    if isinstance(value, dict):
-        return {text_can_hold(name): text_can_hold(one) for name, one in value.items()}
-    return [text_can_hold(one) for one in value] if isinstance(value, list) else value
 
 
 def slug(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedlight.devices.outcomes import NO_PART
-from fedlight.report.tables import Rows, number
+from fedlight.runs.rows import Rows, number
 
 OUTCOMES = ("", *NO_PART)
 """Why a client dropped out; the empty one took part."""

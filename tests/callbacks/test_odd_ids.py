@@ -12,7 +12,7 @@ from fedlight.callbacks.logs.client_data import ClientData
 from fedlight.callbacks.logs.group_log import GroupLog, read_selectors
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.progress.round_progress import RoundProgress, name_clients
-from fedlight.report.runs import Run
+from fedlight.runs.run import Run
 from fedlight.support.console import one_line_errors
 from fedlight.support.files import read_csv
 

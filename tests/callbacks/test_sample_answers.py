@@ -11,8 +11,8 @@ from tiny_world import write_rows
 from fedlight.callbacks.scores.sample_answers import SampleAnswers
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.modules.sft import SFTModule
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import answers
+from fedlight.runs.run import read_runs
 
 PEOPLE = ("anna", "ben", "carla", "dan", "eva")
 GOODS = ("bread", "pies", "coats", "shoes", "doors", "walls", "beans", "bees")

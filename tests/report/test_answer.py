@@ -3,9 +3,9 @@
 import json
 
 from fedlight.report import page
-from fedlight.report.runs import read_runs
 from fedlight.report.sections.outcomes import comparison
 from fedlight.report.sections.outcomes.answer import answer
+from fedlight.runs.run import read_runs
 
 SELECTOR = {"class_path": "fedlight.SelectorModule", "init_args": {"model": "toy"}}
 SFT = {"class_path": "fedlight.SFTModule", "init_args": {"model": "toy"}}

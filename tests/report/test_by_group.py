@@ -4,9 +4,9 @@ import json
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.report.page import write_report
-from fedlight.report.runs import read_runs
 from fedlight.report.sections.outcomes import tasks
-from fedlight.report.sections.outcomes.by_group import FEWEST, FIRST, judges_by_category, tables_by_group
+from fedlight.report.sections.outcomes.tasks import FEWEST, FIRST, judges_by_category, tables_by_group
+from fedlight.runs.run import read_runs
 
 
 def answered(home, seed, name, scores):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fedlight.evaluation.bootstrap import bootstrap_interval, student_interval
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import clients
 from fedlight.report.sections.outcomes import comparison
+from fedlight.runs.run import read_runs
 
 HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedlight.report.facts import rounds
-from fedlight.report.runs import read_runs
+from fedlight.runs.facts import rounds
+from fedlight.runs.run import read_runs
 
 
 @pytest.mark.parametrize("is_done", [True, False])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedlight.report.figures.headline import draw_results, headline
 from fedlight.report.figures.style import looks
 from fedlight.report.sections.curves import in_words
+from fedlight.report.sections.overview import draw_results, headline
 from fedlight.report.tables import capitalized
 
 METRICS = ["accuracy", "clients", "own", "spread", "win_rate", "by_group", "sent"]

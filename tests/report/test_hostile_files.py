@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fedlight.report import page, write_report
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import answers, curves, groups, overview
 from fedlight.report.sections.outcomes import tasks
+from fedlight.runs.run import read_runs
 
 NAMES = ("$x^{$", "</script><b>", "{{ 7 * 7 }}", "_under", "../../up", "\u65e5\u672c")
 

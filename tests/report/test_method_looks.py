@@ -2,10 +2,9 @@
 
 import json
 
-from fedlight.report.figures.style import COLORS
-from fedlight.report.method_looks import method_looks, row_looks
-from fedlight.report.runs import read_runs
+from fedlight.report.figures.style import COLORS, method_looks, row_looks
 from fedlight.report.sections import clients, curves
+from fedlight.runs.run import read_runs
 
 
 def stage(home, name, settings=None, **files):

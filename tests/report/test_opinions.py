@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedlight.datamodules.vectors.opinion_space import opinion_space
-from fedlight.report.runs import read_runs
 from fedlight.report.sections.outcomes import opinions
+from fedlight.runs.run import read_runs
 
 CLIENTS = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
 

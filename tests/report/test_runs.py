@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from fedlight.report.runs import read_runs
 from fedlight.report.sections.overview import runs_table
+from fedlight.runs.run import read_runs
 
 
 @pytest.fixture

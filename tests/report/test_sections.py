@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fedlight.report.page import write_report
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import answers, clients, configuration, curves, overview
 from fedlight.report.sections.outcomes import tasks
+from fedlight.runs.run import read_runs
 
 FIT = {"stage": "fit selector.yaml"}
 

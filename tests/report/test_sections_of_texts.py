@@ -8,10 +8,10 @@ import pytest
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
-from fedlight.report.augmentations import additions_of, vectors_of
 from fedlight.report.parts import Chart, Table
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import coverage, leakage
+from fedlight.report.sections.coverage import additions_of, vectors_of
+from fedlight.runs.run import read_runs
 
 
 def charts(section):

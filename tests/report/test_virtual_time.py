@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import virtual_time
 from fedlight.report.sections.virtual_time import held, over_time
+from fedlight.runs.run import read_runs
 
 HEADER = "round,client,split,steps,loss,device,round_end_seconds,reason\n"
 

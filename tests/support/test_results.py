@@ -10,8 +10,8 @@ from fedlight.callbacks.export.model_card import card_text
 from fedlight.export import write
 from fedlight.judges.finding import finding
 from fedlight.recipes import steps
-from fedlight.report.runs import read_runs
 from fedlight.report.sections import overview
+from fedlight.runs.run import read_runs
 from fedlight.support.results import at_chance, cells, chance_notes, show
 
 ENDS = {"both_orders_low": 0.37, "both_orders_high": 0.53}

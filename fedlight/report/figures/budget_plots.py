@@ -11,8 +11,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedlight.devices.outcomes import took_part
-from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, read_rows, save
-from fedlight.report.folders import versions
+from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, save
+from fedlight.runs.folders import versions
+from fedlight.runs.rows import read_rows
 from fedlight.support.files import read_text
 from fedlight.support.words import time_unit
 

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to e
 writes one SVG or PNG (by the ending of ``output``) and returns its path and what it shows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
@@ -16,8 +16,8 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
-from fedlight.report.augmentations import scores_of
 from fedlight.report.figures.scatter import draw_scatter
 from fedlight.report.figures.style import COLORS, STYLE, new_panels, save
 from fedlight.report.tables import points_of
@@ -152,6 +152,14 @@ def coverage_against_score(
     correlation = float(np.corrcoef(means.T)[0, 1]) if vary else None
     figure = draw_scatter(table, x.replace("_", " "), y.replace("_", " "))
     return {"file": save(figure, output), "table": table, "correlation": correlation}
+
+
+def scores_of(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
+    """Return the scores that rows were chosen by, ``(rows,)`` for each client, by name; rows without one are left out."""
+    return {
+        client: np.array([row.score for row in rows if row.score is not None], dtype=float)
+        for client, rows in sorted(added.items())
+    }
 
 
 def _categories(folder: Path) -> dict[str, dict[str, int]]:

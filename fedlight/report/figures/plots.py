@@ -26,11 +26,10 @@ from fedlight.report.figures.style import (
     colors,
     new_figure,
     new_panels,
-    read_rows,
     save,
 )
-from fedlight.report.folders import versions
-from fedlight.report.tables import Rows, number
+from fedlight.runs.folders import versions
+from fedlight.runs.rows import Rows, number, read_rows
 from fedlight.support.files import result_of
 
 INCHES_OF_A_ROW = 0.28

@@ -1,4 +1,4 @@
-"""Look of all figures, their colours, and the CSV files that they are drawn from; an SVG depends on the numbers alone.
+"""Look of all figures, and of each method in them; an SVG depends on the numbers alone.
 
 The first six colours are those of Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/: fit for
 colour-blind people. The others were chosen so that all twelve stay apart for them too.
@@ -13,7 +13,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedlight.support.files import read_csv
+from fedlight.report.tables import slug
+from fedlight.runs.folders import methods
+from fedlight.runs.run import Run
 
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
@@ -37,19 +39,8 @@ NARROW = (4.4, 4.0)
 """Inches of a chart on a phone, where texts of a wider one would be too small."""
 LEGEND_ROWS, ROW_INCHES = 3, 0.19
 """Rows of a legend for which a chart has room, and by how much each further one makes it taller."""
-
-
-def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; raise ValueError for one that is absent, empty, or lacks a column."""
-    remedy = "give a file that the callback has written in a whole run"
-    if not file.is_file():
-        raise ValueError(f"{file}: there is no such file: {remedy}")
-    rows = [row for row in read_csv(file) if None not in row.values()]
-    if not rows:
-        raise ValueError(f"{file}: there is no row: {remedy}")
-    if missing := [column for column in columns if column not in rows[0]]:
-        raise ValueError(f"{file}: there is no column {missing[0]!r} among {', '.join(rows[0])}: {remedy}")
-    return rows
+NEUTRAL = "0.45"
+"""Grey of what is no single method, such as ``all runs``."""
 
 
 def colors(number: int, what: str) -> list[str]:
@@ -148,3 +139,59 @@ def save(figure: Figure, output: str) -> str:
     metadata = {"Date": None} if Path(output).suffix == ".svg" else {}
     figure.savefig(output, dpi=150, metadata=metadata)
     return output
+
+
+def method_looks(runs: Sequence[Run]) -> Looks:
+    """Return colour and dashes of each method of a page, those that train first.
+
+    A stage of the same name in several recipes is one method in one colour, told apart by dashes.
+    """
+    trained = [run for run in runs if run.command in ("fit", "")]
+    return looks_by_kind({run.method: _kind(run) for run in [*trained, *runs]})
+
+
+def _kind(run: Run) -> str:
+    """Return a run's method without the name of the folder in which it was found."""
+    if run.folder == run.home or not run.folder.is_relative_to(run.home):
+        return run.method
+    return methods([(run.folder, run.home)])[0]
+
+
+def looks_of(names: Iterable[str], known: Mapping[str, dict[str, Any]]) -> Looks:
+    """Return the look of each name; of runs that are drawn as one, such as ``a, b``, that of the first; greys of others.
+
+    Examples:
+        >>> known = {"a": {"color": "#0072B2", "linestyle": "-"}}
+        >>> looks_of(["a and 3 more", "all runs"], known)
+        {'a and 3 more': {'color': '#0072B2', 'linestyle': '-'}, 'all runs': {'color': '0.45', 'linestyle': '-'}}
+    """
+    found: Looks = {}
+    for name in names:
+        of = [one for one in known if name == one or name.startswith((f"{one}, ", f"{one} and "))]
+        if of:
+            found[name] = known[max(of, key=len)]
+        else:
+            greys = sum(look["color"] == NEUTRAL for look in found.values())
+            found[name] = {"color": NEUTRAL, "linestyle": DASHES[greys % len(DASHES)]}
+    return found
+
+
+def row_looks(names: Iterable[str], runs: Sequence[Run], known: Looks) -> Looks:
+    """Return the looks of the methods of a recipe's table, whose names are the recipe's own.
+
+    The stage that made the table was told the folders of each method; else a name is that of a stage, written otherwise.
+    """
+    stages = {slug(run.method): run.method for run in runs if run.command in ("fit", "")}
+    by_folder = {(run.folder.parent.name, run.folder.name): run.method for run in runs}
+    told: dict[str, str] = {}
+    for run in runs:
+        spec = run.settings().get("methods")
+        for name, folders in spec.items() if isinstance(spec, dict) else ():
+            for folder in folders.values() if isinstance(folders, dict) else [folders]:
+                parts = tuple(str(folder).split("/")[-2:])
+                if len(parts) == 2 and parts in by_folder:
+                    told.setdefault(str(name), by_folder[parts])
+    methods_of = {name: told.get(name) or stages.get(slug(name), "") for name in names}
+    return {
+        name: known.get(method, {"color": NEUTRAL, "linestyle": "-"}) for name, method in methods_of.items()
+    }

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlight.judges.task_answers import last_moment
-from fedlight.report import facts
 from fedlight.report.parts import Answer, Example, Section, Texts
-from fedlight.report.runs import Run
-from fedlight.report.tables import number
+from fedlight.runs import facts
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 REFERENCE = "reference"
 RAW = "raw model"
@@ -158,6 +158,11 @@ def tasks(run: Run) -> list[str]:
     return sorted({file.stem for file in folder.glob("*/*.jsonl")}) if folder else []
 
 
+def task_rows(run: Run, task: str) -> list[dict[str, Any]]:
+    """Return the rows of a run's last answers to a task."""
+    return run.jsonl(f"tasks/{last_moment(run.folder / 'tasks', task)}/{task}.jsonl")
+
+
 def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
     """Return judges' verdicts: (parent folder, folder of the run, task) -> row -> verdict, and against whom."""
     found: dict[tuple[str, str, str], dict[int, str]] = {}
@@ -195,9 +200,8 @@ def _place(folder: Path) -> tuple[str, str]:
 
 def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, Answers]:
     """Return the last answers of a run to a task, with the targets and a judge's verdict on each row."""
-    folder = run.folder / "tasks"
     found: dict[str, Answers] = {}
-    for row in run.jsonl(f"tasks/{last_moment(folder, task)}/{task}.jsonl"):
+    for row in task_rows(run, task):
         texts, prompt = row.get("answers"), str(row.get("prompt", "")).strip()
         if not isinstance(texts, list) or not prompt or prompt in found:
             continue

@@ -2,31 +2,16 @@
 
 from collections.abc import Sequence
 from statistics import fmean, median
-from typing import NamedTuple
 
 from fedlight.report.figures.bubbles import Bubbles, bubbles, draw_bubbles
 from fedlight.report.figures.lines import line_figure, over_seeds, ranked
-from fedlight.report.figures.style import Looks
-from fedlight.report.method_looks import looks_of, method_looks
-from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import number
+from fedlight.report.figures.style import Looks, looks_of, method_looks
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
+from fedlight.runs.client_data import Counts, Distribution, data_of
+from fedlight.runs.run import Run
 
 MOST = 4
 """Distributions that are drawn; further ones are in the table alone."""
-OF_CANDIDATES = ("synthetic", "mixed")
-"""Splits of visits on examples that a client has made for itself."""
-
-Counts = dict[str, dict[str, int]]
-
-
-class Distribution(NamedTuple):
-    """Data that one run or several have."""
-
-    counts: Counts  # client -> label -> rows
-    source: str  # the file that says so
-    by_group: bool  # whether labels are the known groups of clients, as the rows have none
-    runs: list[Run]  # that have exactly these
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -84,28 +69,6 @@ def _fits(data: Distribution, other: Distribution) -> bool:
     return all(sizes.get(client) == own[""] for client, own in data.counts.items())
 
 
-def data_of(run: Run) -> Distribution:
-    """Read ``data.csv``, else ``visits.csv``; where rows have no label but clients a known group, that is the label."""
-    counts: Counts = {}
-    source = "data.csv"
-    for row in run.csv(source):
-        if row.get("split") == "train" and (rows := number(row.get("rows"))):
-            own = counts.setdefault(row.get("client", ""), {})
-            label = row.get("label", "")
-            own[label] = own.get(label, 0) + int(rows)
-    if not counts:
-        source = "visits.csv"
-        for row in run.csv(source):
-            # A part of an algorithm, such as Ditto's personal visit, trains on the client's own rows, too.
-            if row.get("split", "synthetic") not in OF_CANDIDATES and (rows := number(row.get("examples"))):
-                counts[row.get("client", "")] = {"": int(rows)}
-    groups = {row.get("client", ""): row.get("known_group", "") for row in run.csv("groups.csv")}
-    by_group = bool(counts) and all(groups.get(one) and set(own) == {""} for one, own in counts.items())
-    if by_group:
-        counts = {client: {groups[client]: own[""]} for client, own in counts.items()}
-    return Distribution(counts, source, by_group, [run])
-
-
 def names_of(found: Sequence[Distribution], number_of_runs: int) -> list[str]:
     """Name each distribution by the methods that have it, and by the seed where only that tells them apart."""
     names: list[str] = []
@@ -128,28 +91,34 @@ def _shares(data: Distribution, other: Distribution) -> bool:
 def summary(data: dict[str, Distribution]) -> Table:
     """Return a table of the sizes of each distribution, and of its labels where any has some."""
     labelled = any(label for each in data.values() for own in each.counts.values() for label in own)
-    header = ["runs", "clients", "rows", "smallest", "median", "largest"]
-    header += ["labels", "labels a client", "top label"] * labelled
     lines = []
     for name, each in data.items():
         sizes = _sizes(each.counts)
-        of_sizes = [len(sizes), sum(sizes), sizes[-1], round(median(sizes)), sizes[0]]
-        of_labels = _labels(each.counts) if labelled else []
-        lines.append([name, *(f"{size:,}" for size in of_sizes), *of_labels])
+        of_sizes = {
+            "clients": len(sizes),
+            "rows": sum(sizes),
+            "smallest": sizes[-1],
+            "median": round(median(sizes)),
+            "largest": sizes[0],
+        }
+        line = {"runs": name, **{column: f"{size:,}" for column, size in of_sizes.items()}}
+        lines.append(line | _labels(each.counts))
     caption = "Training rows of a client."
     if labelled:
         caption += (
             " Labels a client: the mean number of different labels. Top label: the mean share of a client's rows that have "
             "its most frequent label."
         )
-    return Table("Sizes of clients", header, lines, caption)
+    return table_of("Sizes of clients", lines, caption)
 
 
-def _labels(counts: Counts) -> list[str]:
+def _labels(counts: Counts) -> dict[str, str]:
     labels = {label for own in counts.values() for label in own if label}
+    if not labels:
+        return {}
     has = fmean(len(own) for own in counts.values())
     top = fmean(max(own.values()) / sum(own.values()) for own in counts.values())
-    return [f"{len(labels):,}", f"{has:.1f}", f"{top:.0%}"] if labels else ["-"] * 3
+    return {"labels": f"{len(labels):,}", "labels a client": f"{has:.1f}", "top label": f"{top:.0%}"}
 
 
 def _sizes(counts: Counts) -> list[int]:

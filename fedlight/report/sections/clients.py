@@ -9,11 +9,11 @@ import numpy as np
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.lines import MOST_POINTS
 from fedlight.report.figures.plots import STAGES, WORST, accuracy, common_stages, draw_clients, final
-from fedlight.report.figures.style import NARROW, STYLE, Looks, key, new_chart
-from fedlight.report.method_looks import looks_of, method_looks
-from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import number, short, slug
+from fedlight.report.figures.style import NARROW, STYLE, Looks, key, looks_of, method_looks, new_chart
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
+from fedlight.report.tables import short, slug
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 ON_ONE_CHART = 6
 MOST_BANDS = 8
@@ -43,16 +43,14 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts += [
         _band_chart(*name, values, colors[name[0]]) for name, values in list(bands.items())[:MOST_BANDS]
     ]
-    notes: tuple[str, ...] = (
-        (f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.",)
-        if len(bands) > MOST_BANDS
-        else ()
-    )
+    notes = []
+    if len(bands) > MOST_BANDS:
+        notes.append(f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.")
     if stages != STAGES:
-        notes += ("Final accuracies are those of validations, as not every run here was tested.",)
+        notes.append("Final accuracies are those of validations, as not every run here was tested.")
     if not parts:
         return None
-    return Section("clients", "Clients", "The mean hides whom a model serves badly.", parts, notes)
+    return Section("clients", "Clients", "The mean hides whom a model serves badly.", parts, tuple(notes))
 
 
 def last_accuracies(runs: Sequence[Run], stages: Sequence[str] = STAGES) -> dict[str, list[list[float]]]:
@@ -98,16 +96,17 @@ def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, k
 
 def _table(table: dict[str, dict[str, Any]]) -> Table:
     lines = [
-        [
-            method,
-            str(len(values["accuracy"])),
-            *(short(values[name]) for name in ("mean", "worst_tenth", "spread")),
-            short(min(values["accuracy"])),
-        ]
+        {
+            "method": method,
+            "clients": str(len(values["accuracy"])),
+            "mean": short(values["mean"]),
+            "worst tenth": short(values["worst_tenth"]),
+            "standard deviation": short(values["spread"]),
+            "lowest": short(min(values["accuracy"])),
+        }
         for method, values in table.items()
     ]
-    header = ["method", "clients", "mean", "worst tenth", "standard deviation", "lowest"]
-    return Table("Accuracy over the clients", header, lines, "Means over seeds.", folded=len(lines) > 8)
+    return table_of("Accuracy over the clients", lines, "Means over seeds.", folded=len(lines) > 8)
 
 
 def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, np.ndarray]]:
@@ -160,12 +159,8 @@ def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarra
 def _band_chart(label: str, measure: str, values: dict[str, np.ndarray], color: str) -> Chart:
     figure, axes = new_chart()
     x = values["round"]
-    axes.fill_between(
-        x, values["q10"], values["q90"], color=color, alpha=0.15, linewidth=0, label="middle 80 %"
-    )
-    axes.fill_between(
-        x, values["q25"], values["q75"], color=color, alpha=0.3, linewidth=0, label="middle half"
-    )
+    for low, high, alpha, name in (("q10", "q90", 0.15, "middle 80 %"), ("q25", "q75", 0.3, "middle half")):
+        axes.fill_between(x, values[low], values[high], color=color, alpha=alpha, linewidth=0, label=name)
     axes.plot(x, values["q50"], color=color, linewidth=1.8, label="median")
     if measure == "accuracy":
         axes.plot(x, values["worst"], "--", color=color, linewidth=1.5, label="mean of the worst tenth")

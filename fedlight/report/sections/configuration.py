@@ -1,12 +1,13 @@
 """Configs: the differences between runs, every file in full, and versions."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from fedlight.report import facts
 from fedlight.report.parts import Code, Part, Section, Table
-from fedlight.report.runs import Run, read_recipe
 from fedlight.report.tables import shortened
+from fedlight.runs import facts
+from fedlight.runs.run import Run, read_recipe
 from fedlight.support.files import read_text
 
 SAME_IN_ALL = "the same in all"
@@ -58,9 +59,7 @@ def _value(flat: dict[str, Any], key: str) -> str:
     return shortened(text, LONGEST)
 
 
-def _root(run: Run) -> Any:
-    from pathlib import Path
-
+def _root(run: Run) -> Path:
     return Path(str(facts.within(run.config(), "trainer", "default_root_dir") or run.folder))
 
 

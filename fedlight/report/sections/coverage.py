@@ -4,21 +4,28 @@ Figures 11 and 12 of FedDCA (Wang et al., 2024, https://arxiv.org/abs/2409.20135
 the clients' own rows, so these are the grey ground, and added rows are told apart by their category where they have one.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedlight.datamodules.instructions.augmentation import Added
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.fields import instruction_text
-from fedlight.report.augmentations import Addition, additions_of, scores_of, vectors_of
-from fedlight.report.figures.coverage_plots import draw_similarities, similarity_table
+from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
+from fedlight.datamodules.vectors.encoders import HashedEncoder
+from fedlight.report.figures.coverage_plots import draw_similarities, scores_of, similarity_table
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten, some
 from fedlight.report.figures.scatter import draw_scatter
-from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
+from fedlight.runs import facts
+from fedlight.runs.rows import objects
+from fedlight.runs.run import Run
+from fedlight.support.files import read_text
 
 POINTS = 800
 """Texts on the map, own and added together: t-SNE of them takes two or three seconds."""
@@ -27,6 +34,16 @@ PANELS = 6
 HISTOGRAMS = 4
 NAMED = 5  # categories with a colour of their own
 OTHERS = "other categories"
+
+
+class Addition(NamedTuple):
+    """Rows that one augmentation added."""
+
+    added: dict[str, list[Added]]  # client -> its rows, best first
+    own: list[str]  # texts of the clients' own rows, each once
+    encoder: str  # identity of the encoder that chose the rows; empty where none did
+    cache: str | None  # folder with that encoder's vectors, if any
+    alpha: float | None  # rows as similar as this to a client's centre were passed over; None: no bound
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -53,9 +70,8 @@ def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
     """
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        rows = run.done().get("rows")
-        for row in rows if isinstance(rows, list) else []:
-            if not isinstance(row, dict) or not isinstance(row.get("coverage"), float):
+        for row in objects(run.done().get("rows")):
+            if not isinstance(row.get("coverage"), float):
                 continue
             numbers = [name for name, value in row.items() if isinstance(value, float)]
             others = [name for name in numbers if name not in ("coverage", "in_domain", "overlap")]
@@ -71,29 +87,19 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
     own = list(dict.fromkeys(text for addition in additions.values() for text in addition.own))
     ground = some(own, POINTS // 4, 0, "report", "own")
     each = (POINTS - len(ground)) // len(additions)
-    shown = {
-        name: some(_categories(addition), each, 0, "report", name) for name, addition in additions.items()
-    }
     category = {name: _categories(addition) for name, addition in additions.items()}
+    shown = {name: some(texts, each, 0, "report", name) for name, texts in category.items()}
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
     vectors, how = vectors_of(texts, additions)
     place = dict(zip(texts, flatten(vectors, 0, STEPS) if len(texts) > 3 else vectors[:, :2], strict=True))
     frequent = Counter(label for labels in category.values() for label in labels.values()).most_common(NAMED)
     names = [label for label, _ in frequent]
-    points = [
-        {
-            "run": name,
-            "category": category[name][text],
-            "x": float(place[text][0]),
-            "y": float(place[text][1]),
-        }
-        for name, chosen in shown.items()
-        for text in chosen
-    ]
+
+    def point(text: str, run: str = "", label: str = "") -> dict[str, Any]:
+        return {"run": run, "category": label, "x": float(place[text][0]), "y": float(place[text][1])}
+
+    points = [point(text, name, category[name][text]) for name, chosen in shown.items() for text in chosen]
     panels = {name: _groups([row for row in points if row["run"] == name], names) for name in shown}
-    rows = [
-        {"run": "", "category": "", "x": float(place[text][0]), "y": float(place[text][1])} for text in ground
-    ]
     return Chart(
         "added_map",
         "Map of added rows",
@@ -104,7 +110,7 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
         draw_groups_of_points(
             np.array([place[text] for text in ground]).reshape(-1, 2), panels, "clients' own rows"
         ),
-        rows + points,
+        [*map(point, ground), *points],
     )
 
 
@@ -190,9 +196,94 @@ def _table(additions: Mapping[str, Addition]) -> Table:
         known = len(set(distinct) & set(addition.own))
         frequent = Counter(label for label in distinct.values() if label).most_common(1)
         top = f"{frequent[0][0]} ({frequent[0][1] / len(distinct):.0%})" if frequent else "-"
-        lines.append([name, f"{len(addition.added):,}", f"{rows:,}", f"{len(distinct):,}", f"{known:,}", top])
-    header = ["run", "clients", "rows added", "distinct texts", "clients' own", "most frequent category"]
+        lines.append(
+            {
+                "run": name,
+                "clients": f"{len(addition.added):,}",
+                "rows added": f"{rows:,}",
+                "distinct texts": f"{len(distinct):,}",
+                "clients' own": f"{known:,}",
+                "most frequent category": top,
+            }
+        )
     caption = (
         "Distinct texts: without answers, each once. Clients' own: of these, how many a client had already."
     )
-    return Table("What was added", header, lines, caption)
+    return table_of("What was added", lines, caption)
+
+
+def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
+    """Return what each augmentation added, for the first seed that has it, and a line for each record that is damaged.
+
+    Runs of several algorithms may share a record; it is read once and has the name of its folder.
+    """
+    found: dict[str, Addition] = {}
+    faults: list[str] = []
+    seen: set[Path] = set()
+    homes = dict.fromkeys(run.home for run in runs)
+    of_home = {home: f"{home.name}/" if len(homes) > 1 else "" for home in homes}
+    for run in runs:
+        folder = facts.augmentation_folder(run)
+        if folder is None or folder.resolve() in seen:
+            continue
+        seen.add(folder.resolve())
+        name = run.method if folder.name == "augmentation" else f"{of_home[run.home]}{folder.name}"
+        if name in found:
+            continue
+        try:
+            addition = _read(folder, run)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            faults.append(
+                f"{run.label}: the record of added rows is not whole ({type(error).__name__}) and is left out."
+            )
+            continue
+        if addition.added:
+            found[name] = addition
+    return found, faults
+
+
+def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple[np.ndarray, str]:
+    """Return vectors ``(texts, dimension)`` from an encoder's cache, else of hashed words, and which of both they are."""
+    for identity, cache in dict.fromkeys((each.encoder, each.cache) for each in additions.values()):
+        found = EmbeddingCache(cache, identity).find(texts) if identity and cache else None
+        if found is not None and found[1].all():
+            return found[0], f"vectors of {identity}"
+    hashed = HashedEncoder()
+    own = all(each.encoder in ("", hashed.identity) for each in additions.values())
+    return hashed.encode(texts), "hashed words" + (
+        "" if own else ", as no encoder's vectors of all texts are at hand"
+    )
+
+
+def _read(folder: Path, run: Run) -> Addition:
+    record = AugmentationRecord(folder)
+    record.refuse_damaged()
+    added = record.read()
+    own = [instruction_text(fields) for _, fields in record.read_own()]
+    settings = _settings(record)
+    encoder = settings.get("encoder") or settings.get("server_encoder")
+    alpha = settings.get("alpha")
+    return Addition(
+        added,
+        list(dict.fromkeys(own)),
+        encoder if isinstance(encoder, str) else "",
+        _cache(facts.within(run.config(), "data", "init_args", "augmentation")),
+        alpha if isinstance(alpha, float) else None,
+    )
+
+
+def _settings(record: AugmentationRecord) -> dict[str, Any]:
+    """Return the augmentation's settings; raise KeyError for a record without any, which was not finished."""
+    settings = json.loads(read_text(record.settings))["settings"]["augmentation"]
+    return settings if isinstance(settings, dict) else {}
+
+
+def _cache(augmentation: Any) -> str | None:
+    """Return the folder of the first encoder cache in the settings of an augmentation."""
+    if not isinstance(augmentation, dict):
+        return None
+    for name, value in augmentation.items():
+        found = value if name == "cache" else _cache(value)
+        if isinstance(found, str):
+            return found
+    return None

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlight.report.facts import class_name
 from fedlight.report.figures.lines import MOST_POINTS, Line, line_figure, over_seeds, thinned, whole_rows_of
-from fedlight.report.figures.style import DASHES, MOST_LINES, Looks
-from fedlight.report.method_looks import looks_of, method_looks
+from fedlight.report.figures.style import DASHES, MOST_LINES, Looks, looks_of, method_looks
 from fedlight.report.parts import Chart, Section
-from fedlight.report.runs import Run
-from fedlight.report.tables import capitalized, number, slug
+from fedlight.report.tables import capitalized, slug
+from fedlight.runs.facts import class_name
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 FEWEST_EPOCHS = 3  # below, a run that is not federated is drawn over its steps
 Curve = dict[float, float]

@@ -1,32 +1,53 @@
 """Devices and the wire: participation, dropouts, memory, costs of rounds; without a fleet, the wire and participation."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.devices.outcomes import NO_PART
-from fedlight.report.figures.devices import (
-    POINTS,
-    draw_costs,
-    draw_memory,
-    draw_participation_by_device,
-    draw_participation_by_round,
-    outcome_in_words,
+from fedlight.report.figures.lines import (
+    Line,
+    bands,
+    draw_lines,
+    line_figure,
+    over_seeds,
+    ranked,
+    rows_of,
+    thinned,
 )
-from fedlight.report.figures.lines import Line, bands, line_figure, over_seeds, ranked, rows_of, thinned
-from fedlight.report.figures.style import MOST_LINES, Looks
-from fedlight.report.method_looks import looks_of, method_looks
-from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
+from fedlight.report.figures.style import (
+    COLORS,
+    HALF_A_PAGE,
+    MOST_LINES,
+    STYLE,
+    Looks,
+    add_legend,
+    key,
+    looks_of,
+    method_looks,
+)
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
+from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, binned, peaks, visits_of
+from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, three_digits, time_unit
 
 ByMethod = dict[str, list[Visits]]
 """Method -> the visits of each seed."""
 PANELS = 4
 """Runs that have a panel of their own."""
+POINTS = 100
+"""Most places along an axis of rounds; of more rounds, neighbours are averaged."""
+SHADES = (COLORS[0], "0.75", COLORS[1], COLORS[4], COLORS[3], COLORS[5], COLORS[2], COLORS[6])
+"""Of `OUTCOMES`."""
+BAR = 0.26  # inches
+Styles = Mapping[str, Mapping[str, Any]]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -58,18 +79,11 @@ def section(runs: Sequence[Run]) -> Section | None:
             parts.append(_devices(method, own[0]))
         except (ValueError, KeyError) as error:  # a damaged row
             notes.append(f"{method}: no table of its devices: {type(error).__name__}: {error}")
-    intro = (
-        "Everything is counted, not timed: simulated devices, exact bytes."
-        if fleets
-        else "What went over the wire."
-    )
-    return Section(
-        "devices",
-        "Devices and the wire" if fleets else "Participation and the wire",
-        intro,
-        parts,
-        tuple(notes),
-    )
+    title, intro = "Participation and the wire", "What went over the wire."
+    if fleets:
+        title = "Devices and the wire"
+        intro = "Everything is counted, not timed: simulated devices, exact bytes."
+    return Section("devices", title, intro, parts, tuple(notes))
 
 
 def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
@@ -187,12 +201,6 @@ def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
 
 def _totals(by_method: ByMethod) -> Table:
     """Return a line of totals for each method: means over its seeds."""
-    fleets = any(own[0].device_names for own in by_method.values())
-    header = ["run", "rounds", "clients", "took part", "MB down", "MB up"] + [
-        "simulated time",
-        "kJ",
-        "dropped out",
-    ] * fleets
     lines = []
     for method, own in by_method.items():
         counts = np.mean([each.participation().sum(axis=1) for each in own], axis=0)
@@ -200,21 +208,21 @@ def _totals(by_method: ByMethod) -> Table:
             np.mean([each.per_round(name).sum() for each in own])
             for name in ("bytes_down", "bytes_up", "joules")
         )
-        line = [
-            method,
-            f"{np.mean([each.num_rounds for each in own]):,.0f}",
-            f"{np.mean([len(each.client_names) for each in own]):,.0f}",
-        ]
-        line += [f"{counts[0]:,.0f}", three_digits(down / 1e6), three_digits(up / 1e6)]
-        if fleets and own[0].device_names:
+        line = {
+            "run": method,
+            "rounds": f"{np.mean([each.num_rounds for each in own]):,.0f}",
+            "clients": f"{np.mean([len(each.client_names) for each in own]):,.0f}",
+            "took part": f"{counts[0]:,.0f}",
+            "MB down": three_digits(down / 1e6),
+            "MB up": three_digits(up / 1e6),
+        }
+        if own[0].device_names:
             seconds = float(np.mean([each.round_ends()[-1] for each in own]))
-            line += [
-                in_largest_unit(seconds),
-                three_digits(joules / 1000),
-                f"{counts[1:].sum() / max(counts.sum(), 1):.0%}",
-            ]
-        lines.append(line + ["-"] * (len(header) - len(line)))
-    return Table("What runs took", header, lines, "Sums over all rounds and clients; means over the seeds.")
+            line["simulated time"] = in_largest_unit(seconds)
+            line["kJ"] = three_digits(joules / 1000)
+            line["dropped out"] = f"{counts[1:].sum() / max(counts.sum(), 1):.0%}"
+        lines.append(line)
+    return table_of("What runs took", lines, "Sums over all rounds and clients; means over the seeds.")
 
 
 def _devices(method: str, visits: Visits) -> Table:
@@ -240,28 +248,26 @@ def cost_charts(by_method: ByMethod, fleets: ByMethod, known: Looks) -> list[Cha
     """Return charts of bytes both ways and, for runs with a fleet, of simulated time and energy."""
     found = [
         _cost_chart(
-            f"bytes_{way}", f"Sent {way}, all clients", by_method, _sent(way), 1e6, "megabytes", known
+            f"bytes_{way}",
+            f"Sent {way}, all clients",
+            {m: [visits.per_round(f"bytes_{way}") / 1e6 for visits in own] for m, own in by_method.items()},
+            "megabytes",
+            known,
         )
         for way in ("down", "up")
     ]
-    if fleets:
-        longest = max(float(visits.round_ends()[-1]) for own in fleets.values() for visits in own)
-        scale, unit = time_unit(longest)
-        found.append(
-            _cost_chart(
-                "time",
-                "Simulated time, from the start of a round to its end",
-                fleets,
-                _round_seconds,
-                scale,
-                unit,
-                known,
-            )
-        )
-        found.append(
-            _cost_chart("energy", "Energy of all clients", fleets, _joules, 1000, "kilojoules", known)
-        )
-    return found
+    if not fleets:
+        return found
+    ends = {method: [visits.round_ends() for visits in own] for method, own in fleets.items()}
+    scale, unit = time_unit(max(float(each[-1]) for own in ends.values() for each in own))
+    seconds = {m: [np.diff(each, prepend=0.0) / scale for each in own] for m, own in ends.items()}
+    joules = {m: [visits.per_round("joules") / 1000 for visits in own] for m, own in fleets.items()}
+    title = "Simulated time, from the start of a round to its end"
+    return [
+        *found,
+        _cost_chart("time", title, seconds, unit, known),
+        _cost_chart("energy", "Energy of all clients", joules, "kilojoules", known),
+    ]
 
 
 def alike(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,29 +294,10 @@ def _key(values: Any) -> str:
     return " ".join(map(_key, values)) if isinstance(values, list | tuple) else repr(values)
 
 
-def _sent(way: str) -> Callable[[Visits], np.ndarray]:
-    return lambda visits: visits.per_round(f"bytes_{way}")
-
-
-def _round_seconds(visits: Visits) -> np.ndarray:
-    return np.diff(visits.round_ends(), prepend=0.0)
-
-
-def _joules(visits: Visits) -> np.ndarray:
-    return visits.per_round("joules")
-
-
 def _cost_chart(
-    name: str,
-    title: str,
-    methods: ByMethod,
-    cost: Callable[[Visits], np.ndarray],
-    scale: float,
-    unit: str,
-    known: Looks,
+    name: str, title: str, of_methods: Mapping[str, list[np.ndarray]], unit: str, known: Looks
 ) -> Chart:
-    costs = alike({method: [cost(visits) / scale for visits in own] for method, own in methods.items()})
-    costs = dict(list(costs.items())[:MOST_LINES])
+    costs = dict(list(alike(of_methods).items())[:MOST_LINES])
     rounds = {run: _line(own) for run, own in costs.items()}
     totals = {run: _line([np.cumsum(each) for each in own]) for run, own in costs.items()}
     return Chart(
@@ -340,3 +327,113 @@ def _cost_chart(
 
 def _line(series: Sequence[np.ndarray]) -> Line:
     return over_seeds([dict(enumerate(map(float, values), start=1)) for values in series])
+
+
+def outcome_in_words(outcome: str) -> str:
+    """Return an outcome in words."""
+    return outcome.replace("_", " ") or "took part"
+
+
+@matplotlib.rc_context(STYLE)
+def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray]]) -> Figure:
+    """Draw bars of clients and rounds by outcome for each device: run -> devices' names, counts ``(outcomes, devices)``."""
+    figure, panels = _stacked([len(names) for names, _ in table.values()])
+    for axes, (run, (names, counts)) in zip(panels, table.items(), strict=True):
+        _bars(axes, [name.replace("_", " ") for name in names], counts, SHADES)
+        _title(axes, run)
+    panels[-1].set_xlabel("clients that were asked, all rounds together")
+    _legend_of_outcomes(figure, sum(counts.sum(axis=1) for _, counts in table.values()))
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
+    """Draw the clients of each round by outcome as stacked areas: run -> counts ``(outcomes, rounds)``."""
+    figure, panels = _stacked([5] * len(table), share_x=True)
+    for axes, (run, counts) in zip(panels, table.items(), strict=True):
+        shown = binned(counts, POINTS)
+        edges = np.linspace(0, counts.shape[1], shown.shape[1] + 1)
+        below = np.zeros(shown.shape[1])
+        for line, color in zip(shown, SHADES, strict=True):
+            if line.any():
+                axes.stairs(below + line, edges, baseline=below, fill=True, color=color, linewidth=0)
+            below = below + line
+        axes.set_ylabel("clients")
+        axes.set_xlim(0, counts.shape[1])
+        _title(axes, run)
+    panels[-1].set_xlabel("communication round")
+    _legend_of_outcomes(figure, sum(counts.sum(axis=1) for counts in table.values()))
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
+    """Draw the parts of each device's largest visit, and a mark at its memory budget."""
+    scale, unit = size_unit(max(max(sum(peak.parts), peak.budget) for own in table.values() for peak in own))
+    figure, panels = _stacked([len(own) for own in table.values()])
+    for axes, (run, own) in zip(panels, table.items(), strict=True):
+        names = [f"{peak.device.replace('_', ' ')}, {peak.weight_bits} bits" for peak in own]
+        _bars(axes, names, np.array([peak.parts for peak in own]).T / scale, COLORS)
+        for place, peak in enumerate(own):
+            low, high = place - 0.44, place + 0.44
+            axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
+        _title(axes, run)
+    panels[-1].set_xlabel(f"{unit} at the peak; mark: the device's budget")
+    add_legend(figure, [Patch(color=color, label=part) for color, part in zip(COLORS, PARTS, strict=False)])
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Styles) -> Figure:
+    """Draw each run's costs by round, and below them the totals until then; ``name`` labels the axes, with the unit."""
+    figure = Figure(figsize=(HALF_A_PAGE[0], 4.6), layout="constrained")
+    panels = [*figure.subplots(2, 1, sharex=True)]
+    for axes, lines, which in zip(panels, (rounds, totals), ("in a round", "so far"), strict=True):
+        draw_lines(axes, lines, styles)
+        axes.set_ylabel(f"{name}\n{which}")
+        axes.set_ylim(bottom=0)
+        axes.tick_params(labelsize=9)
+        axes.grid(axis="y", color="0.85", linewidth=0.6)
+    panels[1].set_xlabel("rounds that are done")
+    key(figure, panels[0])
+    return figure
+
+
+def size_unit(most: float) -> tuple[float, str]:
+    """Return the largest unit, as bytes and name, of which a number of bytes has at least one.
+
+    Examples:
+        >>> size_unit(3 * 2**30), size_unit(5e6), size_unit(10)
+        ((1073741824, 'GiB'), (1048576, 'MiB'), (1024, 'KiB'))
+    """
+    units = ((2**30, "GiB"), (2**20, "MiB"))
+    return next((unit for unit in units if most >= unit[0]), (2**10, "KiB"))
+
+
+def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels below each other, each as high as its lines need."""
+    heights = [0.35 + BAR * max(number, 3) for number in lines]
+    figure = Figure(figsize=(HALF_A_PAGE[0], 0.9 + sum(heights)), layout="constrained")
+    rows: Any = {"squeeze": False, "sharex": share_x, "height_ratios": heights}
+    return figure, [*figure.subplots(len(lines), 1, **rows)[:, 0]]
+
+
+def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence[str]) -> None:
+    """Draw horizontal stacked bars of ``values``, ``(parts, bars)``."""
+    left = np.zeros(len(names))
+    for part, color in zip(values, shades, strict=False):
+        axes.barh(range(len(names)), part, left=left, color=color, height=0.72)
+        left = left + part
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0, labelsize=9)
+
+
+def _title(axes: Axes, run: str) -> None:
+    axes.set_title(run, fontsize="medium", loc="left")
+
+
+def _legend_of_outcomes(figure: Figure, totals: np.ndarray) -> None:
+    there = [index for index, total in enumerate(totals) if total]
+    patches = [Patch(color=SHADES[index], label=outcome_in_words(OUTCOMES[index])) for index in there]
+    add_legend(figure, patches, columns=math.ceil(len(patches) / math.ceil(len(patches) / 4)))

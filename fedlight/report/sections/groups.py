@@ -7,11 +7,11 @@ from typing import Any
 from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.report.figures.lines import bands, line_figure, over_seeds, rows_of
 from fedlight.report.figures.plots import draw_groups, groups_of
-from fedlight.report.figures.style import COLORS, Looks
-from fedlight.report.method_looks import looks_of, method_looks
-from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import Rows, capitalized, number, slug
+from fedlight.report.figures.style import COLORS, Looks, looks_of, method_looks
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
+from fedlight.report.tables import capitalized, slug
+from fedlight.runs.rows import Rows, number
+from fedlight.runs.run import Run
 
 MOST = 4
 """Runs whose clients are drawn one by one."""
@@ -142,22 +142,20 @@ def _table(tables: Mapping[str, Table_], changes: Mapping[str, Mapping[int, Mapp
         sizes = Counter(own[-1] for own in table["selector"] if own[-1] is not None)
         sizes_in_words = " / ".join(str(sizes[which]) for which in range(most_selector(table) + 1))
         last = changes[label][table["round"][-1]]
-        numbers = [f"{last[metric]:.2f}" if metric in last else "-" for metric in SAID]
+        changed, index, with_group = (f"{last[metric]:.2f}" if metric in last else "-" for metric in SAID)
         lines.append(
-            [label, f"{len(table['client']):,}", f"{len(table['round']):,}", sizes_in_words, *numbers]
+            {
+                "run": label,
+                "clients": f"{len(table['client']):,}",
+                "groupings": f"{len(table['round']):,}",
+                "clients of each selector": sizes_in_words,
+                "changed": changed,
+                "adjusted Rand index": index,
+                "with their group": with_group,
+            }
         )
-    header = [
-        "run",
-        "clients",
-        "groupings",
-        "clients of each selector",
-        "changed",
-        "adjusted Rand index",
-        "with their group",
-    ]
-    return Table(
+    return table_of(
         "The last grouping",
-        header,
         lines,
         "Changed: share of clients that changed their selector. With their group: share of clients that sit with their "
         "known group under the best matching.",

@@ -14,12 +14,12 @@ from fedlight.report.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
 from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
 from fedlight.report.figures.privacy_plots import LESS, MORE
 from fedlight.report.figures.scatter import draw_scatter
-from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, Looks
+from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, Looks, looks_of, method_looks
 from fedlight.report.figures.style import key as add_key
-from fedlight.report.method_looks import looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.tables import capitalized, number, slug
+from fedlight.report.tables import capitalized, slug
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 TARGETS = {GLOBAL: "the global model", UPLOADS: "clients' uploads"}
 SAID = {

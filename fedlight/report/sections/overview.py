@@ -1,18 +1,34 @@
 """Overview: the recipes' tables of results, and a line for each run that has trained."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedlight.report import facts
-from fedlight.report.figures.headline import draw_results, headline
-from fedlight.report.figures.style import Looks
-from fedlight.report.method_looks import method_looks, row_looks
-from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.runs import Run, read_recipe
-from fedlight.report.tables import duration, number, short, slug, spread
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks, method_looks, row_looks
+from fedlight.report.parts import Chart, Part, Section, Table, table_of
+from fedlight.report.tables import deviation, duration, short, shortened, slug, spread
+from fedlight.runs import facts
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run, by_method, read_recipe
 from fedlight.support.results import chance_notes, in_brackets, mark, without_ends
+
+PANELS = 4
+SAME_PICTURE = 0.95  # correlation, over so many rows at least:
+FEWEST = 4
+MOST_METHODS = 24
+SCORE = re.compile(r"win_rate|(^|_)(score|wins?)(_|$)")
+LONGEST = 20  # characters of a name in the narrow figure, half as many as in the wide one
+NARROW = 4.3  # inches: as wide as a phone, where the texts keep their size
+
+Rows = Sequence[Mapping[str, Any]]
+Values = Mapping[str, Mapping[str, list[float]]]  # metric -> method -> a value for each seed
 
 
 def section(runs: Sequence[Run]) -> Section:
@@ -30,7 +46,7 @@ def section(runs: Sequence[Run]) -> Section:
             of_home = [run for run in runs if run.home == home]
             styles = row_looks([row["method"] for row in rows], of_home, known)
             parts += [*_pictures(rows, title, slug(home.name), styles), results_table(rows, title)]
-    trained = [run for run in runs if run.command == "fit" or (not run.command and run.metrics())]
+    trained = [run for run in runs if run.has_trained]
     if trained:
         parts.append(runs_table(trained, "What was trained"))
     if others := [run for run in runs if run not in trained]:
@@ -40,7 +56,7 @@ def section(runs: Sequence[Run]) -> Section:
 
 def _intro(runs: Sequence[Run], trained: Sequence[Run]) -> str:
     seeds = sorted({run.seed for run in runs if run.seed is not None})
-    open_runs = [run.label for run in runs if not run.is_done and run.path("done.json") is None]
+    open_runs = [run.label for run in runs if not run.is_done]
     words = [f"{len(trained)} training run{'s' if len(trained) != 1 else ''}"]
     if len(seeds) > 1:
         words.append(f"seeds {', '.join(map(str, seeds))}")
@@ -94,20 +110,16 @@ def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str, styles: Loo
 
 def runs_table(runs: Sequence[Run], title: str) -> Table:
     """Return a line for each method: model, algorithm, rounds, time and state."""
-    lines = []
-    for method in dict.fromkeys(run.method for run in runs):
-        of_method = [run for run in runs if run.method == method]
-        lines.append([method, *_facts(of_method)])
-    header = ["run", "algorithm", "model", "data", "clients a round", "rounds", "seeds", "time", "state"]
+    lines = [{"run": method, **_facts(of_method)} for method, of_method in by_method(runs).items()]
     caption = "Rounds are epochs where training is centralised."
     if len(lines) < len(runs):
         caption += " Time: mean over seeds."
     if any(run.is_continued for run in runs):
         caption += " Of a run that several commands trained, the time is that of the last one."
-    return Table(title, header, lines, caption)
+    return table_of(title, lines, caption)
 
 
-def _facts(runs: Sequence[Run]) -> list[str]:
+def _facts(runs: Sequence[Run]) -> dict[str, str]:
     first = runs[0]
     done = [facts.rounds(run) for run in runs]
     counts = sorted({str(have) if want in (None, have) else f"{have} of {want}" for have, want in done})
@@ -117,16 +129,16 @@ def _facts(runs: Sequence[Run]) -> list[str]:
     state = (
         "done" if ended == len(runs) else f"{ended} of {len(runs)} done" if len(runs) > 1 else _state(first)
     )
-    return [
-        facts.algorithm(first) or "-",
-        facts.model(first) or "-",
-        facts.data(first) or "-",
-        short(facts.within(first.config(), "federated", "clients_per_round")),
-        ", ".join(counts),
-        ", ".join(seeds) or "-",
-        duration(mean(times)) if times else "-",
-        state,
-    ]
+    return {
+        "algorithm": facts.algorithm(first) or "-",
+        "model": facts.model(first) or "-",
+        "data": facts.data(first) or "-",
+        "clients a round": short(facts.within(first.config(), "federated", "clients_per_round")),
+        "rounds": ", ".join(counts),
+        "seeds": ", ".join(seeds) or "-",
+        "time": duration(mean(times)) if times else "-",
+        "state": state,
+    }
 
 
 def _state(run: Run) -> str:
@@ -141,11 +153,128 @@ def _seconds(run: Run) -> float | None:
 def stages_table(runs: Sequence[Run], folded: bool) -> Table:
     """Return a table of the runs without training: tests, predictions and calls."""
     lines = []
-    for method in dict.fromkeys(run.method for run in runs):
-        of_method = [run for run in runs if run.method == method]
+    for method, of_method in by_method(runs).items():
         stage = str(of_method[0].settings().get("stage") or of_method[0].command or "-")
         command, _, target = stage.partition(" ")  # the name of the target is shown without its folders
         ended = sum(run.is_done for run in of_method)
         what = f"{command} {Path(target).name}".strip()
-        lines.append([method, what, f"{ended} of {len(of_method)} done"])
-    return Table("Other stages", ["stage", "what it did", "state"], lines, folded=folded)
+        lines.append({"stage": method, "what it did": what, "state": f"{ended} of {len(of_method)} done"})
+    return table_of("Other stages", lines, folded=folded)
+
+
+def headline(rows: Rows, metrics: Sequence[str], most: int = PANELS) -> list[str]:
+    """Return at most so many of the metrics, in order: first and last, a score, then those that most methods have.
+
+    Examples:
+        >>> rows = [{"method": m, **dict.fromkeys("abc", m), "d": 1, "win_rate": 1, "z": 1} for m in range(2)]
+        >>> headline([*rows, {"method": 2, "d": 1}], ["a", "b", "c", "d", "win_rate", "z"])
+        ['a', 'd', 'win_rate', 'z']
+    """
+    able = telling(rows, metrics)
+    if len(able) <= most:
+        return able
+    methods = {metric: {r["method"] for r in rows if number(r.get(metric)) is not None} for metric in able}
+    scores = [metric for metric in able if SCORE.search(metric)]
+    by_methods = sorted(able, key=lambda metric: -len(methods[metric]))
+    chosen = list(dict.fromkeys([able[0], *scores[:1], able[-1], *by_methods]))[:most]
+    return [metric for metric in able if metric in chosen]
+
+
+def telling(rows: Rows, metrics: Sequence[str]) -> list[str]:
+    """Return the metrics in order, without those that are all but proportional to an earlier one.
+
+    Examples:
+        >>> rows = [{"x": x, "twice_x": 2 * x, "y": x % 2} for x in range(4)]
+        >>> telling(rows, ["x", "twice_x", "y"])
+        ['x', 'y']
+    """
+    kept: list[str] = []
+    for metric in metrics:
+        if not any(_goes_with(rows, metric, other) for other in kept):
+            kept.append(metric)
+    return kept
+
+
+def _goes_with(rows: Rows, metric: str, other: str) -> bool:
+    """Tell whether another metric is known for every row with this one, and the two are all but proportional."""
+    pairs = [(number(row.get(metric)), number(row.get(other))) for row in rows]
+    own = [pair for pair in pairs if pair[0] is not None]
+    both = np.array([pair for pair in own if pair[1] is not None], dtype=float)
+    if len(both) < max(FEWEST, len(own)) or not both.std(axis=0).all():
+        return False
+    return bool(np.corrcoef(both.T)[0, 1] > SAME_PICTURE)
+
+
+@matplotlib.rc_context(STYLE)
+def draw_results(
+    rows: Rows, methods: Sequence[str], metrics: Sequence[str], title: str, name: str, styles: Looks
+) -> Chart:
+    """Draw a panel for each metric: mean of each method, bar of one standard deviation, dot for each seed."""
+    shown = methods[:MOST_METHODS]
+    values: dict[str, dict[str, list[float]]] = {metric: {} for metric in metrics}
+    for metric, of_metric in values.items():
+        for row in rows:
+            if row["method"] in shown and (value := number(row.get(metric))) is not None:
+                of_metric.setdefault(row["method"], []).append(value)
+    records = [
+        {
+            "method": method,
+            "metric": metric,
+            "mean": mean(own[method]),
+            "sd": deviation(own[method]),
+            "seeds": len(own[method]),
+        }
+        for metric, own in values.items()
+        for method in shown
+        if method in own
+    ]
+    in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
+    caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."
+    if all(record["seeds"] == 1 for record in records):
+        caption = ""
+    if len(shown) < len(methods):
+        caption += f" The first {len(shown)} of {len(methods)} methods."
+    return Chart(
+        f"results_{name}",
+        f"{title} at a glance",
+        caption.strip(),
+        f"{title}. {in_words}",
+        _panels(values, shown, 2 * HALF_A_PAGE[0], 0.32, len(metrics), styles),
+        records,
+        _panels(values, shown, NARROW, 0.26, min(2, len(metrics)), styles) if len(metrics) > 1 else None,
+    )
+
+
+def _panels(
+    values: Values, methods: Sequence[str], wide: float, line: float, columns: int, styles: Looks
+) -> Figure:
+    """Draw the panels in a grid with so many columns."""
+    deep = -(-len(values) // columns)
+    figure = Figure(figsize=(wide, deep * (1.1 + line * len(methods))))
+    figure.set_layout_engine("constrained", wspace=0.06, hspace=0.04)  # ticks of neighbours do not touch
+    panels = figure.subplots(deep, columns, sharey=True, squeeze=False)
+    for axes in panels.flat[len(values) :]:
+        axes.remove()
+    for axes, (metric, own) in zip(panels.flat, values.items(), strict=False):
+        _panel(axes, metric, [(own.get(method, []), styles[method]["color"]) for method in methods])
+    longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels
+    names = [shortened(name, longest) for name in methods]
+    panels[0, 0].set_yticks(range(len(methods)), names)
+    panels[0, 0].set_ylim(len(methods) - 0.5, -0.5)
+    return figure
+
+
+def _panel(axes: Axes, metric: str, of_methods: Sequence[tuple[Sequence[float], str]]) -> None:
+    for place, (values, color) in enumerate(of_methods):
+        if not values:
+            continue
+        if len(values) > 1:
+            axes.plot(values, np.full(len(values), place), "o", color="0.6", markersize=3.5)
+        spread = deviation(values) if len(values) > 1 else None
+        axes.errorbar(mean(values), place, xerr=spread, fmt="o", color=color, markersize=6.5, capsize=0)
+    axes.set_title(metric.replace("_", " "), fontsize=10)
+    axes.grid(axis="both", color="0.85", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.locator_params(axis="x", nbins=4)

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedlight.report.figures.lines import Line, bands, line_figure, thinned, whole_rows_of
-from fedlight.report.figures.style import MOST_LINES, Looks
-from fedlight.report.method_looks import looks_of, method_looks
+from fedlight.report.figures.style import MOST_LINES, Looks, looks_of, method_looks
 from fedlight.report.parts import Chart, Section
-from fedlight.report.runs import Run
 from fedlight.report.sections.curves import Curve, curves, family, in_words
 from fedlight.report.tables import capitalized, slug
 from fedlight.report.visits import visits_of
+from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, time_unit
 
 SHOWN = re.compile(r"^(val/|score/|group_mean/|win_rate)(?!.*_(low|high)$)")

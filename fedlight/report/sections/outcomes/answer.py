@@ -6,12 +6,13 @@ from statistics import fmean
 
 from fedlight.evaluation.bootstrap import Interval
 from fedlight.judges.finding import finding, win_share
-from fedlight.report import facts
-from fedlight.report.runs import Run, read_recipe
 from fedlight.report.sections.curves import Curves, curves, ends_of, in_words
 from fedlight.report.sections.outcomes.comparison import Scores, difference, mean_of, measures, verdict
 from fedlight.report.sections.outcomes.tasks import last_metrics
-from fedlight.report.tables import capitalized, number, short
+from fedlight.report.tables import capitalized, short
+from fedlight.runs import facts
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run, read_recipe
 
 PROGRESS = r"^(val|train|fed)/loss$"
 """Losses that tell something where there are two of them."""
@@ -31,7 +32,7 @@ ENDS = 10
 
 
 def answer(runs: Sequence[Run]) -> str:
-    """Return the sentence about runs of `fedlight.report.runs.read_runs`; of several recipes, one for each."""
+    """Return the sentence about runs of `fedlight.runs.run.read_runs`; of several recipes, one for each."""
     homes = list(dict.fromkeys(run.home for run in runs))
     found = {home: finding(read_recipe(home).results()) for home in homes}
     texts = [f"{home.name}: {text}" if len(homes) > 1 else text for home, text in found.items() if text]
@@ -40,7 +41,7 @@ def answer(runs: Sequence[Run]) -> str:
 
 
 def _of_runs(runs: Sequence[Run]) -> str:
-    trained = [run for run in runs if run.command == "fit" or (not run.command and run.metrics())]
+    trained = [run for run in runs if run.has_trained]
     if compared := _compared(trained):
         return compared
     first = {run.method: run for run in reversed(trained or runs)}

@@ -12,15 +12,15 @@ from statistics import fmean
 from typing import NamedTuple
 
 from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
-from fedlight.judges.task_answers import last_moment
-from fedlight.report import facts
 from fedlight.report.figures.plots import common_stages, final_by_client
-from fedlight.report.parts import Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.sections.answers import tasks
+from fedlight.report.parts import Part, Section, Table, table_of
+from fedlight.report.sections.answers import task_rows, tasks
 from fedlight.report.sections.curves import in_words
 from fedlight.report.sections.outcomes.tasks import last_metrics
-from fedlight.report.tables import capitalized, number, short
+from fedlight.report.tables import capitalized, short
+from fedlight.runs import facts
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
 """Of which there is a single value in each run, so that seeds alone can tell."""
@@ -110,9 +110,8 @@ def measured_on(run: Run, is_test: bool, is_loss: bool = False) -> str:
 
 
 def _of_questions(run: Run, task: str) -> Scores:
-    rows = run.jsonl(f"tasks/{last_moment(run.folder / 'tasks', task)}/{task}.jsonl")
     scores: dict[str, list[float]] = {}
-    for row in rows:
+    for row in task_rows(run, task):
         if (score := number(row.get("score"))) is not None:
             scores.setdefault(f"{row.get('row')} {row.get('prompt')}", []).append(score)
     return {question: fmean(own) for question, own in scores.items()}
@@ -181,20 +180,17 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     what = "clients" if name == "Accuracy by client" else "questions"
     is_single = all(not found.pairs for found in shared.values())
     lines = [
-        [
-            method,
-            verdict(found),
-            mean_of(of_methods[method]),
-            f"{found.mean:+.3f}",
-            *([] if is_single else [_ends(found.over_pairs), f"{found.pairs:,}"]),
-            _ends(found.over_seeds),
-            str(found.seeds),
-        ]
+        {
+            "method": method,
+            "verdict": verdict(found),  # first, as a phone shows two columns
+            "mean": mean_of(of_methods[method]),
+            "difference": f"{found.mean:+.3f}",
+            **({} if is_single else {f"over {what}": _ends(found.over_pairs), "pairs": f"{found.pairs:,}"}),
+            "over seeds": _ends(found.over_seeds),
+            "seeds": str(found.seeds),
+        }
         for method, found in shared.items()
     ]
-    header = ["method", "verdict", "mean", "difference"]  # the verdict first: a phone shows two columns
-    header += [] if is_single else [f"over {what}", "pairs"]
-    header += ["over seeds", "seeds"]
     caption = f"Against {first}, whose mean is {mean_of(of_methods[first])}; of what both have."
     if any(found.pairs and math.isnan(found.over_pairs.low) for found in shared.values()):
         caption += f" An interval over {what} takes {FEWEST_PAIRS} of them."
@@ -203,8 +199,8 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     left = len(compared) - len(shared)
     if left:
         caption += f" {left:,} more methods share no {what} or no seed with it, and cannot be compared."
-    marked = frozenset(place for place, line in enumerate(lines) if line[1].startswith(BEYOND))
-    return Table(f"{name}, against {first}", header, lines, caption, marked)
+    marked = frozenset(place for place, line in enumerate(lines) if line["verdict"].startswith(BEYOND))
+    return table_of(f"{name}, against {first}", lines, caption)._replace(marked=marked)
 
 
 def mean_of(of_seeds: Mapping[str, Scores]) -> str:

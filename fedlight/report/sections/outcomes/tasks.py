@@ -1,16 +1,32 @@
-"""Results of tests, tasks and duels: metrics of evaluating commands, and rows that stages have returned."""
+"""Results of tests, tasks and duels: metrics, rows that stages have returned, scores by group and by category.
 
-from collections.abc import Sequence
+Groups with few questions have no line of their own: among many of them the highest and lowest scores would be chance. They
+are pooled and counted.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.report.parts import Part, Section, Table
-from fedlight.report.runs import Run
-from fedlight.report.sections.outcomes.by_group import judges_by_category, tables_by_group
-from fedlight.report.tables import number, objects, spread
+from fedlight.report.sections.answers import task_rows, tasks
+from fedlight.report.tables import short, spread
+from fedlight.runs.rows import number, objects
+from fedlight.runs.run import Run, by_method
 
 MANY_LINES = 12
 LAST = ("score/", "group_mean/", "own/", "win_rate")
 NOT_SHOWN = ("low/", "high/", "share/")
+FEWEST = 10
+"""Questions of a group that has a line of its own."""
+FIRST = 10
+"""Lines that are shown before the others are asked for."""
+ALL = "all"
+
+Scored = dict[str, list[tuple[str, float]]]
+"""Group -> question and score, of all seeds."""
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -25,7 +41,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts += _metrics("Scores at the end of training", fits, False, beside)
     parts += by_group.values()
     parts += judges_by_category(runs)
-    parts += [table for method in dict.fromkeys(run.method for run in runs) for table in _rows(method, runs)]
+    parts += [table for method, of_method in by_method(runs).items() for table in _rows(method, of_method)]
     return Section("tasks", "Tests, tasks and duels", "", parts) if parts else None
 
 
@@ -58,9 +74,9 @@ def last_metrics(run: Run) -> dict[str, Any]:
 
 
 def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
-    """Return the rows of a stage as tables; of several seeds, means and standard deviations."""
-    own = [run for run in runs if run.method == method and run.command == "call"]
-    rows = [row for run in own for row in objects(run.done().get("rows")) if row]
+    """Return the rows of a stage's runs as tables; of several seeds, means and standard deviations."""
+    called = [run for run in runs if run.command == "call"]
+    rows = [row for run in called for row in objects(run.done().get("rows")) if row]
     if not rows:
         return []
     first = next(iter(rows[0]))  # "method", or whatever the rows are about
@@ -73,10 +89,112 @@ def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
                 line.setdefault(name, []).append(row[name])
     lines = [[label, *(spread(line.get(name, [])) for name in columns)] for label, line in grouped.items()]
     header = [first, *(name.replace("_", " ") for name in columns)]
-    several = {name: dict.fromkeys(columns, own) for name in grouped}
+    several = {name: dict.fromkeys(columns, called) for name in grouped}
     return [Table(f"Stage {method}", header, lines, _caption(several), folded=True)]
 
 
 def _caption(values: dict[str, dict[str, Any]]) -> str:
     most = max(len(found) for of_method in values.values() for found in of_method.values())
     return f"Mean ± standard deviation over {most} seeds." if most > 1 else ""
+
+
+def tables_by_group(runs: Sequence[Run]) -> dict[str, Table]:
+    """Return a table for each task with several groups, by its name: a line for each group, the lowest mean first."""
+    found: dict[str, dict[str, Scored]] = {}
+    for run in runs:
+        for task in tasks(run):
+            of_run = _scored(run, task)
+            if len(of_run) > 1:
+                of_method = found.setdefault(task, {}).setdefault(run.method, {})
+                for group, own in of_run.items():
+                    of_method.setdefault(group, []).extend(own)
+    return {task: _table(task, of_methods) for task, of_methods in found.items()}
+
+
+def _scored(run: Run, task: str) -> Scored:
+    found: Scored = {}
+    for row in task_rows(run, task):
+        if (score := number(row.get("score"))) is not None:
+            found.setdefault(str(row.get("group", "")), []).append((f"{row.get('row')}", score))
+    return found
+
+
+def _table(task: str, of_methods: Mapping[str, Scored]) -> Table:
+    questions: dict[str, set[str]] = {}
+    for scored in of_methods.values():
+        for group, own in scored.items():
+            questions.setdefault(group, set()).update(question for question, _ in own)
+    large = [group for group, own in questions.items() if len(own) >= FEWEST]
+    small = [group for group in questions if group not in large]
+    pooled = {
+        method: {
+            **{group: scored.get(group, []) for group in large},
+            "": [(f"{group} {one}", score) for group in small for one, score in scored.get(group, [])],
+        }
+        for method, scored in of_methods.items()
+    }
+
+    def mean_of(group: str) -> float:
+        means = [fmean(score for _, score in own[group]) for own in pooled.values() if own[group]]
+        return fmean(means) if means else math.inf
+
+    lines = [
+        [group or "(none)", f"{len(questions[group]):,}", *(_cell(own[group]) for own in pooled.values())]
+        for group in sorted(large, key=lambda group: (mean_of(group), group))
+    ]
+    if small:
+        whole = sum(len(questions[group]) for group in small)
+        name = f"{len(small):,} with fewer than {FEWEST} questions"
+        lines.append([name, f"{whole:,}", *(_cell(own[""]) for own in pooled.values())])
+    caption = "Mean score and its 95 % interval over questions, the lowest group first."
+    return Table(f"{task} by group", ["group", "questions", *of_methods], lines, caption, first=FIRST)
+
+
+def _cell(scored: Sequence[tuple[str, float]]) -> str:
+    if not scored:
+        return "-"
+    values = [score for _, score in scored]
+    return short(fmean(values)) + _ends(*bootstrap_interval(values, [question for question, _ in scored]))
+
+
+def _ends(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
+
+
+def judges_by_category(runs: Sequence[Run]) -> list[Table]:
+    """Return how often judges agree with the majority of people, for each stage of `judge_agreement` with categories."""
+    found = []
+    for run in runs:
+        rows = run.csv("agreement.csv")
+        judges = list(dict.fromkeys(row.get("judge", "") for row in rows))
+        by_category: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            by_category.setdefault(row.get("category", ""), {})[row.get("judge", "")] = row
+        pairs = {
+            category: max(number(row.get("pairs_decided")) or 0.0 for row in own.values())
+            for category, own in by_category.items()
+        }
+        shown = [category for category in by_category if category != ALL and pairs[category] >= FEWEST]
+        if not shown:
+            continue
+        lines = [
+            [
+                category,
+                f"{pairs[category]:,.0f}",
+                *(_agreement(by_category[category].get(judge, {})) for judge in judges),
+            ]
+            for category in sorted(shown, key=lambda category: (-pairs[category], category))
+        ]
+        left = len(by_category) - len(shown) - (ALL in by_category)
+        caption = "Share of pairs with a majority on which the judge agrees with it, ties left out, and the 95 % interval."
+        if left:
+            which = "category" if left == 1 else "categories"
+            caption += f" {left:,} {which} with fewer than {FEWEST} pairs left out: see agreement.csv."
+        title = f"{run.method}: judges and people by category"
+        found.append(Table(title, ["category", "most pairs", *judges], lines, caption, first=FIRST))
+    return found
+
+
+def _agreement(row: Mapping[str, Any]) -> str:
+    share, low, high = (number(row.get(f"majority{end}_decided")) for end in ("", "_low", "_high"))
+    return "-" if share is None else short(share) + ("" if low is None or high is None else _ends(low, high))

@@ -11,8 +11,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fedlight.report.folders import SEED, begun, labels, methods, runs_below, versions
-from fedlight.report.tables import Rows, merged, objects, text_can_hold
+from fedlight.runs.folders import SEED, begun, labels, methods, runs_below, versions
+from fedlight.runs.rows import Rows, merged, objects, text_can_hold
 from fedlight.support.checks import check_yaml
 from fedlight.support.contents import OWN_FILES, digest_of
 from fedlight.support.files import CHANGED, MOST_BYTES, BoundError, check_regular, csv_rows, unsealed
@@ -53,6 +53,11 @@ class Run:
         """``fit``, ``validate``, ``test``, ``predict`` or ``call``; empty where nothing says it."""
         command = str(self.record().get("command") or self.settings().get("stage") or "")
         return command.partition(" ")[0]
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it is a training run, or has logged metrics of a command that nothing names."""
+        return self.command == "fit" or (not self.command and bool(self.metrics()))
 
     @property
     def is_done(self) -> bool:
@@ -185,6 +190,14 @@ class Run:
         digest = self._digests().get(name)
         file = self.folder / name
         return digest is not None and file.is_file() and digest_of(file) != digest
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each method, in their order."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.method, []).append(run)
+    return found
 
 
 def read_recipe(home: Path) -> Run:

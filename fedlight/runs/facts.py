@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlight.report.runs import Run
-from fedlight.report.tables import number
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.runs.rows import number
+from fedlight.runs.run import Run
 
 
 def class_name(spec: Any) -> str:
@@ -62,6 +63,16 @@ def data(run: Run) -> str:
     if not isinstance(named, str):
         return ""
     return named if ":" in named else Path(named).name
+
+
+def augmentation_folder(run: Run) -> Path | None:
+    """Find the record of added rows: beside the run, where its config says, or where a moved recipe has it."""
+    configured = within(run.config(), "data", "init_args", "augmentation_folder")
+    places = [run.folder / "augmentation"]
+    if isinstance(configured, str):
+        own = Path(configured).expanduser()
+        places += [own, run.folder.parent / own.parent.name / own.name]
+    return next((place for place in places if AugmentationRecord(place).added.is_file()), None)
 
 
 def task_class(run: Run, task: str) -> str:

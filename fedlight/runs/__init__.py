@@ -1,0 +1,1 @@
+"""Readers of the folders that runs have left, finished or not. No file is trusted, and nothing here trains."""
