@@ -41,7 +41,7 @@ PUBLIC = {
     *("HetLoRA", "FlexLoRA"),
     *("ZerothOrder", "FedKSeed"),
     "FedBuff",
-    "Limits",
+    *("Limits", "Part", "ProductError"),
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices
