@@ -1,6 +1,7 @@
 """Writes what a measurement has given: ``docs/results/NAME.json``."""
 
 import json
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def record(published: Published, name: str, place: Path | None = None, commit: s
         entry["seconds"] = round(seconds, 1)
     else:
         rows = read_rows(measurement, place)
-        entry |= _of_run(place)
+        entry |= _of_run(place, measurement.stages)
     file = RECORDS / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(text({**entry, "rows": rows}), encoding="utf-8")
@@ -49,11 +50,18 @@ def record(published: Published, name: str, place: Path | None = None, commit: s
     return file
 
 
-def _of_run(place: Path) -> dict[str, Any]:
-    """What a run says itself: when it ended, how long it took, with which versions."""
+def _of_run(place: Path, stages: Collection[str]) -> dict[str, Any]:
+    """What a run says itself: when it ended, how long it took, with which versions; of stages alone, when they ended."""
     file = place / "results.json" if place.is_dir() else place
+    if not file.is_file() and (ends := [place.glob(f"seed*/{stage}/done.json") for stage in stages]):
+        files = [file for some in ends for file in some]
+        if len(files) == len(stages):  # one seed of these stages alone
+            ended = max(file.stat().st_mtime for file in files)
+            return {"date": datetime.fromtimestamp(ended, UTC).date().isoformat()}
     if not file.is_file():
-        raise ValueError(f"there is no {file}: a record needs a whole run")
+        raise ValueError(
+            f"there is no {file}: a record needs a whole run, or all of its stages that are told"
+        )
     told = json.loads(file.read_text(encoding="utf-8"))
     known = {key: told[key] for key in ("seconds", "versions") if isinstance(told, dict) and key in told}
     return {**known, "date": datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()}
