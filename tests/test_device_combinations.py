@@ -130,7 +130,7 @@ class Sent(L.Callback):
         for row in self.loop.visit_records:
             if took_part(row["reason"]):
                 self.sent[row["round"], row["client"]] = row["bytes_down"], row["bytes_up"]
-        for outcome in self.loop._devices._outcomes:
+        for outcome in self.loop._run.devices._outcomes:
             if not outcome.reason:
                 sizes = outcome.bytes_down, outcome.bytes_up
                 self.planned[self.loop.rounds_done - 1, outcome.client_id] = sizes
