@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jsonargparse import _typehints
-
 from fedlight.support.checks import check_yaml
 
 ENDING = "template"
@@ -84,6 +82,8 @@ RANK = "union_subtype_sort_key"
 
 def integers_before_fractions() -> None:
     """Make all parsers of this process try int before float."""
+    from jsonargparse import _typehints  # here: a recipe is read without a parser
+
     theirs = getattr(_typehints, RANK)
     if isinstance(theirs(int), tuple):
         return
