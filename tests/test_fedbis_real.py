@@ -151,7 +151,7 @@ def test_the_prompts(tmp_path, tiny_model):
 @pytest.mark.parametrize(("low", "column"), [(0.5, "win_rate_worthless"), (0.51, "win_rate")])
 def test_a_judge_at_chance_is_named_so(tmp_path, monkeypatch, low, column):
     class Judge:
-        too_long = 0
+        too_long = trimmed = 0
 
         def __init__(self, *_, **__):
             pass

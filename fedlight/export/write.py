@@ -210,9 +210,8 @@ def _rounding(facts: CardFacts) -> list[str]:
 
 def _of_run(opened: Opened) -> list[str]:
     """Return the warnings of the recipe's table, and what the global model lacks where clients have models of their own."""
-    notes = chance_notes(
-        read_recipe(opened.run.home).results()
-    )  # labels by chance make tuned models worthless
+    # Labels of a selector at chance make tuned models worthless.
+    notes = chance_notes(read_recipe(opened.run.home).results())
     if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep)):
         return notes
     lacks = ", whose head is as it was before training" if issubclass(opened.algorithm, FedRep) else ""

@@ -101,9 +101,8 @@ def test_the_report_says_it(tmp_path):
     assert any(note.endswith(NOTE) for note in made.notes)
     tables = [part.lines for part in made.parts if hasattr(part, "lines")]
     assert "0.812 [0.750, 0.870] (worthless)" in tables[0][1]
-    assert write._of_recipe(SimpleNamespace(run=SimpleNamespace(home=tmp_path))) == [
-        NOTE
-    ]  # on the card of its models
+    opened = SimpleNamespace(run=SimpleNamespace(home=tmp_path), algorithm=None)
+    assert write._of_run(opened) == [NOTE]  # on the card of its models
 
 
 @pytest.mark.parametrize(("low", "says"), [(0.5, True), (0.51, False)])
