@@ -290,7 +290,9 @@ class FederatedLoop(Checked, L.Callback):
             plan.refuse_other_accumulation(
                 trainer.accumulate_grad_batches, self._rounds.schedule.accumulation
             )
-            self.group = self._round.begin_group(self._rounds.schedule.begins[batch_idx], batch)
+            # It is known before it begins: an error on the way has to find what is to be undone.
+            self.group = self._round.open_group(self._rounds.schedule.begins[batch_idx])
+            self._round.begin_group(self.group, batch)
         elif self.group.beside is not None:
             self.group.beside.next_batch(batch)
 

@@ -207,3 +207,21 @@ def test_training_metrics_are_means_over_the_examples_of_a_round(tiny_model):
     alone, beside = logged
     assert alone.keys() == beside.keys() == {"train/loss"}
     assert beside == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("train", ["backprop", "forward"])
+def test_an_error_while_a_group_begins_leaves_the_module_as_it_was(train):
+    class Refusing(L.Callback):
+        takes_stacked = True
+
+        def on_visit_start(self, client_id):
+            raise RuntimeError("not this client")
+
+    module = Lora()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    with pytest.raises(RuntimeError, match="not this client"):
+        fit(module, Points(), at_once=4, callbacks=[Refusing()], train=train)
+    after = dict(module.named_parameters())
+    assert {name: p.shape for name, p in after.items()} == {name: p.shape for name, p in before.items()}
+    assert_equal({name: p.detach() for name, p in after.items()}, before)
+    assert "training_step" not in vars(module)

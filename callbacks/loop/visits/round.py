@@ -57,10 +57,14 @@ class OpenRound:
             for name, value in state.items()
         }
 
-    def begin_group(self, visits: Group, batch: Any) -> OpenGroup:
-        """Send their messages to the clients of a group, and put what they train from into the module."""
+    def open_group(self, visits: Group) -> OpenGroup:
+        """Send their messages to the clients of a group, whose visits `begin_group` begins."""
+        return OpenGroup([self._receive(visit) for visit in visits], LocalWork(()))
+
+    def begin_group(self, group: OpenGroup, batch: Any) -> None:
+        """Put what the clients of a group train from into the module."""
         run, module = self.run, self.run.lightning_module
-        group = OpenGroup([self._receive(visit) for visit in visits], LocalWork(()))
+        visits = [one.visiting.visit for one in group.visits]
         first = group.visits[0].visiting
         use_adapter(module, first)
         buffers = run.buffers.enter(first.client.memory, self.state, run.parameters)
@@ -76,7 +80,6 @@ class OpenRound:
         self.training.start(module)
         for visit in visits:
             call_on_visit_start(run.trainer, module, visit.client_id)
-        return group
 
     def _receive(self, visit: Visit) -> OpenVisit:
         """Send the algorithm's message at the start of a visit."""
