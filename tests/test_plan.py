@@ -106,7 +106,7 @@ def test_what_a_client_receives_in_later_visits_is_said():
     plain, _ = planned(*few)
     assert plain.settings["later_bytes_down"] == plain.forecasts[0].job.bytes_down
     assert advice(plain) == []
-    plan, _ = planned(*few, "--federated.algorithm=FedKSeed", "--federated.train=forward")
+    plan, _ = planned(*few, "--federated.algorithm=FedKSeed", "--federated.forward=ZerothOrder")
     later = len(save({"kseed.sums": torch.zeros(4096)}))
     assert plan.settings["later_bytes_down"] == later < plan.forecasts[0].job.bytes_down
     (line,) = advice(plan)
@@ -192,9 +192,9 @@ def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_
         rows = [row for row in table(folder / "visits.csv") if row["peak_bytes"]]
         return max(rows, key=lambda row: (int(row["peak_bytes"]), row["client"]))
 
-    auto = "--federated.train=auto", "--federated.lora_ranks=[2, 8]"
+    auto = *AUTO, "--federated.lora_ranks=[2, 8]"
     for train, rank in (("backprop", 2), ("forward", 8)):
-        alone = f"--federated.train={train}", f"--federated.lora_ranks=[{rank}]"
+        alone = *WAYS[train], f"--federated.lora_ranks=[{rank}]"
         found = forecast(forecast(1, *alone).fit.footprint.peak_bytes, *auto)
         assert (found.lora_rank, found.fit.forward) == (rank, train == "forward")
     one = "--data.batch_size=1", "--data.twins_together=false"  # which has no smaller parts
@@ -203,6 +203,8 @@ def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_
     assert (int(row["peak_bytes"]), row["lora_rank"], row["train"]) == (least, "8", "forward")
 
 
+WAYS = {"backprop": [], "forward": ["--federated.forward=ZerothOrder"]}
+AUTO = [*WAYS["forward"], "--federated.forward.only_where_needed=true"]
 BY_RANK = {
     "": [],
     "1": [*HETLORA, "--federated.lora_ranks={phone: 1}"],
@@ -214,7 +216,7 @@ BY_RANK = {
 @pytest.mark.parametrize("train", ["backprop", "forward"])
 def test_an_a_that_is_never_sent_is_in_memory_in_plan_and_run(train, fleet, tiny_model, tmp_path):
     """FFA-LoRA: A's weights rest there; by backpropagation its gradient is there too, and moments are B's alone."""
-    more = ["--federated.algorithm=FFALoRA", f"--federated.train={train}"]
+    more = ["--federated.algorithm=FFALoRA", *WAYS[train]]
     arguments = [*tiny_selector(tiny_model, tmp_path / "run"), *more, fleet(phone=(1, 16))]
     _, found = planned(*arguments)
     assert fedlight("fit", *arguments, "--trainer.max_epochs=1").code == 0
@@ -310,21 +312,21 @@ def test_what_would_let_a_small_phone_join(fleet):
 def test_a_phone_too_small_for_backpropagation_trains_by_forward_passes_alone(fleet):
     arguments = ["--config=sft.yaml", NO_DATA, "--data.batch_size=2", "--data.max_tokens=64"]
     arguments += ["--federated=FederatedLoop", "--federated.local_steps=2"]
-    auto, nothing = "--federated.train=auto", fleet(phone=(1e-6, 4))
+    nothing = fleet(phone=(1e-6, 4))
     back, needs = (
-        planned(*arguments, nothing, *more)[1]["phone"].fit.footprint.peak_bytes for more in ([], [auto])
+        planned(*arguments, nothing, *more)[1]["phone"].fit.footprint.peak_bytes for more in ([], AUTO)
     )
     assert needs < back
     phones = fleet(phone=((needs + 0.5) / 2**30, 4), large=(16, 16))
-    _, found = planned(*arguments, phones, auto)
+    _, found = planned(*arguments, phones, *AUTO)
     assert [(one.reason, one.fit.forward) for one in found.values()] == [("", True), ("", False)]
     assert found["phone"].job.flops > 0
-    outcome = fedlight("plan", *arguments, phones, auto)
+    outcome = fedlight("plan", *arguments, phones, *AUTO)
     rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in outcome.out.splitlines()]
     assert ["phone", "50%", "yes", "forward"] in rows
     assert ["large", "50%", "yes", "backprop"] in rows
     outcome = fedlight("plan", *arguments, phones)
-    assert "it could join with forward passes alone (--federated.train auto)" in outcome.out
+    assert "it could join with forward passes alone (--federated.forward ZerothOrder" in outcome.out
     assert ["phone", "50%", "out of memory", "4"] in [
         [cell.strip() for cell in line.split("│")[1:5]] for line in outcome.out.splitlines()
     ]
@@ -348,9 +350,9 @@ def test_the_deadline(fleet):
     arguments = ["--config=selector.yaml", NO_DATA, fleet(phone=(8, 16)), "--data.max_tokens=16"]
     _, found = planned(*arguments)
     seconds = found["phone"].job.seconds
-    _, in_time = planned(*arguments, f"--federated.deadline_seconds={seconds * 1.01}")
+    _, in_time = planned(*arguments, f"--federated.fleet.deadline_seconds={seconds * 1.01}")
     assert in_time["phone"].reason == ""
-    outcome = fedlight("plan", *arguments, f"--federated.deadline_seconds={seconds * 0.99}")
+    outcome = fedlight("plan", *arguments, f"--federated.fleet.deadline_seconds={seconds * 0.99}")
     assert "phone: a visit takes" in outcome.out
     assert "yes, but late" in outcome.out
 

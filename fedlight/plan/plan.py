@@ -61,7 +61,8 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
     if isinstance(loop.lora_ranks, dict):
         settings["ranks_of_no_device"] = sorted({*loop.lora_ranks} - {device.name for device in devices})
     works = works_by_device(loop, work, devices, partial(workload, config, examples))
-    found = [forecast_at_largest(device, works[device.name], loop.deadline_seconds) for device in devices]
+    deadline = settings["deadline_seconds"]
+    found = [forecast_at_largest(device, works[device.name], deadline) for device in devices]
     helped = {f.device.name: remedies(f.device, own) for f, own in found if f.reason == "out_of_memory"}
     return Plan(settings, shares, [f for f, _ in found], helped, work.resting(4).base_bytes)
 
@@ -146,7 +147,7 @@ def _workload(
     state = _one_adapter(meter.module if lora_rank is None else module.skeleton())
     client = Client("client", 1, 1.0, lora_rank=lora_rank)
     visits = loop.algorithm.plan(0, [client], lengths)
-    perturbations = (loop.zeroth_order or ZerothOrder()).perturbations
+    perturbations = (loop.forward or ZerothOrder()).perturbations
     gone = 0.0 if loop.train == "backprop" else perturbations / accumulation
     sent, later = (
         predict_payloads(loop.algorithm, visits, client, state, gone, again) for again in (False, True)
@@ -179,7 +180,7 @@ def _workload(
         "optimizer": options.optimizer,
         "trained_parameters": sum(weight.numel() for weight in state.values()),
         "frozen_parameters": sum(w.numel() for w in meter.module.parameters() if not w.requires_grad),
-        "deadline_seconds": loop.deadline_seconds,
+        "deadline_seconds": None if loop.fleet is None else loop.fleet.deadline_seconds,
         "train": loop.train,
         "later_bytes_down": sum(loop.channel.down_bytes(one.down) for one in later),
     }

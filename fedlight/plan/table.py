@@ -119,7 +119,11 @@ def _advice(plan: Plan, found: Forecast) -> str:
         return ""
     needs = three_digits(found.fit.footprint.peak_bytes / GIB)
     has = three_digits(found.device.budget_bytes / GIB)
-    ways = ["forward passes alone (--federated.train auto)"] if found.forward_fits else []
+    ways = (
+        ["forward passes alone (--federated.forward ZerothOrder --federated.forward.only_where_needed true)"]
+        if found.forward_fits
+        else []
+    )
     for remedy in plan.remedies[name]:
         changes = []
         if remedy.weight_bits < found.device.weight_bits:

@@ -191,7 +191,7 @@ def test_any_order_of_the_clients_gives_the_same_bits(name):
     assert_equal(forward, backward)
 
 
-FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(0.01, perturbations=2, weight_decay=0.3)}
+FORWARD = {"forward": ZerothOrder(0.01, perturbations=2, weight_decay=0.3)}
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -449,8 +449,8 @@ class TwoOptimizers(Ranked):
         (HetLoRA(gamma=0.5, lam=0.1), {"module": TwoOptimizers()}, "2 optimizers may step them apart"),
         (
             HetLoRA(gamma=0.5, lam=0.1),
-            {"train": "forward"},
-            "lam=0.1: .* set train=backprop, or lam to 0",
+            {"forward": ZerothOrder()},
+            "lam=0.1: .* leave forward out, or set lam to 0",
         ),
         (HetLoRA(), {"ranks": {"a": 5}}, "5 is above the rank 4 of the module's adapters"),
         (HetLoRA(), {"ranks": {"nobody": 1}}, r"lora_ranks\.nobody: there is no such client or device"),

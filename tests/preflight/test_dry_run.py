@@ -238,7 +238,7 @@ def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
 
 def test_forward_passes_alone_take_less_of_this_machine(recipe, tmp_path):
     found = memory_findings(recipe, tmp_path)
-    forward = memory_findings(recipe, tmp_path, **{"federated.train": "forward"})
+    forward = memory_findings(recipe, tmp_path, **{"federated.forward": "ZerothOrder"})
     assert "adapter with gradients and moments" in found
     assert "adapter with a copy" in forward
 

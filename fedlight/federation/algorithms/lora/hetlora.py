@@ -102,8 +102,8 @@ class HetLoRA(WithLocal):
             )
         if self.lam > 0 and federation.train != "backprop":
             raise ValueError(
-                f"lam={self.lam}: the penalty is on a product of A and B, and with train="
-                f"{federation.train} forward-only visits move one after the other: set train=backprop, or lam to 0"
+                f"lam={self.lam}: the penalty is on a product of A and B, which forward-only "
+                "visits move one after the other: leave forward out, or set lam to 0"
             )
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
