@@ -61,12 +61,12 @@ from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Upload, Visit, build_clients
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.lora.ranks import LoraRanks, check_lora_ranks
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
@@ -97,8 +97,6 @@ class FederatedLoop(Checked, L.Callback):
             (``restart``); see `fedlight.callbacks.loop.parts.optimizers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
-        lora_ranks: client or device -> rank of its LoRA adapters, else that of the module; or ranks of which each client has
-            the largest that fits its device. For `HetLoRA` and `FlexLoRA`; see `fedlight.federation.lora.ranks`.
         forward: training by forward passes alone, of all clients or of those whose device has no room for gradients; None
             trains by backpropagation.
         buffered: size of the buffer, clients at a time and weights of stale updates, for rounds that are a server step with
@@ -134,7 +132,6 @@ class FederatedLoop(Checked, L.Callback):
         buffers: Policy = "refuse",
         step_schedule: optimizers.StepSchedule = "continue",
         clients_at_once: int | Literal["auto"] = 1,
-        lora_ranks: LoraRanks | None = None,
         forward: ZerothOrder | None = None,
         buffered: FedBuff | None = None,
         limits: Limits | None = None,
@@ -149,7 +146,6 @@ class FederatedLoop(Checked, L.Callback):
         self.seed, self.fleet = seed, fleet
         self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
         self.clients_at_once = clients_at_once
-        self.lora_ranks = check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
         self.forward, self.buffered = forward, buffered
         self.limits, self.parts = limits or Limits(), [*parts]
         self._left: ParametersLeft | None = None
@@ -240,7 +236,7 @@ class FederatedLoop(Checked, L.Callback):
             part.attach(self._run)
         if self.fleet is not None:
             self._run.devices = emulated_devices(self, self._run)
-        plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
+        plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
         # If the number of steps was asked for, Lightning has a loader of the visits that setup planned.
@@ -361,7 +357,7 @@ class FederatedLoop(Checked, L.Callback):
         return OpenRound(self._run, opened, state, self._exchange, contributions)
 
     def _make_exchange(self, state: State, keeps_factors: bool) -> Exchange:
-        kind = RankedExchange if self.algorithm.unlike_ranks else Exchange
+        kind = RankedExchange if isinstance(self.algorithm, UnlikeRanks) else Exchange
         return kind(
             algorithm=self.algorithm,
             channel=self.channel,

@@ -126,8 +126,8 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
         *((name, needs(settings[name]), why) for name, (needs, why) in EMULATED.items()),
         (
-            "lora_ranks",
-            settings["lora_ranks"] is not None,
+            "algorithm.ranks",
+            getattr(algorithm, "ranks", None) is not None,
             "ranks by client are the emulator's: leave it out",
         ),
         ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),

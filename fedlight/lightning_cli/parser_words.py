@@ -34,6 +34,7 @@ MOVED = {
         "forward=ZerothOrder trains by forward passes alone, its only_where_needed as train=auto did",
     ),
     "zeroth_order": ("forward", "give the same class as forward"),
+    "lora_ranks": ("algorithm", "give them to HetLoRA or FlexLoRA, as algorithm.ranks"),
     "product_error": ("parts", "add fedlight.ProductError to parts"),
 }
 """Former setting -> a setting of the class that had it, and what stands in its place."""

@@ -97,7 +97,7 @@ def _left_out(plan: Plan) -> list[str]:
     lines = []
     if names := plan.settings.get("ranks_of_no_device"):
         lines.append(
-            f"federated.lora_ranks: {', '.join(names)}: no such device, so they are taken for clients, whose ranks the "
+            f"federated.algorithm.ranks: {', '.join(names)}: no such device, so they are taken for clients, whose ranks the "
             "tables leave out; a run refuses a name that is neither"
         )
     later, jobs = plan.settings["later_bytes_down"], [found.job for found in plan.forecasts]

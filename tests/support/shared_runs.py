@@ -193,13 +193,13 @@ KINDS = {
         {"algorithm": FedBiscuit(1, 2, "soft", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
     ),
     "hetlora": lambda root: Kind(
-        {"algorithm": HetLoRA(gamma=0.5, lam=0.5), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
+        {"algorithm": HetLoRA(gamma=0.5, lam=0.5, ranks=RANKS)}, Ranked, Points, NO_VALIDATION
     ),
     "flexlora": lambda root: Kind(
-        {"algorithm": FlexLoRA(missing="skip"), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
+        {"algorithm": FlexLoRA(missing="skip", ranks=RANKS)}, Ranked, Points, NO_VALIDATION
     ),
     "forward_ranks": lambda root: Kind(
-        {"algorithm": HetLoRA(gamma=0.5), "lora_ranks": RANKS, "forward": ZerothOrder()},
+        {"algorithm": HetLoRA(gamma=0.5, ranks=RANKS), "forward": ZerothOrder()},
         Ranked,
         Points,
         NO_VALIDATION,
