@@ -92,9 +92,6 @@ class FederatedLoop(Checked, L.Callback):
         fleet: emulated devices of the clients; without a fleet every client trains as this machine does.
         buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
             ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
-        step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
-            began; the next round begins where the furthest visit left them (``continue``), or where this one began
-            (``restart``); see `fedlight.callbacks.loop.parts.optimizers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
         forward: training by forward passes alone, of all clients or of those whose device has no room for gradients; None
@@ -103,7 +100,8 @@ class FederatedLoop(Checked, L.Callback):
             the updates that arrive first on the devices' virtual clock, each from the model that its client received. It
             needs a fleet. None: a round asks a cohort and waits for it.
         limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
-        parts: further parts of each round, of your own; see `fedlight.callbacks.loop.parts.part`.
+        parts: further parts of each round, of your own (`fedlight.callbacks.loop.parts.part`), or `StepSchedules` with other
+            settings.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
@@ -130,7 +128,6 @@ class FederatedLoop(Checked, L.Callback):
         seed: int = 0,
         fleet: Fleet | None = None,
         buffers: Policy = "refuse",
-        step_schedule: optimizers.StepSchedule = "continue",
         clients_at_once: int | Literal["auto"] = 1,
         forward: ZerothOrder | None = None,
         buffered: FedBuff | None = None,
@@ -144,16 +141,13 @@ class FederatedLoop(Checked, L.Callback):
         self.channel, self.aggregation = channel or Identity(), aggregation
         self.memory = memory or ClientMemories()
         self.seed, self.fleet = seed, fleet
-        self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
+        self.buffers = buffer_policy(buffers)
         self.clients_at_once = clients_at_once
         self.forward, self.buffered = forward, buffered
         self.limits, self.parts = limits or Limits(), [*parts]
         self._left: ParametersLeft | None = None
         self.rounds_done, self.virtual_seconds = 0, 0.0
-        self._optimizers, self._schedules = (
-            optimizers.FreshOptimizers(),
-            optimizers.StepSchedules(step_schedule),
-        )
+        self._optimizers = optimizers.FreshOptimizers()
         self._limits = LimitedRounds(self.limits, self.deployed)
         self._buffered = buffered_part(buffered, clients_per_round, seed, fleet)
         self.privacy = privacy_part(aggregation, self.channel)
