@@ -16,8 +16,10 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from fedlight.callbacks.loop.parts.optimizers import which_are_trained
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
@@ -98,6 +100,32 @@ def _containers(value: Any) -> Any:
     """Return the state with new dicts, lists and tuples around the same values."""
     is_container = isinstance(value, dict) or type(value) in (list, tuple)
     return with_parts(value, _containers) if is_container else value
+
+
+def remembered(loop: Any) -> dict[str, Any]:
+    """Return the state of a `FederatedLoop` without its clients' memories; its module imports this one."""
+    return {
+        "federation": loop._federation.settings,
+        "rounds_done": loop.rounds_done,
+        "virtual_seconds": loop.virtual_seconds,
+        "private_rounds": {} if loop.privacy is None else dict(loop.privacy.rounds),
+        "trained": which_are_trained(loop._parameters),
+        "algorithm": loop.algorithm.state_dict(),
+        "server": loop.server.state_dict(),
+        "buffered": {} if loop._buffered is None else loop._buffered.state_dict(),
+    }
+
+
+def restore(loop: Any, state: dict[str, Any]) -> None:
+    """Give a `FederatedLoop` its state from a checkpoint."""
+    loop.rounds_done, loop.virtual_seconds = state["rounds_done"], state.get("virtual_seconds", 0.0)
+    if loop.privacy is not None:
+        loop.privacy.rounds = dict(state.get("private_rounds", {}))
+    for name in ("algorithm", "server", "memory"):
+        getattr(loop, name).load_state_dict(state[name])
+    if loop._buffered is not None:
+        loop._buffered.load_state_dict(state.get("buffered", {}))
+    rank_zero_info(f"resuming after round {loop.rounds_done}")
 
 
 class RoundStart(L.Callback):

@@ -355,5 +355,5 @@ def test_a_schedule_that_steps_every_second_batch_of_each_visit_is_fine():
 
 
 def test_another_setting_is_refused():
-    with pytest.raises(ValueError, match=r"after_round='round' is not one of continue, restart"):
+    with pytest.raises(ValueError, match=r"next_round='round' is not one of continue, restart"):
         StepSchedules("round")

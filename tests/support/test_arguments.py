@@ -73,7 +73,7 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         (lambda: FederatedLoop(server=FedAvg()), "must be a ServerOptimizer or None"),
         (
             lambda: StepSchedules("restar"),
-            "StepSchedules: after_round='restar' is not one of continue, restart; did you mean 'restart'?",
+            "StepSchedules: next_round='restar' is not one of continue, restart; did you mean 'restart'?",
         ),
         (
             lambda: HetLoRA(ranks=3),
