@@ -20,7 +20,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedlight.callbacks.loop.parts.optimizers import which_are_trained
+from fedlight.callbacks.loop.parts.part import Part
+from fedlight.callbacks.loop.plan import train_batches_again
+from fedlight.callbacks.loop.visits.local_work import LocalWork
+from fedlight.callbacks.loop.visits.visit import OpenGroup, call_again
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.state import write
 from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
@@ -274,7 +279,7 @@ class RoundStart(L.Callback):
         if self._is_aggregated():
             self._release()
         elif self.is_open:
-            self.loop.break_off(pl_module)
+            self._break_off(pl_module)
         self._data = self._data_state()
 
     def on_exception(
@@ -289,12 +294,28 @@ class RoundStart(L.Callback):
         fail(exception)  # before other callbacks save something and wait for the other processes
         self._aside.close()
         self._reload_as_given(trainer)
-        self.loop.break_off(pl_module)
+        self._break_off(pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the trainer's callbacks; a checkpoint that is saved later may still be of a broken round."""
         self._reload_as_given(trainer)
         self._trainer.callbacks = [one for one in self._trainer.callbacks if one is not self]
+
+    def _break_off(self, module: L.LightningModule) -> None:
+        """Restore the global model when the trainer stops inside a round; the round does not count."""
+        loop = self.loop
+        loop.group.work.leave()
+        loop.group.unstack()  # its work is lost
+        loop.group, loop._left = OpenGroup([], LocalWork(())), None
+        call_again(module)
+        train_batches_again(module)
+        loop._run.devices.restore()
+        for part in loop._run.parts_with(Part.abort):
+            part.abort(loop._run)
+        if loop._round is not None:
+            loop._round.training.take(module, 0)
+            write(loop._round.opened, loop._parameters)
+            loop.buffers.restore()
 
     def _is_aggregated(self) -> bool:
         return self.is_open and self.loop.rounds_done > self._round_idx

@@ -56,7 +56,6 @@ from fedlight.callbacks.loop.visits.visit import (
     ParametersLeft,
     RankedExchange,
     adjust_gradients,
-    call_again,
     call_modules_own,
     step_losses,
 )
@@ -71,7 +70,7 @@ from fedlight.federation.client import Client, build_clients
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.server import Average, ServerOptimizer
-from fedlight.federation.state import State, read, write
+from fedlight.federation.state import State, read
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.team import current_team
 from fedlight.support.checks import refuse_below
@@ -201,19 +200,7 @@ class FederatedLoop(LoopView):
             guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
         for part in self._run.parts_with(Part.meet):
             part.meet(self._run)
-        self._rounds = self._run.planned = self.planner_type(
-            algorithm=self.algorithm,
-            data=self._data,
-            clients=self.clients,
-            clients_per_round=self.clients_per_round,
-            over_selection=1.0 if self.fleet is None else self.fleet.over_selection,
-            local_steps=self.local_steps,
-            accumulation=partial(plan.batches_per_step, trainer),
-            seed=self.seed,
-            at_once=None if self._at_once is None else self._at_once.number,
-            buffered=self._buffered,
-            team=current_team(),
-        )
+        self._rounds = self._run.planned = self.planner_type.of(self, self._data, trainer)
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -403,21 +390,6 @@ class FederatedLoop(LoopView):
         left, self._left = self._left, None
         if left is not None:
             left.refuse_changed()
-
-    def break_off(self, module: L.LightningModule) -> None:
-        """Restore the global model when the trainer stops inside a round; the round does not count."""
-        self.group.work.leave()
-        self.group.unstack()  # its work is lost
-        self.group, self._left = OpenGroup([], LocalWork(())), None
-        call_again(module)
-        plan.train_batches_again(module)
-        self._run.devices.restore()
-        for part in self._run.parts_with(Part.abort):
-            part.abort(self._run)
-        if self._round is not None:
-            self._round.training.take(module, 0)
-            write(self._round.opened, self._parameters)
-            self.buffers.restore()
 
     def remembered(self) -> dict[str, Any]:
         """Return rounds done and the states of algorithm and server, whose tensors are replaced, never changed in place."""

@@ -4,8 +4,9 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -22,7 +23,7 @@ from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client, Group, Visit, uniform_cohort
 from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
-from fedlight.processes.team import ALONE, Team, share
+from fedlight.processes.team import ALONE, Team, current_team, share
 from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
@@ -258,6 +259,23 @@ class RoundPlanner:
         self.buffered = buffered
         self.team = team
         self.planned: int | None = None
+
+    @classmethod
+    def of(cls, loop: Any, data: FederatedData, trainer: L.Trainer) -> Self:
+        """Return the planner of a `FederatedLoop`."""
+        return cls(
+            algorithm=loop.algorithm,
+            data=data,
+            clients=loop.clients,
+            clients_per_round=loop.clients_per_round,
+            over_selection=1.0 if loop.fleet is None else loop.fleet.over_selection,
+            local_steps=loop.local_steps,
+            accumulation=partial(batches_per_step, trainer),
+            seed=loop.seed,
+            at_once=None if loop._at_once is None else loop._at_once.number,
+            buffered=loop._buffered,
+            team=current_team(),
+        )
 
     def outline(self, round_idx: int, accumulation: int) -> None:
         """Give the data a plan of one visit, as long as the longest of all clients, before the first round is planned.
