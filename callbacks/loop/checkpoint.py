@@ -29,6 +29,7 @@ from fedlight.federation.state import write
 from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
+from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
 from fedlight.support.torch_parts import tensors, with_parts
 
 COPIED_MIB = 256
@@ -172,7 +173,7 @@ class RoundStart(L.Callback):
         self._trainer = trainer
         self._trainer.callbacks = [self, *(one for one in self._trainer.callbacks if one is not self)]
         # A callback's hooks are not called for checkpoints of the weights alone, and others may come behind them.
-        self._trainer._checkpoint_connector.dump_checkpoint = self.dump
+        checkpoint_connector(self._trainer).dump_checkpoint = self.dump
 
     @property
     def is_open(self) -> bool:
@@ -186,7 +187,7 @@ class RoundStart(L.Callback):
 
     def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Return a checkpoint; replaces Lightning's method."""
-        goes_on_from = self._trainer._checkpoint_connector._loaded_checkpoint
+        goes_on_from = loading_checkpoint(self._trainer)
         if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
             held = self._before_round(self._checkpoint)
         elif self._checkpoint is None and goes_on_from:  # which the run has not loaded completely yet
@@ -204,7 +205,7 @@ class RoundStart(L.Callback):
         return checkpoint
 
     def _live(self, weights_only: bool | None) -> dict[str, Any]:
-        connector = self._trainer._checkpoint_connector
+        connector = checkpoint_connector(self._trainer)
         checkpoint: dict[str, Any] = type(connector).dump_checkpoint(connector, weights_only)
         return checkpoint
 
@@ -353,7 +354,7 @@ def check_what_is_loaded(trainer: Any) -> None:
 
     This reads the file once more: a third of a second for each GB that the system has in RAM.
     """
-    connector = trainer._checkpoint_connector
+    connector = checkpoint_connector(trainer)
 
     def resume_start(checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
         if not checkpoint_path:

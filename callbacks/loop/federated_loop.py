@@ -74,6 +74,7 @@ from fedlight.federation.state import State, read
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.team import current_team
 from fedlight.support.checks import refuse_below
+from fedlight.support.pokes import forget_training_loader
 
 
 class FederatedLoop(LoopView):
@@ -222,8 +223,7 @@ class FederatedLoop(LoopView):
         plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
-        # If the number of steps was asked for, Lightning has a loader of the visits that setup planned.
-        trainer.fit_loop._combined_loader = None
+        forget_training_loader(trainer)
 
     def _read_parameters(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Read what is federated, which the module or callbacks may have changed."""

@@ -24,6 +24,7 @@ from fedlight.federation.client import Client, Group, Visit, uniform_cohort
 from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, current_team, share
+from fedlight.support.pokes import may_stop
 from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
@@ -123,7 +124,7 @@ def number_asked(wanted: int, over_selection: float) -> int:
 
 def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
     """Return whether the round will be trained: it is not after the last, and the trainer is not asked to stop."""
-    stops = trainer.should_stop and trainer.fit_loop._can_stop_early
+    stops = trainer.should_stop and may_stop(trainer)
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 

@@ -23,6 +23,7 @@ from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
+from fedlight.support.pokes import training_source
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import eval_mode, named_parts, seed_streams
 
@@ -372,7 +373,7 @@ def training_data(trainer: L.Trainer) -> object:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, SharesOut):
             callback.share_out(trainer)
-    source = trainer.fit_loop._data_source
+    source = training_source(trainer)
     return source if isinstance(source, FederatedData) else trainer.datamodule  # type: ignore[attr-defined]
 
 

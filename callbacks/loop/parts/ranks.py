@@ -30,6 +30,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
+from fedlight.support.pokes import logged_names
 from fedlight.support.settings_record import described, digest
 from fedlight.support.torch_parts import with_parts
 
@@ -282,7 +283,7 @@ class Ranks(Part):
         if self._said or not self._trains:
             return
         self._said = True
-        keys = [*(self._run.trainer._results or {})]
+        keys = logged_names(self._run.trainer)
         names = sorted({key.removeprefix(STEP) for key in keys if key.startswith(STEP)})
         if names:
             rank_zero_info(
