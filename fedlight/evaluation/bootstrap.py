@@ -55,13 +55,13 @@ def bootstrap_interval(
     numbers = np.asarray(values, dtype=float)
     indices: dict[Hashable, int] = {}
     names = range(len(numbers)) if prompts is None else prompts
-    of = np.array([indices.setdefault(name, len(indices)) for name in names], dtype=np.int64)
-    if len(of) != len(numbers):
+    prompt_index = np.array([indices.setdefault(name, len(indices)) for name in names], dtype=np.int64)
+    if len(prompt_index) != len(numbers):
         raise ValueError(
-            f"bootstrap_interval has {len(numbers)} values, but {len(of)} prompts: give one for each"
+            f"bootstrap_interval has {len(numbers)} values, but {len(prompt_index)} prompts: give one for each"
         )
     known = ~np.isnan(numbers)
-    _, index = np.unique(of[known], return_inverse=True)
+    _, index = np.unique(prompt_index[known], return_inverse=True)
     sums, counts = np.bincount(index, numbers[known]), np.bincount(index)
     if len(counts) < 2:
         return Interval(math.nan, math.nan)
