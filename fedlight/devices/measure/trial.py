@@ -140,12 +140,12 @@ def _counters(device: torch.device, root: Path) -> tuple[Rapl | None, str]:
 
 def measure_products(edge: int, device: torch.device, seconds: float) -> dict[str, float]:
     """Return ``fp32`` or ``bf16`` -> operations a second in products of matrices ``edge`` wide; each takes ``seconds``."""
-    found = {}
+    speeds = {}
     for name, kind in KINDS.items():
-        one, other = (torch.randn(edge, edge, device=device).to(kind) for _ in range(2))
-        call = functools.partial(torch.matmul, one, other)
-        found[name] = 2 * edge**3 / median_seconds(call, seconds, device)
-    return found
+        left, right = (torch.randn(edge, edge, device=device).to(kind) for _ in range(2))
+        call = functools.partial(torch.matmul, left, right)
+        speeds[name] = 2 * edge**3 / median_seconds(call, seconds, device)
+    return speeds
 
 
 def _copy_bytes(size: int, device: torch.device, seconds: float) -> float:
@@ -156,8 +156,7 @@ def _copy_bytes(size: int, device: torch.device, seconds: float) -> float:
 
 def step_flops(sizes: Sizes, kind: torch.dtype, device: torch.device, seconds: float) -> float:
     """Return the operations a second in training steps of a `SmallTransformer`, timed for so many seconds."""
-    shape = (sizes.width, sizes.layers, sizes.heads, sizes.words, sizes.rank)
-    model = SmallTransformer(*shape, dtype=kind).to(device)
+    model = SmallTransformer(sizes.width, sizes.layers, sizes.heads, sizes.words, sizes.rank, kind).to(device)
     ids = torch.randint(sizes.words, (sizes.examples, sizes.tokens + 1), device=device)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
 
@@ -181,7 +180,7 @@ def median_seconds(call: Callable[[], Any], seconds: float, device: torch.device
 
     end = time.perf_counter() + seconds
     timed()
-    found: list[float] = []
-    while len(found) < LEAST_CALLS or time.perf_counter() < end:
-        found.append(timed())
-    return statistics.median(found)
+    times: list[float] = []
+    while len(times) < LEAST_CALLS or time.perf_counter() < end:
+        times.append(timed())
+    return statistics.median(times)
