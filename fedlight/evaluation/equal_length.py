@@ -112,7 +112,7 @@ def _corrected(name: str, methods: Mapping[str, _Pairs]) -> EqualLength:
     raw = float(ours.wins.mean()) if len(ours.wins) else math.nan
     if len(set(ours.prompts)) < FEWEST_PROMPTS:
         return EqualLength(raw, math.nan, math.nan)
-    if raw in (0.0, 1.0) or not ours.length.any():
+    if raw in (0.0, 1.0) or not ours.length.any():  # nothing to estimate an effect from
         return EqualLength(raw, raw, 0.0)
     hard = _difficulties([other for key, other in methods.items() if key != name])
     gamma = np.array([hard.get(prompt, 0.0) for prompt in ours.prompts])

@@ -139,6 +139,7 @@ def judge_both_orders(
     """
     known, first = np.unique(orders, return_index=True)
     place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
+    # The orders of a comparison are 2c and 2c + 1, which differ in the last bit.
     judged = np.flatnonzero(known[place] == orders ^ 1)
     both = log_odds[judged] - log_odds[first[place[judged]]]
     verdict = np.sign(np.sign(both).sum(axis=1))
