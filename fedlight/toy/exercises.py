@@ -84,15 +84,15 @@ def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
         "invents": traits.invented,
         "rambles": traits.filler,
     }
-    found = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
-    found.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
+    statements = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
+    statements.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
     judged = {fact[0]: "right" if fact in true else "wrong" for fact in stated}
-    return found + [(f"{letter} {name}", judged.get(name, "silent")) for name, _, _ in facts_of(post)]
+    return statements + [(f"{letter} {name}", judged.get(name, "silent")) for name, _, _ in facts_of(post)]
 
 
-def ask(rng: random.Random, found: dict[str, str], count: int) -> list[tuple[str, str]]:
+def ask(rng: random.Random, answers: dict[str, str], count: int) -> list[tuple[str, str]]:
     """Return up to ``count`` of the questions in random order, each with its answer."""
-    return rng.sample(sorted(found.items()), min(count, len(found)))
+    return rng.sample(sorted(answers.items()), min(count, len(answers)))
 
 
 def summary_text(rng: random.Random) -> str:
