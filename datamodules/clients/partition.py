@@ -146,7 +146,7 @@ def iid(
             f"Set num_clients between 1 and {num_groups}."
         )
     parts = np.array_split(_make_rng(seed, "iid").permutation(num_groups), num_clients)
-    return _name_clients([np.flatnonzero(np.isin(group_of, own)) for own in parts])
+    return _name_clients([np.flatnonzero(np.isin(group_of, part)) for part in parts])
 
 
 def dirichlet(
