@@ -52,8 +52,8 @@ def check_format(instruction: str, min_words: int, refusals: Iterable[str]) -> s
         return NO_LETTER
     if len(instruction.split()) < min_words:
         return TOO_SHORT
-    found = (re.match(rf"{re.escape(text)}(?!\w)", instruction, re.IGNORECASE) for text in refusals)
-    return REFUSAL if any(found) else None
+    matches = (re.match(rf"{re.escape(text)}(?!\w)", instruction, re.IGNORECASE) for text in refusals)
+    return REFUSAL if any(matches) else None
 
 
 class OwnTexts:

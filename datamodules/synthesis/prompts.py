@@ -229,7 +229,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
         (('', '4'), ('\nQ:', '\nA:'))
     """
     slots = {instruction: "{instruction}", given: "{input}"}
-    forms = [one.text for one in (template, template.without or template)]
+    forms = [form.text for form in (template, template.without or template)]
     full, short = (
         "".join(
             _escape(fixed) + ("" if slot is None else slots.get(slot, ""))
