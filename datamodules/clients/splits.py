@@ -107,7 +107,7 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
 
     Examples:
         >>> order, positions = pool({"u": np.array([0, 2]), "v": np.array([1])}, lengths=np.array([3, 2, 1]))
-        >>> order.tolist(), {client: own.tolist() for client, own in positions.items()}
+        >>> order.tolist(), {client: places.tolist() for client, places in positions.items()}
         ([2, 1, 0], {'u': [0, 2], 'v': [1]})
     """
     order = np.concatenate(list(clients.values()))
@@ -125,7 +125,7 @@ def reindex(clients: Clients, order: np.ndarray) -> Clients:
 
     Examples:
         >>> after = reindex({"u": np.array([0, 2]), "v": np.array([1])}, order=np.array([2, 1, 0]))
-        >>> {client: own.tolist() for client, own in after.items()}
+        >>> {client: places.tolist() for client, places in after.items()}
         {'u': [0, 2], 'v': [1]}
     """
     place = np.argsort(order)

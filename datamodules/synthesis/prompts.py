@@ -90,7 +90,7 @@ class SelfGenerationPrompts:
             shown: demonstrations, each with ``instruction``, ``input`` and ``response``.
 
         Examples:
-            >>> shown = [{"instruction": f"Name a {one}.", "input": "", "response": "?"} for one in ("cat", "tree")]
+            >>> shown = [{"instruction": f"Name a {thing}.", "input": "", "response": "?"} for thing in ("cat", "tree")]
             >>> print(FEWFEDPIT_PROMPTS.write_instruction_prompt(shown))
             Below is a list of tasks...
             <BLANKLINE>

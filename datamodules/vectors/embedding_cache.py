@@ -134,8 +134,8 @@ def text_keys(texts: Sequence[str]) -> np.ndarray:
     """Return 16 bytes for each text, equal for equal texts alone, ``(texts,)``.
 
     Examples:
-        >>> one, other, again = text_keys(["x", "y", "x"])
-        >>> bool(one == again), bool(one == other)
+        >>> first, second, again = text_keys(["x", "y", "x"])
+        >>> bool(first == again), bool(first == second)
         (True, False)
     """
     digests = (

@@ -75,8 +75,8 @@ class HashedEncoder(Encoder):
 
     Examples:
         >>> encoder = HashedEncoder(dimension=64)
-        >>> one, same, other = encoder.encode(["the cat sat", "The cat SAT!", "sums of odd numbers"])
-        >>> round(float(one @ same), 3), bool(abs(one @ other) < 0.5)
+        >>> first, same, other = encoder.encode(["the cat sat", "The cat SAT!", "sums of odd numbers"])
+        >>> round(float(first @ same), 3), bool(abs(first @ other) < 0.5)
         (1.0, True)
     """
 

@@ -123,6 +123,7 @@ def reach_recall(
         means.append(float(recall.mean()))
         worsts.append(float(recall.min()))
         reached = means[-1] >= target
+        # The next effort would cost as much as exact search.
         if reached or 2 * efforts[-1] * ROWS_PER_CANDIDATE >= len(index):
             break
         index.ef_factor *= 2

@@ -89,6 +89,7 @@ def choose(similarities: np.ndarray, sizes: np.ndarray, dropped: int) -> int:
     """
     by_similarity = np.lexsort((sizes, -similarities))  # of equally similar ones the smaller first
     kept = by_similarity[min(dropped, len(sizes) - 1) :]
+    # Of equally large clusters the least similar one, and of those the first.
     return int(kept[np.lexsort((kept, similarities[kept], -sizes[kept]))[0]])
 
 

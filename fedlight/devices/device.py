@@ -127,7 +127,7 @@ def load_device(name_or_file: str) -> Device:
             raise ValueError(f"{empty} is null: it could not be measured; write in a number above 0")
         numbers: Any = OmegaConf.merge(OmegaConf.structured(Profile), given)
         return Device(name=file.stem, availability=availability, **numbers)
-    except BoundError:
+    except BoundError:  # it names the file
         raise
     except (YAMLError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from None

@@ -155,6 +155,7 @@ def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> 
     size, means = len(counts), []
     step = max(1, CELLS // size)
     for start in range(0, draws, step):
+        # A mean depends on how often each prompt is drawn, so their order is not drawn.
         times = rng.multinomial(size, np.full(size, 1 / size), size=min(step, draws - start))
         means.append((times @ sums) / (times @ counts))
     return np.concatenate(means)

@@ -78,8 +78,8 @@ def rates_at_equal_length(methods: Mapping[str, Compared]) -> dict[str, EqualLen
     Examples:
         >>> wins = [1, 1, 1, 1, 0] * 8 + [0, 0, 0, 0, 1] * 4  # the longer answer, four times out of five
         >>> judged = Compared(wins, [70] * 40 + [-70] * 20, range(60))  # and ours are longer twice as often
-        >>> found = rates_at_equal_length({"ours": judged})["ours"]
-        >>> round(found.raw, 3), round(found.corrected, 2)
+        >>> rates = rates_at_equal_length({"ours": judged})["ours"]
+        >>> round(rates.raw, 3), round(rates.corrected, 2)
         (0.6, 0.5)
     """
     pairs = {name: _Pairs(name, compared) for name, compared in methods.items()}

@@ -77,8 +77,8 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
 
     Examples:
         >>> pairs = [Judged([1, 1, 0], 1, "q"), Judged([1, 0.5], 1, "q"), Judged([0, 0], 0.5, "r"), Judged([0.5], 0.5, "s")]
-        >>> found = agreement(pairs, ties=True)
-        >>> found.pairs, round(found.majority, 3), round(found.vote, 3), round(found.people, 3)
+        >>> result = agreement(pairs, ties=True)
+        >>> result.pairs, round(result.majority, 3), round(result.vote, 3), round(result.people, 3)
         (3, 0.667, 0.542, 0.444)
     """
     votes = [pair.votes if ties else [vote for vote in pair.votes if vote != TIE] for pair in judged]

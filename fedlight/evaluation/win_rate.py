@@ -107,10 +107,10 @@ def win_tie_lose(
         ValueError: no pair, or not the same number of each.
 
     Examples:
-        >>> found = win_tie_lose([1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0])
-        >>> found.win, found.tie, found.lose, found.wt
+        >>> shares = win_tie_lose([1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0])
+        >>> shares.win, shares.tie, shares.lose, shares.wt
         (0.5, 0.25, 0.25, 0.75)
-        >>> found.order_changed, found.prefers_first
+        >>> shares.order_changed, shares.prefers_first
         (0.5, 0.6875)
         >>> win_tie_lose([1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0], in_both=True).win
         0.25

@@ -48,6 +48,7 @@ def finding(rows: Rows) -> str:
         for column in dict.fromkeys(name for row in rows for name in row if re.search(pattern, name)):
             scores = {name: values for name in methods if (values := by_seed(rows, name, column))}
             rivals = [name for name in scores if not CEILING.search(name)]
+            # The baseline is the first method, so a column that it lacks compares nothing.
             if len(rivals) > 1 and rivals[0] == next(iter(methods)):
                 return _compared(rows, column, {name: scores[name] for name in rivals})
     return ""

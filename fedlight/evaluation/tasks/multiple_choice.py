@@ -115,6 +115,7 @@ def choice_in(answer: str, choices: Sequence[str]) -> str | None:
         >>> choice_in(" Yes, it does", ["yes", "no"]), choice_in("It is no.", ["yes", "no"]), choice_in("Note", ["no"])
         ('yes', 'no', None)
     """
+    # The blanks around keep "no" from being read in "note".
     said, *each = [f" {' '.join(WORD.findall(text.casefold()))} " for text in (answer, *choices)]
     phrases = dict(zip(choices, each, strict=True))
     begun = [choice for choice, phrase in phrases.items() if said.startswith(phrase)]

@@ -107,6 +107,7 @@ class Result:
         """Verdicts on the choices that the model has written (``generated``) and finds likeliest (``likelihood``)."""
         if not self.choices:
             return {}
+        # The last one of each is on the likeliest choice.
         asked = [outcome.verdicts for outcome in self.outcomes]
         return {
             "generated": [verdict for verdicts in asked for verdict in verdicts[:-1]],
