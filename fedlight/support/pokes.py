@@ -66,6 +66,49 @@ def logged_names(trainer: Any) -> list[str]:
     return [*(trainer._results or {})]
 
 
+def saves_inside_epochs(checkpoints: Any) -> str:
+    """Return the setting by which a ``ModelCheckpoint`` saves inside an epoch; empty if it does not.
+
+    The callback does not say it (``tests/processes/test_refusals.py``).
+    """
+    names = "every_n_train_steps", "train_time_interval"
+    return next((name for name in names if getattr(checkpoints, f"_{name}")), "")
+
+
+def stops_at_a_batch(timer: Any) -> bool:
+    """Return whether Lightning's ``Timer`` stops the run at a batch (``tests/processes/test_refusals.py``)."""
+    return bool(timer._interval == "step")
+
+
+def count_steps_of_others(trainer: Any, number: int) -> None:
+    """Add optimizer steps of other processes to those by which loggers count (``tests/processes/test_same_bits.py``)."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped += number
+
+
+def share_threads(processes: int) -> None:
+    """Give this process its part of the host's threads, where nothing says it (``tests/processes/test_starting.py``)."""
+    from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+
+    _set_num_threads_if_needed(processes)
+
+
+def process_launcher(environment: Any, processes: int, nodes: int) -> Any:
+    """Return Lightning's starter of further processes of the same script (``tests/processes/test_starting.py``)."""
+    from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+    return _SubprocessScriptLauncher(environment, processes, nodes)
+
+
+def batch_before_transfer(module: Any, batch: Any) -> Any:
+    """Return a batch after the hooks that Lightning calls before it is moved (``tests/modules/test_functional.py``)."""
+    return module._on_before_batch_transfer(batch)
+
+
+def batch_on_device(module: Any, batch: Any, device: Any = None) -> Any:
+    """Return a batch on a device, by default its module's, as all hooks move it (``tests/modules/test_functional.py``)."""
+    return module._apply_batch_transfer_handler(batch, device)
+
+
 def backward_pass() -> int:
     """Return the number of the backward pass that runs in this thread, -1 outside of one (``tests/stacking``)."""
     import torch  # here, as below: recipes are read without it

@@ -6,8 +6,9 @@ from pathlib import Path
 from fedlight.support import pokes
 
 PRIVATE = re.compile(
-    r"\btrainer(?:\.\w+)*\._[a-z]|\b(?:fit_loop|connector)\._[a-z]|\btorch\._[A-Za-z]|\blightning(?:\.\w+)*\._[a-z]"
-    r"|\bjsonargparse(?:\.\w+)*(?:\._| import _)[a-z]"
+    r"\btrainer(?:\.\w+)*\._[a-z]|\b(?:fit_loop|connector|_loop)\._(?!run|round|parts)[a-z]|\btorch\._[A-Za-z]"
+    r"|\blightning(?:\.\w+)*\._[a-z]|\bfrom (?:lightning|jsonargparse)\S* import .*\b_[A-Za-z]"
+    r"|\._(?:every_n_train_steps|train_time_interval|interval|on_before_batch_transfer|apply_batch_transfer_handler)\b"
 )
 HERE = Path(__file__).parents[2]
 ROOMS = ("fedlight", "modules", "datamodules", "callbacks")
