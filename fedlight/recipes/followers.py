@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedlight.lightning_cli.class_names import last_part
 from fedlight.recipes.overlay import set_in
 
 SHARED_STRATEGY = "client_parallel"
@@ -47,11 +48,7 @@ def why_one_process(command: str, config: Mapping[str, Any]) -> str | None:
         'it trains without `federated`, so there are no clients to share out'
     """
     callbacks = (config.get("trainer") or {}).get("callbacks") or []
-    classes = {
-        str(callback.get("class_path")).rpartition(".")[2]
-        for callback in callbacks
-        if isinstance(callback, Mapping)
-    }
+    classes = {last_part(str(part.get("class_path"))) for part in callbacks if isinstance(part, Mapping)}
     if command == "call":
         return "it is a function"
     if command == "fit":
