@@ -347,7 +347,7 @@ class AveragedBuffers(BufferPolicy):
         self._travel = frozenset(persistent(module))
         sent = {name: value for name, value in module.named_buffers() if name in self._travel}
         self.num_bytes = serialized_bytes(sent)
-        self._sums = ExactSums()
+        self.sums = ExactSums()
         self._examples: dict[str, int] = {}
         self._all_examples = 0
 
@@ -360,18 +360,18 @@ class AveragedBuffers(BufferPolicy):
 
     def add(self, buffers: Buffers, num_examples: int) -> None:
         self._all_examples += num_examples
-        self._sums.add({name: _real(value) for name, value in buffers.items()}, num_examples)
+        self.sums.add({name: _real(value) for name, value in buffers.items()}, num_examples)
         for name in buffers:
             self._examples[name] = self._examples.get(name, 0) + num_examples
 
     def partial(self) -> dict[str, Any]:
         examples, all_examples = self._examples, self._all_examples
         self._examples, self._all_examples = {}, 0
-        return {"sums": self._sums.partial(), "examples": examples, "all_examples": all_examples}
+        return {"sums": self.sums.partial(), "examples": examples, "all_examples": all_examples}
 
     def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
         for partial in partials:
-            self._sums.merge(partial["sums"])
+            self.sums.merge(partial["sums"])
             self._all_examples += partial["all_examples"]
             for name, examples in partial["examples"].items():
                 self._examples[name] = self._examples.get(name, 0) + examples
@@ -380,9 +380,9 @@ class AveragedBuffers(BufferPolicy):
         for name, examples in self._examples.items():
             # Clients whose visits have not changed the buffer have the server's.
             if others := self._all_examples - examples:
-                self._sums.add({name: _real(self.round_start[name])}, others)
+                self.sums.add({name: _real(self.round_start[name])}, others)
         means: Buffers = {}
-        for name, total in self._sums.result().items():
+        for name, total in self.sums.result().items():
             before = self.round_start[name]
             assert before is not None
             mean = total / self._all_examples

@@ -271,6 +271,11 @@ class LimitedRound(Aggregation):
         self.times: dict[str, float] = {}
         self.share = 1.0
 
+    @property
+    def sums(self) -> Any:
+        """Exact sums of the aggregation behind the limits, if it has them."""
+        return getattr(self._inner, "sums", None)
+
     def add(self, update: Update) -> None:
         """Measure an update; hold it where limits are enforced."""
         tensors = update.movement.values()

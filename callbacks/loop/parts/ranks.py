@@ -28,6 +28,7 @@ from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
 from fedlight.support.pokes import count_steps_of_others, logged_names, saves_inside_epochs, stops_at_a_batch
@@ -264,6 +265,9 @@ class Ranks(Part):
         others = [one for one in run.parts if one is not self]
         whole: list[Any] = [self._made, self._counts, round.training, run.buffers, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
+        for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
+            if isinstance(sums := getattr(holder, "sums", None), ExactSums):
+                sums.add_up(self._team.gather, self._team.add)
         # All start anew before the first merge, or a process would send what it got from another one.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
