@@ -45,8 +45,8 @@ def fit(tiny_model, tmp_path):
         ([*FEDBISCUIT, "--federated.algorithm.warmup_rounds=-1"], "warmup_rounds=-1 must be at least 0"),
         ([*FEDBISCUIT, "--federated.algorithm.regroup_every=0"], "regroup_every=0 at least 1"),
         (
-            [*FEDBISCUIT, "--federated.algorithm.assignment=best"],
-            "federated.algorithm.assignment: expected one of",
+            [*FEDBISCUIT, "--federated.algorithm.assignment=soft"],
+            "federated.algorithm.assignment: there is no class 'soft'; did you mean 'SoftGroups'?",
         ),
         (
             [*FEDBISCUIT, "--federated.algorithm.weighting=best"],

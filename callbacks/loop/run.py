@@ -16,7 +16,7 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import LEFT_OUT
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.candidates import MIXED, SYNTHETIC
+from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Payload
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.client_state import ClientMemories

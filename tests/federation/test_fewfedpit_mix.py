@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlight.federation.algorithm import predict_payloads
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT, mixed
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT, mixed
 from fedlight.federation.client import Client, Visit
 
 

@@ -27,6 +27,7 @@ from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.federation.algorithm import predict_payloads
+from fedlight.federation.algorithms.assignments import SoftGroups
 from fedlight.federation.client import OWN_STATE, Client, Visit, Work
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
@@ -198,7 +199,7 @@ class ServerLoop(FederatedLoop):
             ValueError: no client is scored.
         """
         homes = self.nodes.homes([*self.clients])
-        by_example = getattr(self.algorithm, "assignment", "") == "soft"
+        by_example = isinstance(getattr(self.algorithm, "assignment", None), SoftGroups)
         fields = {"model": "model", "losses_on": on, "adapters": [*adapters], "by_example": by_example}
         data = {"model": self._message(state)}
         parcels = {node: self._parcel(self.rounds_done, own, fields, data) for node, own in homes.items()}

@@ -8,7 +8,7 @@ has a model of its own here, chosen by it. A client counts by the number of its 
 from collections.abc import Sequence
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.candidates import Candidates
+from fedlight.federation.algorithms.self_made.candidates import Candidates
 from fedlight.federation.client import Client, Visit
 from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
