@@ -61,12 +61,12 @@ from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import OWN_STATE, Client, Upload, Visit, build_clients
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.lora.ranks import LoraRanks, check_lora_ranks
 from fedlight.federation.server import Average, ServerOptimizer
 from fedlight.federation.state import State, read, write
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
@@ -90,8 +90,6 @@ class FederatedLoop(Checked, L.Callback):
         memory: store of the clients' memories between rounds; if not given, in RAM up to 256 MiB, then on disk.
         seed: seed of the sampling of clients and of everything random inside a visit.
         fleet: emulated devices of the clients; without a fleet every client trains as this machine does.
-        deadline_seconds: end of a round on the devices' virtual clock; clients that finish later are left out.
-        over_selection: factor on ``clients_per_round``: so many are asked, and the fastest ``clients_per_round`` count.
         buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
             ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
         step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
@@ -99,10 +97,8 @@ class FederatedLoop(Checked, L.Callback):
             (``restart``); see `fedlight.callbacks.loop.parts.optimizers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
-        lora_ranks: client or device -> rank of its LoRA adapters, else that of the module; or ranks of which each client has
-            the largest that fits its device. For `HetLoRA` and `FlexLoRA`; see `fedlight.federation.lora.ranks`.
-        train: ``backprop``; ``forward``, without gradients by ``zeroth_order``; ``auto``, by the first that fits the device.
-        zeroth_order: settings of forward-only visits; its defaults if not given.
+        forward: training by forward passes alone, of all clients or of those whose device has no room for gradients; None
+            trains by backpropagation.
         buffered: size of the buffer, clients at a time and weights of stale updates, for rounds that are a server step with
             the updates that arrive first on the devices' virtual clock, each from the model that its client received. It
             needs a fleet. None: a round asks a cohort and waits for it.
@@ -133,14 +129,10 @@ class FederatedLoop(Checked, L.Callback):
         memory: ClientMemories | None = None,
         seed: int = 0,
         fleet: Fleet | None = None,
-        deadline_seconds: float | None = None,
-        over_selection: float = 1.0,
         buffers: Policy = "refuse",
         step_schedule: optimizers.StepSchedule = "continue",
         clients_at_once: int | Literal["auto"] = 1,
-        lora_ranks: LoraRanks | None = None,
-        train: Train = "backprop",
-        zeroth_order: ZerothOrder | None = None,
+        forward: ZerothOrder | None = None,
         buffered: FedBuff | None = None,
         limits: Limits | None = None,
         parts: Sequence[Part] = (),
@@ -152,13 +144,10 @@ class FederatedLoop(Checked, L.Callback):
         self.channel, self.aggregation = channel or Identity(), aggregation
         self.memory = memory or ClientMemories()
         self.seed, self.fleet = seed, fleet
-        self.deadline_seconds, self.over_selection = deadline_seconds, over_selection
         self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
         self.clients_at_once = clients_at_once
-        self.lora_ranks = check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
-        self.train, self.zeroth_order = train, zeroth_order
-        self.buffered, self.limits, self.parts = buffered, limits or Limits(), [*parts]
-        guard.check_device_settings(fleet is not None, deadline_seconds, over_selection)
+        self.forward, self.buffered = forward, buffered
+        self.limits, self.parts = limits or Limits(), [*parts]
         self._left: ParametersLeft | None = None
         self.rounds_done, self.virtual_seconds = 0, 0.0
         self._optimizers, self._schedules = (
@@ -166,11 +155,10 @@ class FederatedLoop(Checked, L.Callback):
             optimizers.StepSchedules(step_schedule),
         )
         self._limits = LimitedRounds(self.limits, self.deployed)
-        clock = fleet, deadline_seconds, over_selection
-        self._buffered = buffered_part(buffered, clients_per_round, seed, *clock)
+        self._buffered = buffered_part(buffered, clients_per_round, seed, fleet)
         self.privacy = privacy_part(aggregation, self.channel)
         self._at_once = at_once_part(clients_at_once)
-        self._forward = forward_part(train, zeroth_order, fleet, aggregation)
+        self._forward = forward_part(forward, fleet, aggregation)
         self.clients: dict[str, Client] = {}
         self.visit_records: list[Record] = []
         self.group = OpenGroup([], LocalWork(()))
@@ -222,7 +210,7 @@ class FederatedLoop(Checked, L.Callback):
             data=self._data,
             clients=self.clients,
             clients_per_round=self.clients_per_round,
-            over_selection=self.over_selection,
+            over_selection=1.0 if self.fleet is None else self.fleet.over_selection,
             local_steps=self.local_steps,
             accumulation=partial(plan.batches_per_step, trainer),
             seed=self.seed,
@@ -248,7 +236,7 @@ class FederatedLoop(Checked, L.Callback):
             part.attach(self._run)
         if self.fleet is not None:
             self._run.devices = emulated_devices(self, self._run)
-        plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
+        plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
         # If the number of steps was asked for, Lightning has a loader of the visits that setup planned.
@@ -369,7 +357,7 @@ class FederatedLoop(Checked, L.Callback):
         return OpenRound(self._run, opened, state, self._exchange, contributions)
 
     def _make_exchange(self, state: State, keeps_factors: bool) -> Exchange:
-        kind = RankedExchange if self.algorithm.unlike_ranks else Exchange
+        kind = RankedExchange if isinstance(self.algorithm, UnlikeRanks) else Exchange
         return kind(
             algorithm=self.algorithm,
             channel=self.channel,
@@ -431,6 +419,11 @@ class FederatedLoop(Checked, L.Callback):
         left, self._left = self._left, None
         if left is not None:
             left.refuse_changed()
+
+    @property
+    def train(self) -> Train:
+        """How clients train: ``backprop``, ``forward``, or ``auto`` for the first of them that fits the device."""
+        return "backprop" if self.forward is None else self.forward.train
 
     @property
     def visit(self) -> Visit | None:

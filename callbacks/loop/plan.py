@@ -18,8 +18,9 @@ from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client, Group, Visit, uniform_cohort
-from fedlight.federation.lora.ranks import LoraRanks, largest_rank, ranks_by_hand
+from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, share
 from fedlight.support.words import count_noun
@@ -125,9 +126,7 @@ def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 
-def give_lora_ranks(
-    algorithm: Algorithm, ranks: LoraRanks | None, run: Run, parameters: Mapping[str, Tensor]
-) -> None:
+def give_lora_ranks(algorithm: Algorithm, run: Run, parameters: Mapping[str, Tensor]) -> None:
     """Give each client of an algorithm for unlike ranks its LoRA rank.
 
     It is the one set for it or its device, or the largest of a list that fits its device, or that of the module.
@@ -135,9 +134,10 @@ def give_lora_ranks(
     Raises:
         ValueError: the module has no plain LoRA adapter or one of a smaller rank; a name is of no client and no device.
     """
-    if not algorithm.unlike_ranks:
+    if not isinstance(algorithm, UnlikeRanks):
         return
-    largest, clients, devices = largest_rank(parameters, ranks), run.clients, run.devices
+    ranks, clients, devices = algorithm.ranks, run.clients, run.devices
+    largest = largest_rank(parameters, ranks)
     found = dict.fromkeys(clients, largest)
     if isinstance(ranks, Mapping):
         names = {name: devices.device_name(name) for name in clients}

@@ -42,8 +42,8 @@ ALGORITHMS = {
     "FedSALoRA": {"algorithm": FedSALoRA()},
     "ProductAverage": {"algorithm": ProductAverage()},
     "threshold": {"algorithm": ProductAverage(0.9)},
-    "HetLoRA": {"algorithm": HetLoRA(), "lora_ranks": {"a": 1}},
-    "FlexLoRA": {"algorithm": FlexLoRA(), "lora_ranks": {"a": 1}},
+    "HetLoRA": {"algorithm": HetLoRA(ranks={"a": 1})},
+    "FlexLoRA": {"algorithm": FlexLoRA(ranks={"a": 1})},
 }
 GROUPS = {2: [["a", "b"], ["c", "d"]], 3: [["a", "b", "c"], ["d"]], 4: [["a", "b", "c", "d"]]}
 

@@ -34,6 +34,7 @@ from fedlight import (
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.vectors.clusters import PseudoLabels
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.support.checks import Checked, _constructors
 from fedlight.support.seeding import derive_seed
 
@@ -74,8 +75,8 @@ ROWS = [{"instruction": "w1", "response": "x"}]
             "FederatedLoop: step_schedule='restar' is not one of continue, restart; did you mean 'restart'?",
         ),
         (
-            lambda: FederatedLoop(lora_ranks=3),
-            "FederatedLoop: lora_ranks=3 must be a dict[str, int] or a list[int] or",
+            lambda: HetLoRA(ranks=3),
+            "HetLoRA: ranks=3 must be a dict[str, int] or a list[int] or",
         ),
         (lambda: FedProx("0.1"), "FedProx: mu='0.1' must be a number"),
         (lambda: SFTModule(3), "SFTModule: model=3 must be a text"),

@@ -14,6 +14,7 @@ from fedlight.callbacks.loop.run import NoDevices, Run
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.processes.team import Team
 
 if TYPE_CHECKING:
@@ -42,13 +43,13 @@ def at_once_part(clients_at_once: int | Literal["auto"]) -> "AtOnce | None":
     return AtOnce(clients_at_once)
 
 
-def forward_part(train: str, *settings: Any) -> "ForwardVisits | None":
+def forward_part(forward: ZerothOrder | None, *settings: Any) -> "ForwardVisits | None":
     """Return the trainer without gradients; ``settings`` are the further arguments of `ForwardVisits`."""
-    if train == "backprop" and settings[0] is None:
+    if forward is None:
         return None
     from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 
-    return ForwardVisits(train, *settings)  # type: ignore[arg-type]
+    return ForwardVisits(forward, *settings)
 
 
 def buffered_part(fedbuff: FedBuff | None, *settings: Any) -> "Buffered | None":
@@ -76,7 +77,6 @@ def emulated_devices(loop: Any, run: Run) -> NoDevices:
     )
     return DeviceEmulation(
         fleet=loop.fleet,
-        deadline_seconds=loop.deadline_seconds,
         wanted=loop.clients_per_round,
         seed=loop.seed,
         payloads=sizes,
