@@ -37,6 +37,7 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     OpensLater,
     Run,
+    StartsRounds,
     federated_data,
     log_round,
     round_metrics,
@@ -265,7 +266,8 @@ class FederatedLoop(Checked, L.Callback):
             plan.skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
 
     def _start_algorithm(self) -> None:
-        self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
+        if isinstance(self.algorithm, StartsRounds):
+            self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""

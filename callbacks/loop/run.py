@@ -20,7 +20,7 @@ from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Payload
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
+from fedlight.federation.protocols import FederatedData, Federation, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.seeding import derive_seed
@@ -198,6 +198,18 @@ def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
         write(before, parameters)
         if buffers:
             put_back(module, buffers_before)
+
+
+@runtime_checkable
+class StartsRounds(Protocol):
+    """Algorithm that does something with the global state when a round begins, such as grouping all clients."""
+
+    def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        """Start a round of a cohort, which is all who get through it; the module holds the global state.
+
+        The round before is validated, logged and saved by now, which it is not in ``prepare_round`` of a run that is
+        resumed.
+        """
 
 
 @runtime_checkable

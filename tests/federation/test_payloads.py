@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlight.federation.algorithm import Algorithm, predict_payloads
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -18,6 +18,7 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.forward.fedkseed import FedKSeed
+from fedlight.federation.payloads import predict_payloads
 from fedlight.support.settings_record import described
 
 STATE = {"v": torch.ones(3), "w": torch.ones(2, 2)}

@@ -62,7 +62,6 @@ class FedKSeed(Algorithm):
     """
 
     buffers = ("refuse",)
-    deployable = False  # clients take the model that they rebuild from the server's memory
 
     def __init__(self, num_seeds: int = 4096, seed: int = 0, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
