@@ -4,8 +4,9 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -22,7 +23,8 @@ from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client, Group, Visit, uniform_cohort
 from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, Federation, NumBatches, StreamsGroups
-from fedlight.processes.team import ALONE, Team, share
+from fedlight.processes.team import ALONE, Team, current_team, share
+from fedlight.support.pokes import may_stop
 from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
@@ -122,7 +124,7 @@ def number_asked(wanted: int, over_selection: float) -> int:
 
 def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
     """Return whether the round will be trained: it is not after the last, and the trainer is not asked to stop."""
-    stops = trainer.should_stop and trainer.fit_loop._can_stop_early
+    stops = trainer.should_stop and may_stop(trainer)
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 
@@ -270,6 +272,23 @@ class RoundPlanner:
         self.buffered = buffered
         self.team = team
         self.planned: int | None = None
+
+    @classmethod
+    def of(cls, loop: Any, data: FederatedData, trainer: L.Trainer) -> Self:
+        """Return the planner of a `FederatedLoop`."""
+        return cls(
+            algorithm=loop.algorithm,
+            data=data,
+            clients=loop.clients,
+            clients_per_round=loop.clients_per_round,
+            over_selection=1.0 if loop.fleet is None else loop.fleet.over_selection,
+            local_steps=loop.local_steps,
+            accumulation=partial(batches_per_step, trainer),
+            seed=loop.seed,
+            at_once=None if loop._at_once is None else loop._at_once.number,
+            buffered=loop._buffered,
+            team=current_team(),
+        )
 
     def outline(self, round_idx: int, accumulation: int) -> None:
         """Give the data a plan of one visit, as long as the longest of all clients, before the first round is planned.

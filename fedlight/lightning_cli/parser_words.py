@@ -35,6 +35,7 @@ MOVED = {
     ),
     "zeroth_order": ("forward", "give the same class as forward"),
     "lora_ranks": ("algorithm", "give them to HetLoRA or FlexLoRA, as algorithm.ranks"),
+    "step_schedule": ("parts", "add fedlight.StepSchedules with next_round=restart to parts"),
     "product_error": ("parts", "add fedlight.ProductError to parts"),
 }
 """Former setting -> a setting of the class that had it, and what stands in its place."""

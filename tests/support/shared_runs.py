@@ -23,6 +23,7 @@ from tastes import Adapters, Tastes
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.parts.optimizers import StepSchedules
 from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.fleet import Fleet
@@ -220,7 +221,9 @@ KINDS = {
     ),
     "local_buffers": lambda root: Kind({"buffers": "local"}, lambda: Regression(norm=True), clients=pairs),
     "schedules": lambda root: Kind({"local_steps": 4}, Scheduled, rounds=4),
-    "restarted_schedules": lambda root: Kind({"local_steps": None, "step_schedule": "restart"}, Scheduled),
+    "restarted_schedules": lambda root: Kind(
+        {"local_steps": None, "parts": [StepSchedules("restart")]}, Scheduled
+    ),
     "fleet": lambda root: Kind(
         {
             "fleet": Fleet(

@@ -31,6 +31,7 @@ from fedlight import (
     TrimmedMean,
     VisitLog,
 )
+from fedlight.callbacks.loop.parts.optimizers import StepSchedules
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.vectors.clusters import PseudoLabels
@@ -71,8 +72,8 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         ),
         (lambda: FederatedLoop(server=FedAvg()), "must be a ServerOptimizer or None"),
         (
-            lambda: FederatedLoop(step_schedule="restar"),
-            "FederatedLoop: step_schedule='restar' is not one of continue, restart; did you mean 'restart'?",
+            lambda: StepSchedules("restar"),
+            "StepSchedules: next_round='restar' is not one of continue, restart; did you mean 'restart'?",
         ),
         (
             lambda: HetLoRA(ranks=3),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import lightning as L
 import torch
 
-from fedlight.callbacks.loop.parts.optimizers import LossScale, scaler_of
+from fedlight.callbacks.loop.parts.optimizers import LossScale, StepSchedules, scaler_of
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import NoDevices, Run
@@ -89,7 +89,8 @@ def emulated_devices(loop: Any, run: Run) -> NoDevices:
 def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     """Yield the parts of a run; the order matters where a comment says so. ``loop`` is the `FederatedLoop`."""
     yield loop._optimizers  # before all that sets options of optimizers
-    yield loop._schedules
+    given = [part for part in loop.parts if isinstance(part, StepSchedules)]
+    yield given[0] if given else StepSchedules()
     if scaler_of(trainer) is not None:
         yield LossScale()
     if loop._buffered is not None:
@@ -98,7 +99,9 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
         yield loop._at_once  # before what looks at a group
     if loop._forward is not None:
         yield loop._forward
-    yield from loop.parts  # before the limits, which hold back updates
+    yield from (
+        part for part in loop.parts if part not in given
+    )  # before the limits, which hold back updates
     yield loop._limits
     if loop.privacy is not None:
         yield loop.privacy
