@@ -192,7 +192,7 @@ class FederatedLoop(LoopView):
             self._data.when_open(partial(self._meet_clients, trainer))
         else:
             self._meet_clients(trainer)
-            self.algorithm.check_settings(run)
+            run.check_settings(self.algorithm)
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         clients = build_clients(self._data.client_sizes())

@@ -202,6 +202,14 @@ def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
 
 
 @runtime_checkable
+class ChecksSettings(Protocol):
+    """Algorithm that can refuse settings and data before the module's model is loaded."""
+
+    def check_settings(self, federation: Federation) -> None:
+        """Raise ValueError for what cannot work, whatever the module's parameters and optimizers, which are not known."""
+
+
+@runtime_checkable
 class StartsRounds(Protocol):
     """Algorithm that does something with the global state when a round begins, such as grouping all clients."""
 
@@ -308,8 +316,14 @@ class Run:
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""
         if self._checked != [*self.optimizers]:
+            self.check_settings(algorithm)
             algorithm.check(self)
             self._checked = [*self.optimizers]
+
+    def check_settings(self, algorithm: Algorithm) -> None:
+        """Let the algorithm check what is known before the module's model is loaded."""
+        if isinstance(algorithm, ChecksSettings):
+            algorithm.check_settings(self)
 
     def broadcast(self, state: State) -> Payload:
         """Return a state as every client receives it, and its bytes per client; a channel treats all clients alike."""

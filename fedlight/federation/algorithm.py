@@ -19,8 +19,17 @@ from fedlight.federation.state import State
 from fedlight.support.checks import Checked
 
 Weighting = Literal["unbiased", "normalized", "uniform"]
-FURTHER_HOOKS = ("prepare_round", "start_round", "partial", "merge", "uploaded", "tell", "hear")
-"""Methods of the Protocols `PreparesRounds`, `StartsRounds`, `MergesVisits`, `RebuildsUploads` and `TellsClients`."""
+FURTHER_HOOKS = (
+    "check_settings",
+    "prepare_round",
+    "start_round",
+    "partial",
+    "merge",
+    "uploaded",
+    "tell",
+    "hear",
+)
+"""Methods of `ChecksSettings`, `PreparesRounds`, `StartsRounds`, `MergesVisits`, `RebuildsUploads` and `TellsClients`."""
 
 
 class Algorithm(Checked):
@@ -51,15 +60,8 @@ class Algorithm(Checked):
 
     # The server
 
-    def check_settings(self, federation: Federation) -> None:
-        """Raise ValueError, before the module's model is loaded, for settings or data that do not suit the algorithm.
-
-        The module has no parameters yet and the trainer no optimizers; what needs them belongs into `check`.
-        """
-
     def check(self, federation: Federation) -> None:
         """Raise ValueError, before the first round, for a run with which the algorithm cannot work."""
-        self.check_settings(federation)
         refuse_several_adapters(federation.module, type(self).__name__)
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
@@ -154,7 +156,7 @@ def changes_gradients(algorithm: Algorithm) -> str | None:
     return type(algorithm).__name__ if has_own(algorithm, "adjust_gradients") else None
 
 
-HOOKS_OF_LOCAL = ("check", "check_settings", "start_visit", "adjust_gradients")
+HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
 """Hooks that a local algorithm inside of another one may have."""
 
 

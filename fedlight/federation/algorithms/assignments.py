@@ -203,11 +203,12 @@ def em_step(weights: np.ndarray, losses: np.ndarray) -> np.ndarray:
     return posteriors.mean(axis=0)
 
 
-def refuse_diverged(losses: np.ndarray) -> None:
-    """Raise ValueError for a loss that is not finite."""
+def refuse_diverged(losses: np.ndarray) -> np.ndarray:
+    """Return ``losses``; raise ValueError for one that is not finite."""
     if not np.isfinite(losses).all():
         client, selector = np.argwhere(~np.isfinite(losses))[0].tolist()
         raise ValueError(
             f"the loss of client {client} under selector {selector} is {losses[client, selector]}: training "
             "has diverged, lower the learning rate"
         )
+    return losses

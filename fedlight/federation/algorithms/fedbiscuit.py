@@ -21,26 +21,20 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from torch import nn, zeros
+from torch import zeros
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, WithLocal
 from fedlight.federation.algorithms.assignments import Assignment, ByExample, refuse_diverged
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches
+from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches, adapter_numbers
 from fedlight.federation.state import State, read, write
+from fedlight.support.checks import refuse_below
 
 WHY_GRADIENTS_ALONE = (
-    "Control variates, for one, are about a fixed set of clients for each model, and the groups change"
+    "Control variates are about a fixed set of clients for each model, and the groups change"
 )
-
-
-class GreedyGroups(Assignment):
-    """The paper's assignment: groups of equal size, by `greedy`."""
-
-    def assign(self, losses: np.ndarray, by_example: ByExample, federation: Federation) -> np.ndarray:
-        return greedy(losses)
 
 
 class FedBiscuit(WithLocal):
@@ -53,8 +47,7 @@ class FedBiscuit(WithLocal):
         weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
             mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no
-            part.
+        local: algorithm such as FedProx, which changes the gradients of clients; its weighting plays no part.
         group_by: examples on which a client scores the selectors: ``val``, its validation examples (the paper); ``own``, all
             of its training and validation examples, which are more, but some of which the selectors have been trained on.
 
@@ -79,14 +72,10 @@ class FedBiscuit(WithLocal):
         group_by: LossesOn = "val",
     ) -> None:
         super().__init__("unbiased" if weighting == "paper" else weighting, local, WHY_GRADIENTS_ALONE)
-        if warmup_rounds < 0 or regroup_every < 1:
-            raise ValueError(
-                f"warmup_rounds={warmup_rounds} must be at least 0 and regroup_every={regroup_every} at least 1"
-            )
-        self.warmup_rounds = warmup_rounds
-        self.regroup_every = regroup_every
-        self.assignment = assignment or GreedyGroups()
-        self.group_by = group_by
+        refuse_below(0, warmup_rounds=warmup_rounds)
+        refuse_below(1, regroup_every=regroup_every)
+        self.warmup_rounds, self.regroup_every = warmup_rounds, regroup_every
+        self.assignment, self.group_by = assignment or GreedyGroups(), group_by
         self.share_alone = weighting == "paper"
         self.groups: dict[str, int] = {}
         self.losses: dict[str, list[float]] = {}
@@ -100,40 +89,19 @@ class FedBiscuit(WithLocal):
     def check_settings(self, federation: Federation) -> None:
         self.assignment.check_settings(federation)
         # A module of one's own may make its adapters with its model, so that `check` is the first to know them.
-        if isinstance(federation.module, HoldsAdapters):
-            self._check_groups(federation, list(federation.module.adapter_names))
-
-    def check(self, federation: Federation) -> None:
-        self.check_settings(federation)
-        module = federation.module
-        if not isinstance(module, HoldsAdapters):
-            raise ValueError(
-                f"FedBiscuit trains several adapters of one module, and {type(module).__name__} has no adapter_names and "
-                "use_adapter: derive it from LanguageModule, or add both (docs/own_module.md has an example)"
-            )
-        self._adapters = list(module.adapter_names)
-        self._members, self._group_shares = [0] * len(self._adapters), [1.0] * len(self._adapters)
-        self._selector_of = {name: self._owner(name) for name in _trained(module)}
-        self.assignment.check(federation, len(self._adapters))
-
-    def _check_groups(self, federation: Federation, adapters: Sequence[str]) -> None:
+        adapters = federation.module.adapter_names if isinstance(federation.module, HoldsAdapters) else ()
         if len(adapters) > 1:
             federation.check_losses(self.group_by)
-        warmup = self.warmup_rounds * len(adapters)
-        if warmup >= federation.num_rounds:
+        if (warmup := self.warmup_rounds * len(adapters)) >= federation.num_rounds and adapters:
             raise ValueError(
-                f"the warm-up of {len(adapters)} selectors takes {warmup} rounds and the run has "
-                f"{federation.num_rounds}: no client would ever be grouped. Lower warmup_rounds="
-                f"{self.warmup_rounds} or raise trainer.max_epochs"
+                f"the warm-up of {len(adapters)} selectors takes {warmup} rounds and the run has {federation.num_rounds}: "
+                f"no client would ever be grouped. Lower warmup_rounds={self.warmup_rounds} or raise trainer.max_epochs"
             )
 
-    def _owner(self, name: str) -> int:
-        owners = [index for index, adapter in enumerate(self._adapters) if adapter in name.split(".")]
-        if len(owners) != 1:
-            raise ValueError(
-                f"{name} is trained and belongs to no single adapter: every group would change it"
-            )
-        return owners[0]
+    def check(self, federation: Federation) -> None:
+        self._adapters, self._selector_of = adapter_numbers(federation.module, "FedBiscuit")
+        self._members, self._group_shares = [0] * len(self._adapters), [1.0] * len(self._adapters)
+        self.assignment.check(federation, len(self._adapters))
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         is_warm = round_idx >= self.warmup_rounds * len(self._adapters)
@@ -141,9 +109,8 @@ class FedBiscuit(WithLocal):
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         visits = super().plan(round_idx, cohort, num_batches)
-        if not self.assignment.all_selectors or self._warming is not None or len(self._adapters) < 2:
-            return visits
-        return [replace(visit, part=adapter) for visit in visits for adapter in self._adapters]
+        several = self.assignment.all_selectors and self._warming is None and len(self._adapters) > 1
+        return [replace(one, part=name) for one in visits for name in self._adapters] if several else visits
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         federation.log({"grouping_bytes_down": 0.0, "grouping_bytes_up": 0.0})
@@ -171,24 +138,21 @@ class FedBiscuit(WithLocal):
 
     def _regroup(self, round_idx: int, federation: Federation) -> None:
         """Send all selectors to all clients, and assign each client by its losses."""
-        module, clients = federation.module, list(federation.clients)
-        self.grouped_round = round_idx
+        clients, self.grouped_round = list(federation.clients), round_idx
         if len(self._adapters) == 1:
             self.groups = dict.fromkeys(clients, 0)
             return
-        parameters = _trained(module)
+        parameters = {n: p for n, p in federation.module.named_parameters() if n in self._selector_of}
         state = read(parameters)
         payload = federation.broadcast(state)
         write(payload.state, parameters)
         by_selector = federation.adapter_losses(self.group_by, self._adapters)
         write(state, parameters)
         self.losses = {client: [float(own[client].mean()) for own in by_selector] for client in clients}
-        losses = np.array(list(self.losses.values()))
-        refuse_diverged(losses)
-        groups = self.assignment.assign(losses, by_selector, federation)
-        self.groups = dict(zip(clients, groups.tolist(), strict=True))
-        answer = serialized_bytes({"losses": zeros(len(self._adapters))})
-        sent = {"down": payload.num_bytes, "up": answer}
+        losses = refuse_diverged(np.array([*self.losses.values()]))
+        groups = self.assignment.assign(losses, by_selector, federation).tolist()
+        self.groups = dict(zip(clients, groups, strict=True))
+        sent = {"down": payload.num_bytes, "up": serialized_bytes({"losses": zeros(len(self._adapters))})}
         federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
 
     def _selector(self, visit: Visit) -> int:
@@ -216,11 +180,9 @@ class FedBiscuit(WithLocal):
         weight = 1.0 if self.weighting == "uniform" else client.share
         if self._warming is None and self.weights:
             weight *= self.weights[client.id][selector]
-        if weight == 0:
-            return None
-        if self._warming is None and self.weighting == "unbiased" and not self.share_alone:
+        if self._warming is None and self.weighting == "unbiased" and not self.share_alone and weight:
             weight /= self._group_shares[selector]
-        return Update(client.id, movement, weight)
+        return Update(client.id, movement, weight) if weight else None
 
     def aggregation(self, num_clients: int) -> Aggregation:
         if self._warming is not None or self.weighting != "unbiased":
@@ -237,8 +199,7 @@ class FedBiscuit(WithLocal):
         self.groups = dict(told.get("groups", {}))
 
     def state_dict(self) -> dict[str, Any]:
-        grouping = {"groups": self.groups, "losses": self.losses, "grouped_round": self.grouped_round}
-        return grouping | {"weights": self.weights}
+        return {name: getattr(self, name) for name in ("groups", "losses", "weights", "grouped_round")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.groups, self.losses = state["groups"], state["losses"]
@@ -253,33 +214,26 @@ class FedBiscuit(WithLocal):
         return visiting
 
 
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+class GreedyGroups(Assignment):
+    """Step 2.1, a balanced assignment: the sizes of groups differ by at most 1 (eq. 4 under the constraint of eq. 5).
 
-
-# Step 2.1, a balanced assignment: each client wants the selector under which its validation loss is least, and no two
-# selectors may differ by more than one client (eq. 4 under the constraint of eq. 5). The paper caps crowded selectors one
-# after the other and leaves open which clients stay: here those stay that would lose most by moving.
-
-
-def greedy(losses: np.ndarray) -> np.ndarray:
-    """Return the paper's assignment: close the most wanted selector at its cap, move the rest to their next best, repeat.
-
-    The cap is ``ceil(unassigned clients / open selectors)``; the most wanted selector always reaches it.
-
-    Args:
-        losses: ``(clients, selectors)``, finite.
-
-    Returns:
-        The selector of each client, ``(clients,)``; group sizes differ by at most 1.
+    Each client wants the selector under which its validation loss is least. The most wanted selector is closed at its cap,
+    ``ceil(unassigned clients / open selectors)``, which it always reaches; the rest move to their next best, and so on. The
+    paper leaves open which clients stay at a crowded one: here those that would lose most by moving.
 
     Examples:
         >>> losses = np.array([[0.1, 0.9], [0.2, 0.3], [0.0, 0.4], [0.3, 0.2]])
         >>> greedy(losses).tolist()  # three want selector 0, and the second loses least by moving
         [0, 1, 0, 1]
     """
-    refuse_diverged(losses)
-    num_clients, num_selectors = losses.shape
+
+    def assign(self, losses: np.ndarray, by_example: ByExample, federation: Federation) -> np.ndarray:
+        return greedy(losses)
+
+
+def greedy(losses: np.ndarray) -> np.ndarray:
+    """Return the selector of each client, ``(clients,)``, by losses ``(clients, selectors)``: see `GreedyGroups`."""
+    num_clients, num_selectors = refuse_diverged(losses).shape
     groups = np.full(num_clients, -1)
     still_open = list(range(num_selectors))
     while still_open:

@@ -77,7 +77,6 @@ class FedKSeed(Algorithm):
     # The server: it keeps w_0 and the sums
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if federation.train != "forward":
             raise ValueError(
                 "FedKSeed sends what forward-only visits have gone, and not all visits of this run are such: "

@@ -29,7 +29,6 @@ class FedMIT(Algorithm):
         self._candidates = Candidates()
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         self._candidates.made_in(federation, type(self).__name__)
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:

@@ -64,7 +64,6 @@ class FewFedPIT(Algorithm):
     # The server
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if self.beta < 1:
             self._candidates.made_in(federation, type(self).__name__)
 
