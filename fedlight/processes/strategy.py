@@ -21,7 +21,7 @@ from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlight.federation.protocols import TrainsRounds
-from fedlight.processes.joining import fail, join, joined_watch
+from fedlight.processes.joining import fail, join, joined
 from fedlight.processes.team import ALONE, begin, end
 from fedlight.support.checks import Checked
 from fedlight.support.pokes import process_launcher, share_threads
@@ -110,8 +110,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         assert self.cluster_environment is not None
         if self.size > 1:
             share_threads(max(1, self.size // self.num_nodes))
-            self.team, watch = join(self.cluster_environment)
-            watch.begin(self.wait_seconds)
+            self.team, others = join(self.cluster_environment)
+            others.wait_seconds = self.wait_seconds
             begin(self.team)
 
     def setup(self, trainer: Trainer) -> None:
@@ -140,8 +140,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
     @property
     def _has_failed(self) -> bool:
         """Whether this process ends by an error, so that the others wait for it no more."""
-        watch = joined_watch() if self.size > 1 else None
-        return watch is not None and watch.has_failed
+        others = joined() if self.size > 1 else None
+        return others is not None and others.has_failed
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all processes (or any) decide so."""
@@ -155,8 +155,6 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
     def teardown(self) -> None:
         super().teardown()
         end(self.team)
-        if self.size > 1 and (watch := joined_watch()) is not None:
-            watch.rest()
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
