@@ -45,10 +45,10 @@ class Aggregation(Protocol):
         """Return the combined movement (fp64) and start anew; a name that no client sent is absent."""
 
 
-def pieces_of(aggregation: Aggregation) -> Iterator[dict[str, Any]]:
-    """Return `Aggregation.pieces` of an aggregation, which need not derive from the class."""
-    own = getattr(aggregation, "pieces", None)
-    return own() if own else iter([aggregation.partial()])
+def pieces_of(summed: Any) -> Iterator[dict[str, Any]]:
+    """Return ``pieces`` of an aggregation, or of an algorithm; its ``partial`` in one piece if it has no such method."""
+    own = getattr(summed, "pieces", None)
+    return own() if own else iter([summed.partial()])
 
 
 class WeightedSum(Aggregation):

@@ -25,7 +25,7 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
-from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.aggregation import Aggregation, pieces_of
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.exact_sum import ExactSums
@@ -46,6 +46,17 @@ STEP = "training_step."
 """With which Lightning's keys of values begin that training_step logs."""
 
 
+@runtime_checkable
+class MergesVisits(Protocol):
+    """Algorithm whose visits leave something in its attributes that the server needs, in each of several processes."""
+
+    def partial(self) -> dict[str, Any]:
+        """Return what the visits of a round have left so far, as tensors and plain values, and start anew."""
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add the `partial` of one of the processes, this one's among them; their order must not matter."""
+
+
 class KeptByAlgorithm:
     """What visits leave in attributes of an algorithm; refuses an algorithm of which that is not known.
 
@@ -56,7 +67,7 @@ class KeptByAlgorithm:
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self._before: dict[str, str] | None = None
-        self._checked = type(algorithm).partial is not Algorithm.partial
+        self._checked = isinstance(algorithm, MergesVisits)
 
     def start_round(self) -> None:
         """Note the attributes before this process's first visit of the run."""
@@ -78,9 +89,10 @@ class KeptByAlgorithm:
             )
 
     def pieces(self) -> Iterator[Any]:
-        return self._algorithm.pieces()
+        return pieces_of(self._algorithm) if isinstance(self._algorithm, MergesVisits) else iter(())
 
     def merge(self, partials: Sequence[Any]) -> None:
+        assert isinstance(self._algorithm, MergesVisits)
         for one in partials:
             self._algorithm.merge(one)
 
@@ -232,7 +244,8 @@ class Ranks(Part):
     def attach(self, run: Run) -> None:
         run.gather = self._team.gather
         self._run, self._kept = run, KeptByAlgorithm(run.algorithm)
-        run.algorithm.partial()  # refuses what it cannot share, before any work
+        if isinstance(run.algorithm, MergesVisits):
+            run.algorithm.partial()  # refuses what it cannot share, before any work
         settings = self._settings.settings | own_settings(self._team, run.trainer, run.data)
         same_start(self._team, run.lightning_module, settings)
 

@@ -61,7 +61,6 @@ class Scaffold(Algorithm):
     # The server: it keeps c, and sends it beside the parameters
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if federation.robust:
             raise ValueError(
                 "Scaffold needs the mean of the clients' controls, which a robust aggregation does not give: take out "
