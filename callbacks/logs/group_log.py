@@ -54,7 +54,7 @@ class GroupLog(RoundLog):
     """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
     Columns: round, client, selector, the client's loss under each selector, its weight for each where it has such weights
-    (FedBiscuit with ``assignment="soft"``; ``selector`` is then that of largest weight), and its known group where there is
+    (FedBiscuit with `SoftGroups`; ``selector`` is then that of largest weight), and its known group where there is
     one.
     In the round of a grouping it logs ``fed/groups_moved``, the share of clients that changed their selector (from the
     second grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index, and

@@ -37,7 +37,7 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
 from fedlight.evaluation.instruction_scores import best, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.federation.candidates import MIXED, SYNTHETIC
+from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.federation.state import State
 from fedlight.processes.work import for_each

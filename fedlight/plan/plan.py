@@ -21,11 +21,11 @@ from fedlight.devices.device import Device, known_devices, load_device
 from fedlight.devices.forecast import Plan, Workload, forecast_at_largest, remedies
 from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.algorithm import predict_payloads
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.ranks import largest_rank
+from fedlight.federation.payloads import predict_payloads
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
