@@ -154,8 +154,9 @@ def classes_of(base: str) -> list[str]:
     """
     names = classes_in("federation")
     headers: dict[str, str] = {}
-    for file in sorted({fedlight._FILES[name] for name in names}):
-        headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", _source(file), re.MULTILINE))
+    for file in sorted((Path(fedlight.__file__).parent / "federation").rglob("*.py")):  # bases are not all public
+        text = file.read_text(encoding="utf-8")
+        headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", text, re.MULTILINE))
     derived = {base}
     for _ in headers:
         derived |= {name for name, bases in headers.items() if derived & set(bases.split(", "))}
