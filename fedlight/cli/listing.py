@@ -12,6 +12,7 @@ from fedlight.lightning_cli.help_page import classes_in, classes_of, summary
 
 METHODS = {
     "algorithms: --federated.algorithm NAME": lambda: classes_of("Algorithm"),
+    "groups of FedBiscuit: --federated.algorithm.assignment NAME": lambda: classes_of("Assignment"),
     "server optimizers: --federated.server NAME": lambda: classes_of("ServerOptimizer"),
     "aggregations: --federated.aggregation NAME": lambda: classes_of("Aggregation"),
     "codecs of the wire: --federated.channel.up NAME": lambda: classes_of("Codec"),
