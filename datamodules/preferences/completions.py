@@ -64,8 +64,8 @@ class CompletionPairDataModule(FederatedDataModule):
         source: rows with ``completions`` and ``fields`` (or ``prompt``), as written by a predict run over
             `PromptDataModule`.
         orders: show every pair in both orders, or in one.
-        format: see `PreferenceDataModule`; use the values of the selector's or the reward model's training. The form responses
-            scores each completion by itself, so ``orders`` must be ``"one"``, here and in the labelling.
+        format: see `PreferenceDataModule`; use the values of the selector's or the reward model's training. The form
+            responses scores each completion by itself, so ``orders`` must be ``"one"``, here and in the labelling.
         tokenizer, max_tokens: see `PreferenceDataModule`.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
