@@ -40,7 +40,7 @@ def test_a_printed_template_is_the_one_that_was_typed():
     done = fedlight(
         "fit", "--config=sft.yaml", "--data.format.generation_template", r"Q: {prompt}\nA:", "--print_config"
     )
-    assert "generation_template: 'Q: {prompt}\n\n      A:'" in done.out
+    assert "generation_template: 'Q: {prompt}\n\n        A:'" in done.out
 
 
 def test_another_key_is_read_as_yaml_afterwards():
