@@ -33,6 +33,7 @@ import torch
 from fedlight.callbacks.loop.devices import DeviceEmulation
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.modules.selector import SelectorModule
@@ -79,10 +80,9 @@ def load_data(options: argparse.Namespace) -> PreferenceDataModule:
     """Votes of the embedded world."""
     return PreferenceDataModule(
         source=options.source,
-        choice_template="toy_choice",
+        format=Format(choice_template="toy_choice", twins_together=True),
         tokenizer=options.model,
         max_tokens=128,
-        twins_together=True,
         batch_size=options.batch_size,
         seed=SEED,
     )

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
+from fedlight.datamodules.rows.split import Split
 from fedlight.devices import hardware
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.selector import SelectorModule
@@ -38,12 +40,11 @@ def make_data(options: argparse.Namespace) -> PreferenceDataModule:
     """The votes as ``conf/selector.yaml`` has them."""
     data = PreferenceDataModule(
         source=options.source,
-        test_source=options.test_source,
+        split=Split(test_source=options.test_source),
         view="selector",
-        choice_template="toy_choice",
+        format=Format(choice_template="toy_choice", twins_together=True),
         tokenizer="toy",
         max_tokens=128,
-        twins_together=True,
         batch_size=options.batch,
     )
     data.prepare_data()

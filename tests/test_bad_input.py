@@ -73,7 +73,7 @@ def told(fit, caplog):
         (["--model.adapter=./adapter"], "adapter='./adapter' has no adapter_config.json"),
         (["--data.max_tokens=20"], "no vote fits into data.init_args.max_tokens=20: raise it"),
         (
-            ["--data.choices=[zig, zag]"],
+            ["--data.format.choices=[zig, zag]"],
             "Set model.init_args.choices=['zig', 'zag'] to other words",
         ),
         (

@@ -10,7 +10,7 @@ from tiny_world import HELDOUT, fedlight, refused, tiny_selector, weights
 ROUNDS = "--trainer.max_epochs=2"
 FEDBISCUIT = [
     *("--federated.algorithm=FedBiscuit", "--federated.algorithm.warmup_rounds=0"),
-    *("--model.num_adapters=3", "--data.val_share=0.3"),
+    *("--model.num_adapters=3", "--data.split.val_share=0.3"),
 ]
 ON_DISK = [
     *(
@@ -37,10 +37,10 @@ def fit(tiny_model, tmp_path):
     ("arguments", "message"),
     [
         (
-            [*FEDBISCUIT, "--data.val_share=0"],
+            [*FEDBISCUIT, "--data.split.val_share=0"],
             "no validation examples by client, on which they are scored: set",
         ),
-        ([*FEDBISCUIT, f"--data.val_source={HELDOUT}"], "above 0 and no data.val_source"),
+        ([*FEDBISCUIT, f"--data.split.val_source={HELDOUT}"], "above 0 and no data.split.val_source"),
         ([*FEDBISCUIT, "--federated.algorithm.warmup_rounds=1"], "takes 3 rounds and the run has 2"),
         ([*FEDBISCUIT, "--federated.algorithm.warmup_rounds=-1"], "warmup_rounds=-1 must be at least 0"),
         ([*FEDBISCUIT, "--federated.algorithm.regroup_every=0"], "regroup_every=0 must be at least 1"),

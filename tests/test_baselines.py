@@ -11,7 +11,7 @@ from fedlight.recipes import steps
 
 ANSWERS = ["anna paints walls .", "duh ben bakes bread .", "finn reads letters .", "gina builds sheds ."]
 ONE_ROUND = [
-    *("--trainer.accelerator=cpu", f"--data.source={VOTES}", f"--data.test_source={HELDOUT}"),
+    *("--trainer.accelerator=cpu", f"--data.source={VOTES}", f"--data.split.test_source={HELDOUT}"),
     *("--trainer.max_epochs=1", "--federated.clients_per_round=2", "--federated.local_steps=2"),
     "--data.batch_size=4",
 ]

@@ -50,7 +50,7 @@ def test_loads_are_counted(loads, fit):
             ["--federated.algorithm.warmup_rounds=9"],
             "the warm-up of 3 selectors takes 27 rounds",
         ),
-        ("fedbiscuit.yaml", ["--data.val_share=0"], "set data.val_share"),
+        ("fedbiscuit.yaml", ["--data.split.val_share=0"], "set data.split.val_share"),
         (
             "fedbiscuit.yaml",
             ["--federated.algorithm.assignment=SoftGroups", "--federated.aggregation=CoordinateMedian"],
@@ -79,7 +79,7 @@ def test_a_refusal_that_needs_settings_or_rows_comes_before_the_model(loads, fit
         (
             {"class_path": "DiscoverableMemorization", "init_args": {"random_secrets": 5}},
             [],
-            "set data.canaries",
+            "set data.rows.canaries",
         ),
         ({"class_path": "MemoryExtraction"}, ["--data=PreferenceDataModule"], "knows the clients' rows"),
     ],

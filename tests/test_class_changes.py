@@ -243,8 +243,8 @@ def test_another_data_module_keeps_nothing_of_the_old_one():
     """Both take a tokenizer, max_tokens, batch_size and the sources."""
     arguments = ["--config=selector.yaml", "--data=InstructionDataModule", "--data.source=x"]
     data = settings(*arguments, command="validate").data.init_args
-    assert (data.source, data.test_source, data.tokenizer) == ("x", None, "toy")
-    assert (data.max_tokens, data.val_share) == (512, 0.05)  # its own; selector.yaml has 128
+    assert (data.source, data.split.test_source, data.tokenizer) == ("x", None, "toy")
+    assert (data.max_tokens, data.split.val_share) == (512, 0.05)  # its own; selector.yaml has 128
 
 
 def test_the_algorithm_inside_an_algorithm():

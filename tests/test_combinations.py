@@ -13,6 +13,7 @@ from tiny_world import VOTES, fedlight, tiny_selector
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -219,7 +220,12 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
     fresh, module = make(), make()
     fresh.configure_model()
     data = PreferenceDataModule(
-        VOTES, view=MODULES[kind], tokenizer=tiny_model, max_tokens=128, batch_size=4, val_share=0
+        VOTES,
+        view=MODULES[kind],
+        tokenizer=tiny_model,
+        max_tokens=128,
+        batch_size=4,
+        split=Split(val_share=0),
     )
     settings = {FedRep: {"private": ["lora_B"]}, GlobalThenLocal: {"global_rounds": 1}}.get(algorithm, {})
     loop = FederatedLoop(algorithm(**settings), clients_per_round=2, local_steps=2)

@@ -17,7 +17,7 @@ ONE_VISIT = (
     "fit --federated.clients_per_round=1 --federated.local_steps=1 --trainer.max_epochs=1"
     " --trainer.limit_val_batches=0"
 )
-SIX = "--data.source=toy:votes?num_clients=6&votes_per_client=10 --data.test_source=toy:heldout?num_clients=6&size=6"
+SIX = "--data.source=toy:votes?num_clients=6&votes_per_client=10 --data.split.test_source=toy:heldout?num_clients=6&size=6"
 AS_THEY_ARE = {  # on the embedded world and model; shorter
     "selector": ONE_VISIT,
     "reward": ONE_VISIT,
@@ -170,8 +170,8 @@ def test_real_votes(name, data, tiny_model, tmp_path):
     ]
     if data is not None:
         form = "choice" if name == "ukpconvarg_choice" else "pair"
-        arguments += ["--data", data, "--data.tokenizer", model, "--data.form", form]
-    arguments += [f"--data.source={rows}", f"--data.test_source={rows}", "--data.batch_size=4"]
+        arguments += ["--data", data, "--data.tokenizer", model, "--data.format.form", form]
+    arguments += [f"--data.source={rows}", f"--data.split.test_source={rows}", "--data.batch_size=4"]
     fast = ["--trainer.max_epochs=1", "--federated.clients_per_round=2", "--federated.local_steps=1"]
     run("fit", *arguments, *fast)
     outcome = run("test", *arguments, f"--model.adapter={tmp_path / 'run/adapter'}", "--trainer.logger=false")

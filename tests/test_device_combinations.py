@@ -13,6 +13,7 @@ from tiny_world import VOTES, fedlight, refused, table, tiny_selector
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.devices.outcomes import took_part
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -26,6 +27,7 @@ from fedlight.modules.dpo import DPOModule
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
+from tests.support.nested import nested
 
 MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", RewardModule: "dpo"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*`val_dataloader`")
@@ -37,7 +39,7 @@ def federate_language(kind, model, rounds=2, dropout=0.05, base="plain", **loop)
         model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={}, lora_dropout=dropout, base=base
     )
     data = PreferenceDataModule(
-        VOTES, view=MODULES[kind], tokenizer=model, max_tokens=128, batch_size=4, val_share=0
+        VOTES, view=MODULES[kind], tokenizer=model, max_tokens=128, batch_size=4, split=Split(val_share=0)
     )
     made = FederatedLoop(**{"clients_per_round": 2, "local_steps": 2, **loop})
     trainer(rounds, [made], limit_val_batches=0).fit(module, datamodule=data)
@@ -149,7 +151,16 @@ def test_what_is_sent_is_what_was_planned(algorithm, channel, tmp_path, tiny_mod
     module = SelectorModule(tiny_model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={})
     data = PreferenceDataModule(
         "toy:votes?num_clients=2&votes_per_client=10",
-        **{"view": "selector", "tokenizer": tiny_model, "max_tokens": 128, "batch_size": 4, "val_share": 0},
+        **nested(
+            PreferenceDataModule,
+            **{
+                "view": "selector",
+                "tokenizer": tiny_model,
+                "max_tokens": 128,
+                "batch_size": 4,
+                "val_share": 0,
+            },
+        ),
     )
     watch = Sent(loop)
     trainer(2, [watch, loop], limit_val_batches=0).fit(module, datamodule=data)

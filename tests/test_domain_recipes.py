@@ -124,7 +124,7 @@ def test_the_recipe_on_a_real_model_differs_between_methods_in_the_augmentation_
     # Who is tested on is on no server, and both encoders of FedDCA* are those of its projector.
     public = found["none_fedavg"]["data.init_args.public_source"]
     assert public == [found["rows"]["public"], "other/eval.jsonl.gz", "other/test.jsonl.gz"]
-    assert found["raw_test"]["data.init_args.test_source"] == found["rows"]["test"]
+    assert found["raw_test"]["data.init_args.split.test_source"] == found["rows"]["test"]
     star = found["feddca_star_fedavg"]["data.init_args.augmentation"]["init_args"]
     learned = found["projector"]
     assert star["client_encoder"] == learned["data.init_args.small"]

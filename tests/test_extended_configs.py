@@ -91,8 +91,10 @@ def test_data_and_model_are_enough_on_top_of_a_method(method, tiny_model, tmp_pa
                 "choice": "pick",
                 "client": "who",
             },
-            "choice_values": {"a": "l", "b": "r"},
-            "choice_template": "Q: {prompt}\nA: {response_a}\nB: {response_b}\nBetter:",
+            "format": {
+                "choice_values": {"a": "l", "b": "r"},
+                "choice_template": "Q: {prompt}\nA: {response_a}\nB: {response_b}\nBetter:",
+            },
         }
     else:
         rows = [{"ask": f"what is {WORDS[n % 6]} {n}", "say": "food", "who": f"c{n % 4}"} for n in range(60)]

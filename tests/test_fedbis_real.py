@@ -107,7 +107,7 @@ def test_its_twin_has_the_same_stages(tmp_path):
         "others_test",
     ):
         assert large[name].arguments["model.init_args.orders"] == "both"
-        assert large[name].arguments["data.init_args.trim"] is None  # half a claim is no claim
+        assert large[name].arguments["data.init_args.format.trim"] is None  # half a claim is no claim
     assert large["pooled"].arguments["trainer.limit_train_batches"] == 5 * 4
     held = json.dumps(recipes.load("fedbis_real")["held_out"])
     assert "should-physical-education" in held

@@ -24,7 +24,7 @@ def toy(folder, model, *more):
     return [
         *("--config=fewfedpit.yaml", f"--trainer.default_root_dir={folder}", f"--model.model={model}", *RAW),
         "--data.source=toy:instructions?split=private&client_rows=6&num_clients=3&joined=1",
-        "--data.test_source=toy:instructions?split=test&topic_rows=1&joined=1",
+        "--data.split.test_source=toy:instructions?split=test&topic_rows=1&joined=1",
         *("--trainer.max_epochs=2", *more),
     ]
 
@@ -88,7 +88,11 @@ def test_the_setting_of_the_paper(name, clients, tmp_path, tiny_model):
             "--trainer.max_epochs=1",
         ),
         f"--data.source={write_rows(tmp_path / 'rows.jsonl', rows)}",
-        *("--data.few_shot.encoder=HashedEncoder", "--data.few_shot.clusters=40", "--data.max_tokens=220"),
+        *(
+            "--data.rows.few_shot.encoder=HashedEncoder",
+            "--data.rows.few_shot.clusters=40",
+            "--data.max_tokens=220",
+        ),
         *("--data.synthesis.number=2", "--data.synthesis.max_instruction_tokens=4"),
         "--data.synthesis.max_response_tokens=4",
     )

@@ -27,8 +27,13 @@ def test_a_message_that_names_no_single_place_stays(message):
         (["selector.yaml", "--model.base=int9"], "model.init_args.base='int9'"),
         (["selector.yaml", "--model.model=./none", "--data.tokenizer=toy"], "model.init_args.model='./none'"),
         (
-            ["selector.yaml", "--data.form=features", "--data.twins_together=false", "--data.encoder=./none"],
-            "data.init_args.encoder='./none'",
+            [
+                "selector.yaml",
+                "--data.format.form=features",
+                "--data.format.twins_together=false",
+                "--data.format.encoder=./none",
+            ],
+            "data.init_args.format.encoder='./none'",
         ),
         (["selector.yaml", "--data.tokenizer=/none"], "data.init_args.tokenizer='/none'"),
         (

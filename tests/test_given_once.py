@@ -16,7 +16,7 @@ def settings(*arguments):
 @pytest.mark.parametrize("where", ["model", "data"])
 def test_choices_are_those_of_either(where):
     found = settings("--model=SelectorModule", "--model.model=toy", *VOTES, f"--{where}.choices=[x, y]")
-    assert list(found.model.init_args.choices) == list(found.data.init_args.choices) == ["x", "y"]
+    assert list(found.model.init_args.choices) == list(found.data.init_args.format.choices) == ["x", "y"]
 
 
 def test_the_tokenizer_is_the_models_unless_it_is_given():
@@ -26,18 +26,21 @@ def test_the_tokenizer_is_the_models_unless_it_is_given():
 
 
 def test_choices_that_contradict_each_other_are_refused(tiny_model, tmp_path):
-    given = ["--model.choices=[A, B]", "--data.choices=[x, y]"]
+    given = ["--model.choices=[A, B]", "--data.format.choices=[x, y]"]
     assert list(
         settings("--model=SelectorModule", "--model.model=toy", *VOTES, *given).model.init_args.choices
     ) == ["x", "y"]
-    given = ["--model.choices=[c, d]", "--data.choices=[x, y]"]
+    given = ["--model.choices=[c, d]", "--data.format.choices=[x, y]"]
     line = refused(fedlight("fit", *tiny_selector(tiny_model, tmp_path), *given))
     assert (
-        "model.init_args.choices=['c', 'd'] and data.init_args.choices=['x', 'y'] have to be the same" in line
+        "model.init_args.choices=['c', 'd'] and data.init_args.format.choices=['x', 'y'] have to be the same"
+        in line
     )
 
 
 def test_a_module_and_data_without_such_arguments_are_left_alone():
-    found = settings("--model=FeatureSelectorModule", "--model.dimension=4", *VOTES, "--data.choices=[x, y]")
+    found = settings(
+        "--model=FeatureSelectorModule", "--model.dimension=4", *VOTES, "--data.format.choices=[x, y]"
+    )
     assert found.data.init_args.tokenizer == "toy"
     assert "choices" not in found.model.init_args

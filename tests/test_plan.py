@@ -197,7 +197,7 @@ def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_
         alone = *WAYS[train], f"--federated.algorithm.ranks=[{rank}]"
         found = forecast(forecast(1, *alone).fit.footprint.peak_bytes, *auto)
         assert (found.lora_rank, found.fit.forward) == (rank, train == "forward")
-    one = "--data.batch_size=1", "--data.twins_together=false"  # which has no smaller parts
+    one = "--data.batch_size=1", "--data.format.twins_together=false"  # which has no smaller parts
     least = int(largest_visit(2**34, *alone, *one)["peak_bytes"])
     row = largest_visit(least, *auto, *one)
     assert (int(row["peak_bytes"]), row["lora_rank"], row["train"]) == (least, "8", "forward")

@@ -284,7 +284,7 @@ def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, a
     _, train, test = draw(num_clients=6)
     outcome = fedlight(
         *("fit", "--config=polis_lora.yaml", f"--model.model={make_encoder(tmp_path / 'encoder')}"),
-        *(f"--data.source={tmp_path / 'train.jsonl'}", f"--data.test_source={tmp_path / 'test.jsonl'}"),
+        *(f"--data.source={tmp_path / 'train.jsonl'}", f"--data.split.test_source={tmp_path / 'test.jsonl'}"),
         *(
             f"--trainer.default_root_dir={tmp_path / 'run'}",
             "--trainer.accelerator=cpu",

@@ -24,7 +24,7 @@ def recipe(tiny_model, tmp_path_factory):
     """A selector trained in two rounds, held-out votes, completions in three batches, and a function."""
     common = {"seed_everything": "${seed}", "trainer.accelerator": "cpu", "model.model": tiny_model}
     selector = {
-        "trainer.max_epochs": 2, "data.source": VOTES, "data.test_source": HELDOUT, "data.batch_size": 4,
+        "trainer.max_epochs": 2, "data.source": VOTES, "data.split.test_source": HELDOUT, "data.batch_size": 4,
         "federated.clients_per_round": 3, "federated.local_steps": 2,
     }  # fmt: skip
     completions = {

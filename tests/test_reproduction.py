@@ -97,7 +97,10 @@ def test_the_papers_values_are_in_their_places(loaded):
     assert few["data.init_args.partition"] == {"by": "dirichlet", "num_clients": 50, "alpha": 1.0}
     silo = stages("fewfedpit_table2_medinstruct")["fewfedpit_50"].arguments
     assert (silo["data.init_args.partition"]["num_clients"], silo["trainer.max_epochs"]) == (10, 10)
-    assert silo["data.init_args.few_shot"]["per_cluster"] * silo["data.init_args.few_shot"]["clusters"] == 500
+    assert (
+        silo["data.init_args.rows.few_shot"]["per_cluster"] * silo["data.init_args.rows.few_shot"]["clusters"]
+        == 500
+    )
     bis = loaded["fedbiscuit_table2", False]["fedbiscuit"].arguments
     assert bis["data.init_args.batch_size"] * bis["trainer.accumulate_grad_batches"] == 32
     assert (bis["federated.clients_per_round"], bis["federated.algorithm.regroup_every"]) == (10, 100)
@@ -142,7 +145,7 @@ def test_medalpaca_is_tested_on_400_rows_from_which_none_is_drawn(loaded):
     kept = datasets.Dataset.from_dict({"row": range(1000)})
     train, test = (
         datasets.ReadInstruction.from_spec(spec).to_absolute({"train": len(kept)})
-        for spec in (found["data.init_args.split"], rows["split"])
+        for spec in (found["data.init_args.split.train_split"], rows["split"])
     )
     assert [(one.from_, one.to) for one in test + train] == [(0, 400), (400, 1000)]
 

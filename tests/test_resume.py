@@ -15,7 +15,7 @@ CASES = {
     "federated": [],
     "central": ["--federated=null", "--data.batch_size=16"],
     "nf4": ["--model.base=nf4", "--trainer.limit_val_batches=0"],
-    "classifier": ["--model.head=classifier", "--data.form=pair", "--model.lr_schedule=cosine"],
+    "classifier": ["--model.head=classifier", "--data.format.form=pair", "--model.lr_schedule=cosine"],
 }
 
 
@@ -36,7 +36,7 @@ def dpo(model, folder, *more):
             f"--data.source={VOTES}",
             "--data.batch_size=16",
             "--model.lr=0.01",
-            "--data.choice_values={a: a, b: b, tie: tie}",
+            "--data.format.choice_values={a: a, b: b, tie: tie}",
             *more,
         ),
     ]
@@ -107,7 +107,7 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
             *(
                 "--federated.algorithm=FedBiscuit",
                 "--federated.algorithm.warmup_rounds=1",
-                "--data.val_share=0.3",
+                "--data.split.val_share=0.3",
             ),
             *("--federated.algorithm.regroup_every=2", "--model.num_adapters=3", "--model.lr=0.05"),
             "--trainer.callbacks+=fedlight.callbacks.logs.group_log.GroupLog",

@@ -223,7 +223,7 @@ def test_what_counts_as_read_from_here(tmp_path, monkeypatch):
     settings = {
         "data.init_args.source": "votes",
         "split": "test",  # a word
-        "data.init_args.test_source": "owner/name",
+        "data.init_args.split.test_source": "owner/name",
         "data.init_args.other": ["a.csv", {"x": f"{tmp_path}/a.csv"}],
         "callbacks": [{"init_args": {"path": "a.csv"}}, {"init_args": {"folder": "votes"}}],
         "output": "a.csv",

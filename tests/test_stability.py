@@ -147,7 +147,7 @@ ROUNDS = ("--trainer.max_epochs=4", "--federated.algorithm.warmup_rounds=1")
 
 
 def several_selectors(model, folder, *more):
-    given = tiny_selector(model, folder, "--data.val_share=0.3", "--model.num_adapters=3", *more)
+    given = tiny_selector(model, folder, "--data.split.val_share=0.3", "--model.num_adapters=3", *more)
     return ["--config=fedbiscuit.yaml", *given[1:], *ROUNDS]
 
 

@@ -18,7 +18,9 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize("form", ["--data.generation_template={}", "--data.init_args.generation_template"])
+@pytest.mark.parametrize(
+    "form", ["--data.format.generation_template={}", "--data.init_args.format.generation_template"]
+)
 @pytest.mark.parametrize(("typed", "text"), WRITTEN)
 def test_a_typed_template_reaches_the_data_module_as_it_was_written(monkeypatch, typed, text, form):
     words = [form.format(typed)] if "{}" in form else [form, typed]
@@ -36,15 +38,20 @@ def test_a_typed_template_reaches_the_data_module_as_it_was_written(monkeypatch,
 
 def test_a_printed_template_is_the_one_that_was_typed():
     done = fedlight(
-        "fit", "--config=sft.yaml", "--data.generation_template", r"Q: {prompt}\nA:", "--print_config"
+        "fit", "--config=sft.yaml", "--data.format.generation_template", r"Q: {prompt}\nA:", "--print_config"
     )
-    assert "generation_template: 'Q: {prompt}\n\n      A:'" in done.out
+    assert "generation_template: 'Q: {prompt}\n\n        A:'" in done.out
 
 
 def test_another_key_is_read_as_yaml_afterwards():
     with pytest.raises(SystemExit):
         cli.lightning_cli(
-            ["fit", "--config=sft.yaml", "--data.generation_template=a: {prompt}", "--data.max_tokens=a: 1"]
+            [
+                "fit",
+                "--config=sft.yaml",
+                "--data.format.generation_template=a: {prompt}",
+                "--data.max_tokens=a: 1",
+            ]
         )
 
 

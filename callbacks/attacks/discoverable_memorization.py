@@ -115,7 +115,7 @@ class DiscoverableMemorization(Attack):
         if self.random_secrets and not _plants(data):
             raise ValueError(
                 f"DiscoverableMemorization.random_secrets={self.random_secrets} is for the exposure of canaries, but "
-                f"{type(data).__name__} plants none: set data.canaries, or random_secrets to 0"
+                f"{type(data).__name__} plants none: set data.rows.canaries, or random_secrets to 0"
             )
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:

@@ -87,7 +87,7 @@ class MembershipInference(Attack):
         if not unseen or not any(self._rows.values()):
             raise ValueError(
                 "MembershipInference compares training rows with rows that nobody trained on, and there are none: set "
-                "data.val_share above 0, or give a test_source"
+                "data.split.val_share above 0, or give data.split.test_source"
                 if not unseen
                 else "MembershipInference: no client has a row besides canaries, so there are no members"
             )

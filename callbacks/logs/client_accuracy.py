@@ -415,7 +415,7 @@ def _find_own_examples(trainer: L.Trainer) -> OwnTestExamples:
             return data
     raise ValueError(
         f"ClientAccuracy.own_models=true needs test examples by client, which {type(data).__name__} does not have: "
-        "give data.test_source rows with the column of columns.client, or leave it at false"
+        "give data.split.test_source rows with the column of columns.client, or leave it at false"
     )
 
 

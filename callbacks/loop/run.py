@@ -348,8 +348,8 @@ class Run:
             )
         if on == "val" and (not isinstance(data, ValidatesByClient) or data.val_client_indices is None):
             raise ValueError(
-                "the datamodule has no validation examples by client, on which they are scored: set data.val_share "
-                "above 0 and no data.val_source, or group_by=own"
+                "the datamodule has no validation examples by client, on which they are scored: set data.split.val_share "
+                "above 0 and no data.split.val_source, or group_by=own"
             )
 
     def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:

@@ -76,7 +76,7 @@ class SampleAnswers(Checked, L.Callback):
         self._samples = choose(data, self.number) if data.val_set is not None and len(data.val_set) else []
         if not self._samples:
             rank_zero_info(
-                "SampleAnswers: no validation rows, so no answers are written: set val_share above 0"
+                "SampleAnswers: no validation rows, so no answers are written: set split.val_share above 0"
             )
         elif is_first():
             refuse_unwritable(Path(trainer.default_root_dir), "trainer.default_root_dir")

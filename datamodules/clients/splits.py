@@ -18,7 +18,7 @@ from fedlight.support.seeding import derive_seed
 
 
 @dataclass(frozen=True)
-class Split:
+class ClientSplit:
     """Training and validation examples of each client, with counts.
 
     Attributes:
@@ -43,7 +43,7 @@ def share_out(
     share: float,
     at_most: int,
     seed: int,
-) -> Split:
+) -> ClientSplit:
     """Partition examples and split off the validation examples of each client; see `Partition.split` and `hold_out`.
 
     ``owners`` and ``categories`` are empty where the data have none; with ``share`` 0 there is no validation. Without a
@@ -53,21 +53,13 @@ def share_out(
     clients = partition.split(owners, categories, prompts, seed)
     train, val = hold_out(clients, keys, share, at_most, seed) if share else (clients, None)
     dropped = len(set(owners)) - len(clients) if partition.by == "client" else 0
-    return Split(train, val, dropped, count_single(np.array(categories), clients))
-
-
-def check_validation(val_share: float, val_max: int, least: int = 1) -> None:
-    """Raise ValueError unless the share of the validation is in [0, 1) and its most keys at least ``least``."""
-    if not 0 <= val_share < 1 or val_max < least:
-        raise ValueError(
-            f"val_share={val_share} must lie in [0, 1) and val_max={val_max} must be at least {least}"
-        )
+    return ClientSplit(train, val, dropped, count_single(np.array(categories), clients))
 
 
 def hold_out(
     clients: Clients, keys: Sequence[int] | np.ndarray, share: float, at_most: int, seed: int
 ) -> tuple[Clients, Clients]:
-    """Split every client's examples into training and validation, with no key on both sides.
+    """ClientSplit every client's examples into training and validation, with no key on both sides.
 
     ``max(1, floor(share * keys))`` keys, at most ``at_most``, go to validation where the client has two keys or more. A
     client with one key trains on it and is scored on it.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.datamodules.clients.splits import Split
+from fedlight.datamodules.clients.splits import ClientSplit
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord, digest_rows
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
@@ -111,8 +111,8 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         return [rows[row] for row in sorted(own)]
 
     def _add_examples(
-        self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split
-    ) -> tuple[ResponseExamples, Split]:
+        self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
+    ) -> tuple[ResponseExamples, ClientSplit]:
         private = {client: [rows[row] for row in indices] for client, indices in split.train.items()}
         asked: list[dict[str, str]] = [rows[row] for own in (split.val or {}).values() for row in own]
         asked += self._read_test_only_rows()  # a public source may hold them, too

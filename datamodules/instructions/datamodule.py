@@ -12,22 +12,21 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.clients.splits import Split, check_validation, label_examples, pool, share_out
+from fedlight.datamodules.clients.splits import ClientSplit, label_examples, pool, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
-from fedlight.datamodules.rows.canaries import Canaries, check_words
-from fedlight.datamodules.rows.exclusion import Holdout
+from fedlight.datamodules.instructions.taught_rows import TaughtRows
+from fedlight.datamodules.rows.canaries import check_words
 from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompts
-from fedlight.datamodules.rows.given import GivenRows, RowsError, Source, name_source
+from fedlight.datamodules.rows.given import GivenRows, RowsError, Source
 from fedlight.datamodules.rows.instruction_rows import check_slots, read_instructions
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.datamodules.text.encoding import Encoded, TaughtTurns, encode_responses
+from fedlight.datamodules.rows.split import Split
+from fedlight.datamodules.text.encoding import Encoded, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
-from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.types import Fields
 
@@ -40,26 +39,18 @@ class InstructionDataModule(FederatedDataModule):
     Args:
         source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
             rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
-        split: split of a hub dataset.
-        test_source: rows for testing; None with a ``holdout``: the held-out rows of ``source``; with
-            ``few_shot.rest_as_test``: rows that no client gets.
-        test_split: split of ``test_source``.
         columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
             is not to be read. What it leaves out, but for ``category``, is read from the column of the same name, a response
             from Alpaca's ``output`` or from ``response``.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`. With ``chat``, the column
             ``messages`` holds whole conversations.
-        taught_turns: of a conversation, train on ``all`` answers, or on the ``last``.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of prompt and response together.
         partition: assignment of examples to clients; None: by the column mapped to ``client``, or a single client without
             such a column.
-        holdout: rows kept out of training; see `fedlight.datamodules.rows.exclusion`.
-        pseudo_labels: categories for ``partition.by: dirichlet`` of rows without a category column.
-        few_shot: selection of a few rows of each cluster of ``source``, with the clusters as categories.
-        canaries: artificial rows that some clients train on besides their own; attacks search for them.
-        val_share: share of each client's prompts for validation, in [0, 1); 0: no validation.
-        val_max: most prompts of a client in validation.
+        split: rows for test, and the share of each client's prompts for validation. Without rows for test and with
+            ``rows.few_shot.rest_as_test``: rows that no client gets.
+        rows: which rows and turns are trained on.
         batch_size, eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Attributes:
@@ -72,38 +63,32 @@ class InstructionDataModule(FederatedDataModule):
     def __init__(
         self,
         source: Source,
-        split: str = "train",
-        test_source: Source | None = None,
-        test_split: str = "test",
         columns: dict[str, str] | None = None,
         template: str = "alpaca",
         tokenizer: str = "toy",
         max_tokens: int = 512,
         partition: Partition | None = None,
-        holdout: Holdout | None = None,
-        pseudo_labels: PseudoLabels | None = None,
-        few_shot: FewShot | None = None,
-        canaries: Canaries | None = None,
-        val_share: float = 0.05,
-        val_max: int = 200,
+        split: Split = Split(),
+        rows: TaughtRows = TaughtRows(),
         batch_size: int = 32,
         eval_batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
-        taught_turns: TaughtTurns = "all",
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, num_workers)
-        check_validation(val_share, val_max)
-        self.train_rows = (name_source(source), split)
-        own = self.train_rows if holdout else None
-        self.test_rows = own if test_source is None else (name_source(test_source), test_split)
+        if split.val_source is not None:
+            raise ValueError(
+                f"split.val_source={split.val_source!r}, but instructions are validated on a share of each client's own: "
+                "leave it out, and set split.val_share"
+            )
+        self.train_rows, _, self.test_rows = split.rows(source)
         self.columns = columns or {}
-        self.template, self.taught_turns = Template.named(template, self.columns), taught_turns
+        self.template, self.taught_turns = Template.named(template, self.columns), rows.taught_turns
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
         self.partition = partition
-        self.holdout, self.val_share, self.val_max = holdout, val_share, val_max
+        self.holdout, self.val_share, self.val_max = split.holdout, split.val_share, split.val_max
         self.report: SetupReport | None = None
-        self.pseudo_labels, self.few_shot, self.canaries = pseudo_labels, few_shot, canaries
+        self.pseudo_labels, self.few_shot, self.canaries = rows.pseudo_labels, rows.few_shot, rows.canaries
         self.client_rows: dict[str, list[dict[str, str]]] = {}
         self.planted: dict[str, list[dict[str, str]]] = {}
         self._validation: list[dict[str, str]] = []
@@ -185,8 +170,8 @@ class InstructionDataModule(FederatedDataModule):
         ]
 
     def _plant_canaries(
-        self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split
-    ) -> tuple[ResponseExamples, list[dict[str, str]], Split]:
+        self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
+    ) -> tuple[ResponseExamples, list[dict[str, str]], ClientSplit]:
         """Append the canaries to the clients' training rows, each ``repeats`` times; validation does not change."""
         if self.canaries is None:
             return examples, rows, split
@@ -216,8 +201,8 @@ class InstructionDataModule(FederatedDataModule):
         return join_examples(examples, more), [*rows, *new], replace(split, train=train)
 
     def _add_examples(
-        self, examples: ResponseExamples, rows: list[dict[str, str]], split: Split
-    ) -> tuple[ResponseExamples, Split]:
+        self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
+    ) -> tuple[ResponseExamples, ClientSplit]:
         """Return the examples and the split with added examples; a subclass may add some."""
         return examples, split
 
@@ -257,7 +242,9 @@ class InstructionDataModule(FederatedDataModule):
         """Return the template's slots and the response alone."""
         return {name: row[name] for name in (*self.template.slots, "response")}
 
-    def _group_by_client(self, rows: list[dict[str, str]], split: Split) -> dict[str, list[dict[str, str]]]:
+    def _group_by_client(
+        self, rows: list[dict[str, str]], split: ClientSplit
+    ) -> dict[str, list[dict[str, str]]]:
         return {client: [self._strip(rows[row]) for row in own] for client, own in split.train.items()}
 
     def _drop_known(self, rows: list[dict[str, str]], known: set[tuple[str, ...]]) -> list[dict[str, str]]:

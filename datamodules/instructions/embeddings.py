@@ -13,12 +13,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, StackDataset, default_collate
 
-from fedlight.datamodules.clients.splits import check_validation
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.rows.columns import check_columns, field_at
 from fedlight.datamodules.rows.fields import NO_SLOTS, instruction_text
 from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.split import TextSplit
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
@@ -38,14 +38,12 @@ class EmbeddingDataModule(FederatedDataModule):
         small: the clients' encoder.
         large: the server's encoder.
         source: one source of rows or several; see `fedlight.datamodules.rows.rows`.
-        split: split of a hub dataset.
         columns: encoded slot -> column, in the order of encoding; ``response``, ``client`` and ``category`` are skipped.
             One mapping for all sources, or a list with one for each.
         private: ``augmentation_folder`` of a run, whose clients' own training texts are left out of ``source``: of a domain
             that is in part private the projector then learns the public part. None: nothing is left out.
         max_texts: number of texts to draw, >= 2; None: all.
-        val_share: share of the texts to hold out for validation, in [0, 1); 0: no validation.
-        val_max: most texts to hold out; validation ranks each text among all of them.
+        split: share of the texts to hold out for validation.
         batch_size: texts per training batch, >= 2; eq. 4 contrasts a text with the others of its batch.
         eval_batch_size: least texts per validation batch, >= 2; set it to ``batch_size`` to compare ``val/loss`` with
             ``train/loss``.
@@ -60,12 +58,10 @@ class EmbeddingDataModule(FederatedDataModule):
         small: Encoder,
         large: Encoder,
         source: str | list[str],
-        split: str = "train",
         columns: dict[str, str] | list[dict[str, str]] | None = None,
         private: str | None = None,
         max_texts: int | None = None,
-        val_share: float = 0.05,
-        val_max: int = 2000,
+        split: TextSplit = TextSplit(),
         batch_size: int = 256,
         eval_batch_size: int = 256,
         seed: int = 0,
@@ -73,12 +69,11 @@ class EmbeddingDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, num_workers)
         refuse_below(2, batch_size=batch_size, eval_batch_size=eval_batch_size, max_texts=max_texts)
-        check_validation(val_share, val_max, least=2)
         self.small, self.large = small, large
         self.ready = False
         self.sources = [source] if isinstance(source, str) else source
-        self.split, self.private, self.max_texts = split, private, max_texts
-        self.val_share, self.val_max = val_share, val_max
+        self.split, self.private, self.max_texts = split.train_split, private, max_texts
+        self.val_share, self.val_max = split.val_share, split.val_max
         columns = columns or {"instruction": "instruction", "input": "input"}
         self.columns = [columns] * len(self.sources) if isinstance(columns, dict) else columns
         if not self.sources or len(self.columns) != len(self.sources):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlight.datamodules.clients.splits import Split
+from fedlight.datamodules.clients.splits import ClientSplit
 from fedlight.datamodules.federated.rounds import RoundPlan
 from fedlight.datamodules.text.tokens import padded_share
 from fedlight.federation.client import Visit
@@ -25,7 +25,7 @@ class SetupReport:
     """
 
     kind: str
-    split: Split
+    split: ClientSplit
     too_long: int
     trimmed: int
     padding: float

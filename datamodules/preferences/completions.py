@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.preferences.labelling import Orders, form_pairs
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import (
@@ -63,13 +64,9 @@ class CompletionPairDataModule(FederatedDataModule):
         source: rows with ``completions`` and ``fields`` (or ``prompt``), as written by a predict run over
             `PromptDataModule`.
         orders: show every pair in both orders, or in one.
-        form: ``"choice"`` and ``"pair"`` as in `PreferenceDataModule`; ``"responses"`` for a `RewardModule`: the pair's
-            first completion as ``chosen``, its second as ``rejected``. The module scores each by itself, so ``orders``
-            must be ``"one"``, here and in the labelling.
-        choices, choice_template, pair_template, truncate_answers, tokenizer, max_tokens: see `PreferenceDataModule`; use
-            the values of the selector's training.
-        generation_template: template of the form responses; use that of the reward model's training.
-        trim: slot to cut in a pair that is too long, see `PreferenceDataModule`; None: such a pair is left out and counted.
+        format: see `PreferenceDataModule`; use the values of the selector's or the reward model's training. The form
+            responses scores each completion by itself, so ``orders`` must be ``"one"``, here and in the labelling.
+        tokenizer, max_tokens: see `PreferenceDataModule`.
         eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Raises:
@@ -80,32 +77,36 @@ class CompletionPairDataModule(FederatedDataModule):
         self,
         source: str,
         orders: Orders = "both",
-        form: Literal["choice", "pair", "responses"] = "choice",
-        choices: tuple[str, str] = ("A", "B"),
-        choice_template: str = "toy_choice",
-        pair_template: str = "{prompt}",
-        truncate_answers: bool = False,
+        format: Format = Format(),
         tokenizer: str = "toy",
         max_tokens: int = 512,
         eval_batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
-        generation_template: str = "toy_generation",
-        trim: str | None = "auto",
     ) -> None:
         super().__init__(eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers)
-        self.source, self.orders, self.form, self.choices = source, orders, form, choices
-        if form == "responses" and orders != "one":
+        self.source, self.orders, self.form, self.choices = source, orders, format.form, format.choices
+        for name in ("encoder", "choice_values", "twins_together"):
+            if getattr(format, name) != getattr(Format, name):
+                raise ValueError(f"format.{name} is of votes, and completions have none: leave it out")
+        if self.form == "features":
+            raise ValueError("form='features' is of votes: set form to choice, pair or responses")
+        if self.form == "responses" and orders != "one":
             raise ValueError(
                 f"form='responses' has no order of answers, but orders={orders!r}: set orders to one, here and in the "
                 "labelling"
             )
-        name = {"choice": choice_template, "pair": pair_template, "responses": generation_template}[form]
-        asks: Literal["choice", "prompt"] = "choice" if form == "choice" else "prompt"
-        self.template = (Template.named(name, asks=asks) if name else Template("")).trimming(trim)
-        if form == "choice":
+        templates = {"pair": format.pair_template, "responses": format.generation_template}
+        name = templates.get(self.form, format.choice_template)
+        asks: Literal["choice", "prompt"] = "choice" if self.form == "choice" else "prompt"
+        self.template = (Template.named(name, asks=asks) if name else Template("")).trimming(format.trim)
+        if self.form == "choice":
             check_choice(self.template)
-        self.truncate_answers, self.tokenizer_name, self.max_tokens = truncate_answers, tokenizer, max_tokens
+        self.truncate_answers, self.tokenizer_name, self.max_tokens = (
+            format.truncate_answers,
+            tokenizer,
+            max_tokens,
+        )
 
     def setup(self, stage: str) -> None:
         """Read the completions, form the pairs and tokenize them, once."""

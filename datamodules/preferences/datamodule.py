@@ -13,15 +13,16 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from fedlight.datamodules.clients.partition import Clients, Partition, by_key
-from fedlight.datamodules.clients.splits import check_validation, label_examples, pool, reindex, share_out
+from fedlight.datamodules.clients.splits import label_examples, pool, reindex, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.preferences.baselines import describe
 from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.columns import complete_columns, value_at
-from fedlight.datamodules.rows.exclusion import Holdout
-from fedlight.datamodules.rows.given import GivenRows, RowsError, Source, name_source
+from fedlight.datamodules.rows.given import GivenRows, RowsError, Source
 from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
 from fedlight.datamodules.text.encoding import (
     Comparison,
@@ -58,37 +59,16 @@ class PreferenceDataModule(FederatedDataModule):
     Args:
         source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
             rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
-        split: split of a hub dataset.
-        val_source: rows for validation; None: a share of each client's own.
-        val_split: split of ``val_source``.
-        test_source: rows for testing; None with a ``holdout``: the held-out rows of ``source``.
-        test_split: split of ``test_source``.
         columns: column mapping; see `fedlight.datamodules.rows.columns`. The template's slots, the answers and the client
             that it leaves out are read from the columns of the same names. An empty name: the column is not to be read.
-        choice_values: raw values that mean ``a``, ``b`` and ``tie``.
         view: ``"selector"``: both orders of every comparison, with the choice as label; ``"dpo"``: chosen and rejected;
             ``"sft"``: the chosen answer alone.
-        form: form of the selector's input: ``"choice"`` for a causal model, ``"pair"`` for an encoder, ``"features"`` for
-            frozen vectors of the two answers, without prompt, template and tokens (`FeatureSelectorModule`).
-        encoder: encoder of the form features: folder or hub name of a sentence encoder, whose vectors are cached on disk, or
-            ``hashed``, see `fedlight.datamodules.vectors.encoders`.
-        choices: the two words of the form choice, each one token after ": "; give the module the same.
-        choice_template: template of the view selector in form choice; a name or a text, see
-            `fedlight.datamodules.text.templates`.
-        pair_template: text before both answers in form pair; may be empty.
-        generation_template: template of the views dpo and sft.
-        trim: slot to truncate in a prompt that is too long; ``"auto"``: the first of post, input, prompt and instruction;
-            None: no slot, votes that do not fit are dropped.
-        truncate_answers: in form pair, truncate answers if truncating the prompt is not enough; if False, drop the vote.
         tokenizer: hub name or folder, or ``"toy"``.
         max_tokens: most tokens of an input; at most the number of learned positions of the model.
         partition: assignment of votes to clients; None: by the column mapped to ``client``, or a single client without such
             a column.
-        holdout: rows kept out of training; see `fedlight.datamodules.rows.exclusion`.
-        val_share: share of each client's comparisons for validation, in [0, 1); 0: no validation.
-        val_max: most comparisons of a client in validation.
-        twins_together: in view selector, put both orders of a comparison into the same batch. Gradient parts that do not
-            distinguish A from B then cancel, and an encoder exceeds chance in a fraction of the steps.
+        split: rows for validation and test, a share of each client's comparisons among them.
+        format: how votes are read, shown and cut.
         batch_size, eval_batch_size, seed, num_workers: see `FederatedDataModule`.
 
     Attributes:
@@ -98,64 +78,47 @@ class PreferenceDataModule(FederatedDataModule):
     def __init__(
         self,
         source: Source = "toy:votes",
-        split: str = "train",
-        val_source: Source | None = None,
-        val_split: str = "validation",
-        test_source: Source | None = None,
-        test_split: str = "test",
         columns: dict[str, str] | None = None,
-        choice_values: dict[str, Any] | None = None,
         view: Literal["selector", "dpo", "sft"] = "selector",
-        form: Literal["choice", "pair", "features"] = "choice",
-        encoder: str = "hashed",
-        choices: tuple[str, str] = ("A", "B"),
-        choice_template: str = "toy_choice",
-        pair_template: str = "{prompt}",
-        generation_template: str = "toy_generation",
-        trim: str | None = "auto",
-        truncate_answers: bool = False,
         tokenizer: str = "toy",
         max_tokens: int = 512,
         partition: Partition | None = None,
-        holdout: Holdout | None = None,
-        val_share: float = 0.05,
-        val_max: int = 200,
-        twins_together: bool = False,
+        split: Split = Split(),
+        format: Format = Format(),
         batch_size: int = 32,
         eval_batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, num_workers)
-        check_validation(val_share, val_max)
-        _check_form(form, view, twins_together)
-        if twins_together and view == "selector" and batch_size % 2:
+        _check_form(format, view)
+        twins_together = format.twins_together and view == "selector"
+        if twins_together and batch_size % 2:
             raise ValueError(f"batch_size={batch_size} must be even with twins_together")
-        self.examples_together = 2 if twins_together and view == "selector" else 1
-        self.train_rows = (name_source(source), split)
-        self.val_rows = None if val_source is None else (name_source(val_source), val_split)
-        own = self.train_rows if holdout else None
-        self.test_rows = own if test_source is None else (name_source(test_source), test_split)
+        self.examples_together = 2 if twins_together else 1
+        self.train_rows, self.val_rows, self.test_rows = split.rows(source)
         self.columns = columns or {}
-        self.choice_values = choice_values or TOY_VALUES
-        self.view, self.form, self.truncate_answers = view, form, truncate_answers
-        self.encoder = make_encoder(encoder) if form == "features" else None
+        self.choice_values = format.choice_values or TOY_VALUES
+        self.view, self.form, self.truncate_answers = view, format.form, format.truncate_answers
+        self.encoder = make_encoder(format.encoder) if format.form == "features" else None
         # A selector on features does not see an order, others are shown both.
-        self.examples_each = 2 if view == "selector" and form != "features" else 1
-        self.choices = choices
-        self.template = self._choose_template(choice_template, pair_template, generation_template, trim)
+        self.examples_each = 2 if view == "selector" and format.form != "features" else 1
+        self.choices = format.choices
+        self.template = self._choose_template(format)
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
-        self.partition, self.holdout = partition, holdout
+        self.partition, self.holdout = partition, split.holdout
         self._is_by_client = partition is None or partition.by == "client"
-        self.val_share, self.val_max = val_share, val_max
+        self.val_share, self.val_max = split.val_share, split.val_max
         self.report: SetupReport | None = None
         self.test_votes: Votes | None = None
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
         """Yield the encoder of the form features; the preflight check adds the rows and the tokenizer."""
-        if settings.get("form") == "features" and settings.get("encoder", "hashed") != "hashed":
-            yield Model(settings["encoder"] or "", is_encoder=True)
+        format = settings["format"]
+        format = format if isinstance(format, Format) else Format(**format)
+        if format.form == "features" and format.encoder != "hashed":
+            yield Model(format.encoder, is_encoder=True)
 
     def setup(self, stage: str) -> None:
         """Read, tokenize and partition the rows of the stage, once."""
@@ -320,23 +283,25 @@ class PreferenceDataModule(FederatedDataModule):
         """Return the lengths by which examples are sorted, alike for both orders of a vote, which stay neighbours."""
         return examples.lengths.reshape(-1, self.examples_each).max(axis=1).repeat(self.examples_each)
 
-    def _choose_template(self, choice: str, pair: str, generation: str, trim: str | None) -> Template:
+    def _choose_template(self, format: Format) -> Template:
         if self.form == "features":
             return Template("")
         if self.view == "selector" and self.form == "pair":
-            return Template.named(pair) if pair else Template("")
+            return Template.named(format.pair_template) if format.pair_template else Template("")
         if self.view == "selector":
-            template = Template.named(choice, self.columns, asks="choice")
+            template = Template.named(format.choice_template, self.columns, asks="choice")
             check_choice(template)
         else:
-            template = Template.named(generation, self.columns, asks="prompt")
-        return template.trimming(trim)
+            template = Template.named(format.generation_template, self.columns, asks="prompt")
+        return template.trimming(format.trim)
 
 
-def _check_form(form: str, view: str, twins_together: bool) -> None:
-    if form == "features" and view != "selector":
+def _check_form(format: Format, view: str) -> None:
+    if format.form == "responses":
+        raise ValueError("form='responses' is of completions: set form to choice, pair or features")
+    if format.form == "features" and view != "selector":
         raise ValueError(f"form='features' has no text to write: set view='selector', not {view!r}")
-    if form == "features" and twins_together:
+    if format.form == "features" and format.twins_together:
         raise ValueError("form='features' has one example of a vote in no order: set twins_together=false")
 
 

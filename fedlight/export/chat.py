@@ -204,5 +204,5 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
             choices=tuple(settings.get("choices") or ("A", "B")),
             max_tokens=of_data.get("max_tokens") or 512,
             dtype=settings.get("dtype", "auto"),
-            trim=of_data.get("trim", "auto"),
+            trim=(of_data.get("format") or {}).get("trim", "auto"),
         )

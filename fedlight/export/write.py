@@ -234,7 +234,7 @@ def template_name(opened: Opened) -> tuple[str, Template] | None:
     """Return the setting of the run's template, and the template; None where its data have none."""
     config, chooses = opened.run.config(), issubclass(opened.kind, SelectorModule)
     asks: Literal["choice", "prompt"] = "choice" if chooses else "prompt"
-    name = within(config, "data", "choice_template" if chooses else "generation_template")
+    name = within(config, "data", "format", "choice_template" if chooses else "generation_template")
     columns = within(config, "data", "columns") or {}
     if isinstance(name, str) and name:
         return name, Template.named(name, columns, asks)

@@ -121,8 +121,8 @@ stages:
           init_args: {{own_models: true}}
       trainer.enable_checkpointing: false
       data.init_args.source: ${{run}}/opinions/train.jsonl
-      data.init_args.test_source: ${{run}}/opinions/test.jsonl
-      data.init_args.encoder: {scalar(draft.encoder)}
+      data.init_args.split.test_source: ${{run}}/opinions/test.jsonl
+      data.init_args.format.encoder: {scalar(draft.encoder)}
       federated.clients_per_round: {CLIENTS_PER_ROUND}
       federated.clients_at_once: {CLIENTS_PER_ROUND}
   table:

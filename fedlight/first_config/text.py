@@ -42,7 +42,7 @@ MODELS = {"fedbis": "SelectorModule", "fedbiscuit": "SelectorModule", "dpo": "DP
 DATA = {"feddca": "AugmentedInstructionDataModule", "fewfedpit": "SyntheticInstructionDataModule"}
 SELECTION = """
     head: choice                       # the logits of two choice tokens
-    choices: ${data.init_args.choices}
+    choices: ${data.init_args.format.choices}
     orders: both                       # the loss of the two orders' difference; the paper: one, of each order"""
 OF_MODEL = {
     "fedbis": SELECTION,
@@ -193,7 +193,7 @@ def _data(draft: Draft) -> str:
   class_path: fedlight.{kind}
   init_args:
     source: {scalar(draft.wishes.source)}
-    columns:                           # ours: yours{named}{_choice_values(draft)}
+    columns:                           # ours: yours{named}
 {_template(draft)}
     tokenizer: ${{model.init_args.model}}
     max_tokens: {draft.max_tokens:<22} # what does not fit is left out and counted
@@ -207,36 +207,39 @@ def _choice_values(draft: Draft) -> str:
     if not draft.choice_values:
         return ""
     ties = "    # ties are left out and counted" if "tie" in draft.choice_values else ""
-    return f"\n    choice_values: {_mapping(draft.choice_values)}{ties}"
+    return f"\n      choice_values: {_mapping(draft.choice_values)}{ties}"
 
 
 def _template(draft: Draft) -> str:
-    text = _block(draft.template, 6)
+    text = _block(draft.template, 8 if draft.is_votes else 6)
     if not draft.is_votes:
         return f"    template: {text}"
     if draft.method == "dpo":
         return f"""\
     view: dpo                          # chosen and rejected
-    generation_template: {text}"""
+    format:{_choice_values(draft)}
+      generation_template: {text}"""
     if draft.choices is None:
         return f"""\
     view: sft                          # the chosen answer alone
-    generation_template: {text}"""
+    format:{_choice_values(draft)}
+      generation_template: {text}"""
     return f"""\
     view: selector                     # both orders of each pair, with the choice as label
-    choices: {scalar(draft.choices):<25} # single tokens of this model
-    choice_template: {text}
-    twins_together: true               # both orders in one batch: a taste for a position cancels"""
+    format:{_choice_values(draft)}
+      choices: {scalar(draft.choices):<23} # single tokens of this model
+      choice_template: {text}
+      twins_together: true             # both orders in one batch: a taste for a position cancels"""
 
 
 def _validation(draft: Draft) -> str:
     if draft.method == "fewfedpit":
-        return "    val_share: 0                       # the clients train on all they have"
+        return "    split: {val_share: 0}              # the clients train on all they have"
     if draft.method == "fedbiscuit":
-        share = "    val_share: 0.2                     # what clients are grouped by"
+        share = "      val_share: 0.2                   # what clients are grouped by"
     else:
-        share = "    val_share: 0.1                     # of each client's rows"
-    return f"{share}\n    val_max: {draft.sizes.val_max}"
+        share = "      val_share: 0.1                   # of each client's rows"
+    return f"    split:\n{share}\n      val_max: {draft.sizes.val_max}"
 
 
 def _public(draft: Draft) -> str:

@@ -162,5 +162,5 @@ def refuse_unknown_monitors(callbacks: Sequence[Any]) -> None:
         if monitor and not str(monitor).startswith(("fed/", "train/", "step", "epoch")):
             raise ValueError(
                 f"{type(one).__name__} monitors {monitor}, and the server has no rows to validate on: give it some, "
-                "data.init_args.val_source, or monitor step or a value that begins with fed/"
+                "data.init_args.split.val_source, or monitor step or a value that begins with fed/"
             )

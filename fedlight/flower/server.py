@@ -74,7 +74,9 @@ def serve(
     loop.connect(nodes, asks, own, secure)
     data = ServerData(nodes, parts.datamodule, loop.prepare, loop.believe)
     if not data.validates:
-        rank_zero_info("no validation at the server: it has no rows, and data.val_source names none for it")
+        rank_zero_info(
+            "no validation at the server: it has no rows, and data.split.val_source names none for it"
+        )
         refuse_unknown_monitors(parts.callbacks)
     folder = Path(trainer.default_root_dir)
     with ExitStack() as stack:

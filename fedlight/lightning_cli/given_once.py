@@ -7,7 +7,7 @@ from jsonargparse import Namespace
 
 from fedlight.lightning_cli.class_names import find_object
 
-SHARED = (("model", "tokenizer"), ("choices", "choices"))
+SHARED = (("model", "tokenizer"), ("choices", "format.choices"))
 """Argument of the model, and that of the data with the same value."""
 
 
@@ -28,9 +28,9 @@ def share_settings(config: Namespace) -> None:
             continue
         if _is_default(config.data, theirs):
             data[theirs] = value
-        elif ours == theirs and _is_default(config.model, ours):
+        elif ours == "choices" and _is_default(config.model, ours):
             model[ours] = other
-        elif ours == theirs:
+        elif ours == "choices":
             raise ValueError(
                 f"model.init_args.{ours}={_plain(value)} and data.init_args.{theirs}={_plain(other)} have to be the same: "
                 "give them at one of both"
@@ -47,7 +47,7 @@ def given_at(key: str, config: dict[str, Any]) -> str:
     """
     model, data = ((config.get(name) or {}).get("init_args") or {} for name in ("model", "data"))
     for ours, theirs in SHARED:
-        if key == f"data.init_args.{theirs}" and _alike(model.get(ours), data.get(theirs)):
+        if key == f"data.init_args.{theirs}" and _alike(model.get(ours), _at(data, theirs)):
             return f"model.init_args.{ours}"
     return key
 
@@ -58,8 +58,17 @@ def _arguments(part: Any) -> Namespace | None:
 
 
 def _is_default(part: Namespace, name: str) -> bool:
-    given = signature(find_object(part.class_path)).parameters.get(name)
-    return given is not None and _alike(part.init_args[name], given.default)
+    first, _, rest = name.partition(".")
+    given = signature(find_object(part.class_path)).parameters.get(first)
+    if given is None:
+        return False
+    return _alike(part.init_args[name], getattr(given.default, rest) if rest else given.default)
+
+
+def _at(arguments: dict[str, Any], key: str) -> Any:
+    first, _, rest = key.partition(".")
+    value = arguments.get(first)
+    return _at(value, rest) if rest and isinstance(value, dict) else value
 
 
 def _alike(ours: Any, theirs: Any) -> bool:

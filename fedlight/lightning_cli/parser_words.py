@@ -38,6 +38,23 @@ MOVED = {
     "step_schedule": ("parts", "add fedlight.StepSchedules with next_round=restart to parts"),
     "product_error": ("parts", "add fedlight.ProductError to parts"),
 }
+NESTED = {
+    "split": ("val_source", "val_split", "test_source", "test_split", "holdout", "val_share", "val_max"),
+    "format": (
+        *(
+            "form",
+            "choices",
+            "choice_template",
+            "pair_template",
+            "generation_template",
+            "trim",
+            "truncate_answers",
+        ),
+        *("encoder", "choice_values", "twins_together"),
+    ),
+    "rows": ("few_shot", "pseudo_labels", "canaries", "taught_turns"),
+}
+MOVED |= {name: (group, f"{name} is {group}.{name} now") for group, names in NESTED.items() for name in names}
 """Former setting -> a setting of the class that had it, and what stands in its place."""
 
 

@@ -56,14 +56,15 @@ def validations_of(config: Mapping[str, Any]) -> int:
 
     Examples:
         >>> trainer = {"max_epochs": 9, "check_val_every_n_epoch": 2, "limit_val_batches": 1.0}
-        >>> validations_of({"trainer": trainer, "data": {"init_args": {"val_share": 0.1}}})
+        >>> validations_of({"trainer": trainer, "data": {"init_args": {"split": {"val_share": 0.1}}}})
         4
-        >>> validations_of({"trainer": trainer, "data": {"init_args": {"val_share": 0.0, "val_source": None}}})
+        >>> validations_of({"trainer": trainer, "data": {"init_args": {"split": {"val_share": 0.0, "val_source": None}}}})
         0
     """
     trainer, data = config["trainer"], config["data"]["init_args"]
     rounds, every = trainer.get("max_epochs") or 0, trainer.get("check_val_every_n_epoch") or 1
-    has_rows = data.get("val_share", 1) or data.get("val_source")
+    split = data.get("split") if isinstance(data.get("split"), dict) else {}
+    has_rows = split.get("val_share", 1) or split.get("val_source")
     return max(rounds, 0) // every if has_rows and trainer.get("limit_val_batches") != 0 else 0
 
 

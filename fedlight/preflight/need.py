@@ -48,13 +48,16 @@ def _needs_of_call(arguments: dict[str, Any]) -> Iterator[Need]:
 
 
 def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | None) -> Iterator[RowSource]:
+    if isinstance(arguments.get("split"), dict):
+        of_data = arguments["split"]
+        arguments = {**arguments, **of_data, "split": of_data.get("train_split")}
     source = arguments.get("source")
     columns = arguments.get("columns") if of_task is None else of_task
     is_task_rows = of_task is not None
     trains = command != "test" or is_task_rows
     if source and trains:
         yield from _each(source, arguments.get("split") or "train", columns)
-    if arguments.get("test_source") and (command == "test" or "canaries" in arguments):
+    if arguments.get("test_source") and (command == "test" or "rows" in arguments):
         # Rows to test on need no client.
         of_test = {name: path for name, path in (columns or {}).items() if name not in ("client", "group")}
         yield from _each(arguments["test_source"], arguments.get("test_split") or "test", of_test)

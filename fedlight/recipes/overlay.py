@@ -13,7 +13,7 @@ import yaml
 from fedlight.lightning_cli.class_names import same_class
 
 OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
-OF_MAPS = ("trainer", "init_args", "dict_kwargs")
+OF_MAPS = ("trainer", "init_args", "dict_kwargs", "split", "format", "rows")
 """Keys whose maps hold arguments, which are merged one by one."""
 PLAIN_TEXT = re.compile(r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[A-Za-z_/][\w/.-]*", re.IGNORECASE)
 """Texts that every YAML reader reads as text without quotes."""
@@ -101,7 +101,9 @@ def laid_over(below: Any, above: dict[str, Any]) -> Any:
     return below
 
 
-def _instead_of(old: Any, new: Any) -> Any:
+def _instead_of(old: Any, new: Any, is_map: bool = False) -> Any:
+    if is_map and isinstance(old, dict) and isinstance(new, dict):
+        return _joined(old, new)
     if is_class(old) and isinstance(new, str) and not _is_file(new):  # a class by its name alone
         new = {"class_path": new}
     if is_class(old) and isinstance(new, dict) and "class_path" not in new:  # arguments of the same class
@@ -114,7 +116,10 @@ def _instead_of(old: Any, new: Any) -> Any:
 def _joined(old: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any]:
     return {
         **(old or {}),
-        **{key: _instead_of((old or {}).get(key), value) for key, value in (new or {}).items()},
+        **{
+            key: _instead_of((old or {}).get(key), value, key in OF_MAPS)
+            for key, value in (new or {}).items()
+        },
     }
 
 

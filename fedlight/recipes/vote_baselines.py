@@ -14,6 +14,7 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.rows.votes import Votes, read_votes
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.by_client import per_client, spread
+from fedlight.recipes.overlay import set_in
 from fedlight.recipes.stages import settings_in
 from fedlight.support.checks import check_choice
 
@@ -79,7 +80,7 @@ def rule_on_data(
         As `rule`.
     """
     check_choice("rule", rule, (*LENGTHS, "voters"))
-    changes = {"test_source": test_source, "tokenizer": tokenizer}
+    changes = {"split.test_source": test_source, "tokenizer": tokenizer}
     given = {name: value for name, value in changes.items() if value is not None}
     votes = _tested_votes(data, {**given, **(settings or {})})
     if rule in LENGTHS:
@@ -93,7 +94,8 @@ def rule_on_data(
 
 def _tested_votes(data: str, changes: Mapping[str, Any]) -> Votes:
     part = settings_in(data)
-    part["init_args"] = {**part.get("init_args", {}), **changes}
+    for key, value in changes.items():
+        part = set_in(part, key, value)
     parser = ArgumentParser(exit_on_error=False, parser_mode="omegaconf+")
     parser.add_subclass_arguments(PreferenceDataModule, "data")
     module = parser.instantiate_classes(parser.parse_object({"data": part})).data

@@ -27,6 +27,7 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.server import FedAvgM
 from fedlight.modules.sft import SFTModule
+from tests.support.nested import nested
 
 PEOPLE = ("anna paints walls .", "ben bakes bread .", "finn reads letters .", "gina builds sheds .")
 ROWS = [
@@ -48,11 +49,14 @@ def make_data(folder, model, augmentation):
     folder.mkdir(parents=True, exist_ok=True)
     return AugmentedInstructionDataModule(
         write_rows(folder / "rows.jsonl", ROWS),
-        private_rows=6,
-        augmentation=augmentation,
-        partition=Partition("iid", 3),
-        **{"columns": COLUMNS, "template": TEMPLATE, "tokenizer": model, "max_tokens": 64},
-        **{"val_share": 0.0, "batch_size": 2},
+        **nested(
+            AugmentedInstructionDataModule,
+            private_rows=6,
+            augmentation=augmentation,
+            partition=Partition("iid", 3),
+            **{"columns": COLUMNS, "template": TEMPLATE, "tokenizer": model, "max_tokens": 64},
+            **{"val_share": 0.0, "batch_size": 2},
+        ),
     )
 
 
@@ -82,9 +86,12 @@ def by_client(folder):
     flat = [{"client": row["client"], **row["fields"]} for row in rows]
     return InstructionDataModule(
         write_rows(folder / "flat.jsonl", flat),
-        columns={"client": "client", "instruction": "instruction", "response": "response"},
-        **{"partition": Partition("client"), "template": TEMPLATE, "tokenizer": "toy"},
-        **{"max_tokens": 64, "val_share": 0.0, "batch_size": 2},
+        **nested(
+            InstructionDataModule,
+            columns={"client": "client", "instruction": "instruction", "response": "response"},
+            **{"partition": Partition("client"), "template": TEMPLATE, "tokenizer": "toy"},
+            **{"max_tokens": 64, "val_share": 0.0, "batch_size": 2},
+        ),
     )
 
 

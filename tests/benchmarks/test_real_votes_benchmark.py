@@ -50,7 +50,7 @@ def test_four_folds_hold_out_every_debate_once(benchmark):
 @pytest.mark.parametrize("name", ["ukpconvarg", "ukpconvarg_choice"])
 def test_the_configs_hold_out_fold_0(benchmark, name):
     config = OmegaConf.load(ROOT / "conf" / f"{name}.yaml")
-    values = config["data"]["init_args"]["holdout"]["values"]
+    values = config["data"]["init_args"]["split"]["holdout"]["values"]
     assert {value.removesuffix("_*") for value in values} == benchmark.held_out(DEBATES, 0)
 
 

@@ -8,7 +8,7 @@ from fedlight.evaluation.by_client import spread
 GROUP_LOG = "--trainer.callbacks+=fedlight.callbacks.logs.group_log.GroupLog"
 ACCURACY = "--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy"
 FEDBISCUIT = (
-    *("--model.num_adapters=3", "--model.lr=0.05", "--data.val_share=0.3"),
+    *("--model.num_adapters=3", "--model.lr=0.05", "--data.split.val_share=0.3"),
     "--federated.algorithm=fedlight.federation.algorithms.fedbiscuit.FedBiscuit",
     *("--federated.algorithm.warmup_rounds=1", "--federated.algorithm.regroup_every=1"),
 )

@@ -19,6 +19,8 @@ from tiny_world import write_rows
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.taught_rows import TaughtRows
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
@@ -58,9 +60,9 @@ def fit(source, folder, **settings):
         columns={"instruction": "instruction", "input": "input", "response": "output"},
         tokenizer=str(STORIES),
         max_tokens=256,
-        few_shot=FewShot(HashedEncoder(128), clusters=8, per_cluster=4),
+        rows=TaughtRows(few_shot=FewShot(HashedEncoder(128), clusters=8, per_cluster=4)),
         partition=Partition(by="dirichlet", num_clients=4, alpha=1.0),
-        val_share=0,
+        split=Split(val_share=0),
         batch_size=8,
         keep=NUMBER // 2,
         synthesis=SelfGeneration(**{"number": NUMBER, **limits, **settings}),

@@ -10,6 +10,7 @@ from tiny_world import VOTES
 
 from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.sft import SFTModule
@@ -107,7 +108,7 @@ def test_forward_passes_on_a_quantized_base(bits, tiny_model, tmp_path):
         forward = ZerothOrder() if train == "forward" else None
         module = SFTModule(tiny_model, lora_rank=2, dtype="fp32", optimizer="SGD", lr=1e-12)
         data = PreferenceDataModule(
-            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, val_share=0
+            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, split=Split(val_share=0)
         )
         fleet = make_fleet(tmp_path / train, phone={"weight_bits": bits})
         loop = {"clients_per_round": 2, "local_steps": 2, "rounds": 1, "fleet": fleet, "forward": forward}
@@ -154,7 +155,7 @@ def test_groups_hold_one_kind_of_training(tiny_model, tmp_path):
     def run(at_once, **loop):
         module = SFTModule(tiny_model, lora_rank=2, lora_dropout=0.1, dtype="fp32", optimizer="SGD", lr=1e-3)
         data = PreferenceDataModule(
-            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, val_share=0
+            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, split=Split(val_share=0)
         )
         more = {"clients_per_round": 6, "local_steps": 2, "rounds": 1, "algorithm": FedProx(0.1)}
         return fit(module, data, at_once, **more, **SETTINGS, **loop)

@@ -6,6 +6,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tiny_world import EVAL_PROMPTS, HELDOUT, VOTES, table
 
 from fedlight import DPOModule, FederatedLoop, Judge, PreferenceDataModule, PromptDataModule, WinRate
+from fedlight.datamodules.rows.split import Split
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("wandb")
@@ -61,7 +62,7 @@ def logged(tiny_model, tmp_path_factory):
         num_sanity_val_steps=0,
     )
     data = PreferenceDataModule(
-        VOTES, test_source=HELDOUT, view="dpo", tokenizer=tiny_model, batch_size=2, val_share=0.2
+        VOTES, split=Split(test_source=HELDOUT, val_share=0.2), view="dpo", tokenizer=tiny_model, batch_size=2
     )
     trainer.fit(DPOModule(tiny_model, lr=0.01), datamodule=data)
     return {

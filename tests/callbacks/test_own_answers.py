@@ -13,6 +13,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.scores.task_scores import TaskScores
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
@@ -48,7 +49,7 @@ def fit(model, rows, folder, *callbacks, rounds=2, **options):
         tokenizer=model,
         partition=Partition(by="iid", num_clients=3),
         batch_size=1,
-        val_share=0,
+        split=Split(val_share=0),
     )
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(

@@ -10,6 +10,8 @@ from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Outcomes, mi
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.run import parameters_of
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
+from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.modules.selector import SelectorModule
@@ -63,13 +65,11 @@ def test_after_local_training(tmp_path):
     source, encoder = write_rows(tmp_path / "votes.jsonl", rows), make_encoder(tmp_path / "encoder")
     data = PreferenceDataModule(
         source,
-        test_source=source,
+        split=Split(test_source=source, val_share=0),
         columns={name: name for name in rows[0]},
-        form="pair",
-        pair_template="",
+        format=Format(form="pair", pair_template=""),
         tokenizer=encoder,
         max_tokens=64,
-        val_share=0,
         batch_size=4,
         eval_batch_size=3,
     )

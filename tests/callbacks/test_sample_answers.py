@@ -10,6 +10,7 @@ from tiny_world import write_rows
 
 from fedlight.callbacks.scores.sample_answers import SampleAnswers
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.modules.sft import SFTModule
 from fedlight.report.sections import answers
 from fedlight.runs.run import read_runs
@@ -32,7 +33,7 @@ def fit(model, folder, *callbacks, val_share=0.2, **options):
         tokenizer=model,
         max_tokens=64,
         batch_size=8,
-        val_share=val_share,
+        split=Split(val_share=val_share),
     )
     settings = {
         "logger": False,

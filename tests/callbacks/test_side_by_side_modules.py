@@ -16,6 +16,7 @@ from fedlight.modules.dpo import DPOModule
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
+from tests.support.nested import nested
 
 MODULES = {"selector": SelectorModule, "sft": SFTModule, "dpo": DPOModule, "reward": RewardModule}
 ALGORITHMS = {"FedAvg": FedAvg, "FedProx": lambda: FedProx(0.5), "Scaffold": Scaffold, "LocalOnly": LocalOnly}
@@ -36,7 +37,7 @@ def make(kind, model, optimizer="SGD", lr=0.02, **settings):
 def votes(kind, model, **settings):
     view = {"reward": "dpo"}.get(kind, kind)
     made = {"max_tokens": 128, "batch_size": 4, "val_share": 0, "tokenizer": model}
-    return PreferenceDataModule(VOTES, view=view, **made | settings)
+    return PreferenceDataModule(VOTES, **nested(PreferenceDataModule, view=view, **made | settings))
 
 
 @pytest.mark.parametrize("kind", MODULES)

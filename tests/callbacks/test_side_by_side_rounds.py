@@ -9,6 +9,7 @@ from stacked import Lora, Points, assert_same_rows, by_visit, fit, furthest
 from tiny_world import VOTES
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.forward.zeroth_order import ZerothOrder
@@ -116,7 +117,12 @@ def test_validation_of_a_run_that_is_stopped_inside_a_group_sees_the_global_mode
 def language(tmp_path, at_once, tiny_model, devices, batch_size=4, **loop):
     module = SFTModule(tiny_model, lora_rank=2, lora_dropout=0.1, dtype="fp32", optimizer="SGD", lr=0.05)
     data = PreferenceDataModule(
-        VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=batch_size, val_share=0
+        VOTES,
+        view="sft",
+        tokenizer=tiny_model,
+        max_tokens=128,
+        batch_size=batch_size,
+        split=Split(val_share=0),
     )
     fleet = make_fleet(tmp_path / str(at_once), **devices)
     return fit(module, data, at_once, **{"clients_per_round": 6, "local_steps": 2, "fleet": fleet, **loop})
@@ -202,7 +208,7 @@ def test_training_metrics_are_means_over_the_examples_of_a_round(tiny_model):
     for at_once in (1, 3):
         module = SFTModule(tiny_model, lora_rank=2, dtype="fp32", optimizer="SGD", lr=0.05)
         data = PreferenceDataModule(
-            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=4, val_share=0
+            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=4, split=Split(val_share=0)
         )
         fit(module, data, at_once, local_steps=2, rounds=1, callbacks=[Metrics()])
     alone, beside = logged

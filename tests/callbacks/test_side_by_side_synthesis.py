@@ -11,6 +11,7 @@ from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
 from fedlight.modules.sft import SFTModule
+from tests.support.nested import nested
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 SETTINGS = {"columns": COLUMNS, "template": "POST : {instruction} {input}\nCHOICE :", "max_tokens": 64}
@@ -28,9 +29,12 @@ def test_visits_side_by_side_are_on_what_each_client_has_chosen(name, tiny_model
     def run(at_once):
         data = SyntheticInstructionDataModule(
             "toy:instructions?num_clients=3&client_rows=6",
-            **SETTINGS,
-            **{"synthesis": Words(sizes=(6, 5, 4)), "keep": 2, "tokenizer": tiny_model, "batch_size": 2},
-            **{"partition": Partition("client"), "val_share": 0.0},
+            **nested(
+                SyntheticInstructionDataModule,
+                **SETTINGS,
+                **{"synthesis": Words(sizes=(6, 5, 4)), "keep": 2, "tokenizer": tiny_model, "batch_size": 2},
+                **{"partition": Partition("client"), "val_share": 0.0},
+            ),
         )
         settings = {"default_root_dir": tmp_path / str(at_once)}
         loop = {

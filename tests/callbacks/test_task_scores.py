@@ -12,6 +12,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.scores.task_scores import TaskScores
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
@@ -56,12 +57,11 @@ def make_trainer(folder, *callbacks, **options):
 def fit(model, rows, folder, *callbacks, ckpt_path=None, **options):
     data = InstructionDataModule(
         rows,
-        test_source=rows,
+        split=Split(test_source=rows, val_share=0.25),
         template=TEMPLATE,
         tokenizer=model,
         partition=Partition(by="iid", num_clients=2),
         batch_size=2,
-        val_share=0.25,
     )
     module = SFTModule(model, lr=0.05, lora_dropout=0.1, seed=1)
     trainer = make_trainer(folder, *callbacks, **options)

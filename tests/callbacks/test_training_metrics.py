@@ -9,6 +9,7 @@ from tiny_world import HELDOUT, VOTES
 
 from fedlight import DPOModule, FederatedLoop, PreferenceDataModule
 from fedlight.callbacks.loop.visits.contributions import TrainingMetrics
+from fedlight.datamodules.rows.split import Split
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 
@@ -60,7 +61,9 @@ def fit(tiny_model, broken=None, callbacks=(), **loop):
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    data = PreferenceDataModule(VOTES, test_source=HELDOUT, view="dpo", tokenizer=tiny_model, batch_size=3)
+    data = PreferenceDataModule(
+        VOTES, split=Split(test_source=HELDOUT), view="dpo", tokenizer=tiny_model, batch_size=3
+    )
     trainer.fit(module, datamodule=data)
     return module, loop, each.found
 

@@ -14,6 +14,7 @@ from tiny_world import EVAL_PROMPTS, table, write_rows
 from fedlight.callbacks.scores.win_rate import WinRate
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.judge import Judge
 from fedlight.modules.dpo import DPOModule
 from fedlight.toy import rows
@@ -52,7 +53,11 @@ def fit(model, folder, *callbacks, epochs=2, ckpt_path=None, **options):
     folder.mkdir(exist_ok=True)
     votes = [row for row in rows("votes", num_clients=6, votes_per_client=10) if row["choice"] != "tie"][:8]
     data = PreferenceDataModule(
-        write_rows(folder / "pairs.jsonl", votes), view="dpo", tokenizer=model, batch_size=4, val_share=0.0
+        write_rows(folder / "pairs.jsonl", votes),
+        view="dpo",
+        tokenizer=model,
+        batch_size=4,
+        split=Split(val_share=0.0),
     )
     settings = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu", "log_every_n_steps": 1}
     settings |= {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}

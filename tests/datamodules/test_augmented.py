@@ -9,6 +9,7 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.rows.rows import RowsError
+from tests.support.nested import nested
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 COLUMNS = {"instruction": "instruction", "response": "output"}
@@ -53,7 +54,8 @@ def build(tmp_path, causal):
         if public is not None:
             settings.setdefault("public_source", write(tmp_path / "public.jsonl", public))
         module = AugmentedInstructionDataModule(
-            write(tmp_path / "own.jsonl", own), augmentation=augmentation, **settings
+            write(tmp_path / "own.jsonl", own),
+            **nested(AugmentedInstructionDataModule, augmentation=augmentation, **settings),
         )
         module.setup(stage)
         return module

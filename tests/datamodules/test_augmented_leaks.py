@@ -8,6 +8,7 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
+from tests.support.nested import nested
 
 ROWS = [{"instruction": f"w{i}", "output": "x", "task": "far" if i < 2 else "near"} for i in range(10)]
 
@@ -38,12 +39,15 @@ def build(tmp_path, causal):
         (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         module = AugmentedInstructionDataModule(
             str(tmp_path / "own.jsonl"),
-            columns={"instruction": "instruction", "response": "output"},
-            template="POST: {instruction} ANSWER:",
-            tokenizer=causal,
-            partition=Partition("iid", 2),
-            augmentation=augmentation,
-            **options,
+            **nested(
+                AugmentedInstructionDataModule,
+                columns={"instruction": "instruction", "response": "output"},
+                template="POST: {instruction} ANSWER:",
+                tokenizer=causal,
+                partition=Partition("iid", 2),
+                augmentation=augmentation,
+                **options,
+            ),
         )
         module.setup("fit")
         return module

@@ -7,13 +7,16 @@ from tiny_world import VOTES
 
 from fedlight.datamodules.federated.loader_by_client import LoaderByClient
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Visit
 
 
 @pytest.mark.parametrize("view", ["selector", "sft", "dpo"])
 def test_shapes_are_those_of_the_batches_that_come(view):
-    data = PreferenceDataModule(VOTES, view=view, tokenizer="toy", max_tokens=128, batch_size=4, val_share=0)
+    data = PreferenceDataModule(
+        VOTES, view=view, tokenizer="toy", max_tokens=128, batch_size=4, split=Split(val_share=0)
+    )
     data.prepare_data()
     data.setup("fit")
     visits = [Visit(client, 5) for client in list(data.client_indices)[:3]]

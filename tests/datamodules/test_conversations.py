@@ -10,11 +10,14 @@ from fedlight.callbacks.scores.sample_answers import choose
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.instructions.task_data import TaskDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.fields import instruction_text
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.datamodules.text.chat import read_turns, write_turns
 from fedlight.evaluation.tasks.exact_match import ExactMatch
+from tests.support.nested import nested
 
 CHAT = HABITS["adds bos, bos in the template"]  # an answer's text ends with its end token
 
@@ -42,7 +45,15 @@ def chatty(tmp_path_factory):
 
 def data_of(rows, tokenizer, **options):
     data = InstructionDataModule(
-        rows, columns={"messages": "messages"}, template="chat", tokenizer=tokenizer, val_share=0.0, **options
+        rows,
+        **nested(
+            InstructionDataModule,
+            columns={"messages": "messages"},
+            template="chat",
+            tokenizer=tokenizer,
+            val_share=0.0,
+            **options,
+        ),
     )
     data.setup("fit")
     return data
@@ -95,7 +106,9 @@ def test_what_follows_the_last_answer_is_left_out_and_rows_without_an_answer_are
 def test_the_turns_may_stand_apart_from_the_answer(chatty):
     rows = [{"asked": talk(1)["messages"][:-1], "said": talk(1)["messages"][-1]}]
     columns = {"messages": "asked", "response": "said"}
-    data = InstructionDataModule(rows, columns=columns, template="chat", tokenizer=chatty, val_share=0.0)
+    data = InstructionDataModule(
+        rows, columns=columns, template="chat", tokenizer=chatty, split=Split(val_share=0.0)
+    )
     data.setup("fit")
     assert data.client_rows == data_of([talk(1)], chatty).client_rows
 
@@ -119,7 +132,12 @@ def test_pairs_of_answers_to_a_conversation(chatty, view):
     rows = [{"chosen": [*asked, turn("assistant", "Yes.")], "rejected": [*asked, turn("assistant", "No.")]}]
     columns = {"messages": "chosen.:-1", "chosen": "chosen.-1", "rejected": "rejected.-1"}
     data = PreferenceDataModule(
-        rows, columns=columns, view=view, generation_template="chat", tokenizer=chatty, val_share=0.0
+        rows,
+        columns=columns,
+        view=view,
+        format=Format(generation_template="chat"),
+        tokenizer=chatty,
+        split=Split(val_share=0.0),
     )
     data.setup("fit")
     shown = data.train_set[0]["chosen"] if view == "dpo" else data.train_set[0]
@@ -151,7 +169,7 @@ def test_a_task_asks_as_training_does(chatty, tmp_path):
     source = TaskRows(str(file), columns={"response": "output"}, template="chat")
     one = TaskDataModule({"t": ExactMatch(source)}, tokenizer=chatty, max_tokens=200)
     other = InstructionDataModule(
-        str(file), test_source=str(file), template="chat", tokenizer=chatty, max_tokens=200
+        str(file), split=Split(test_source=str(file)), template="chat", tokenizer=chatty, max_tokens=200
     )
     for data in (one, other):
         data.setup("test")

@@ -17,7 +17,7 @@ def instantiate(tmp_path, causal):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         parser = ArgumentParser(parser_mode="omegaconf+")
         parser.add_subclass_arguments(L.LightningDataModule, "data")
-        tests = [f"--data.test_source={path}"] if has_test else []
+        tests = [f"--data.split.test_source={path}"] if has_test else []
         given = [
             f"--data={conf.path(f'data/{name}.yaml')}",
             f"--data.source={path}",
@@ -51,7 +51,7 @@ def test_shp(instantiate):
 
 
 def test_shp_read_the_wrong_way_round_is_refused(instantiate):
-    module = instantiate("shp", SHP, "--data.choice_values={a: 0, b: 1}")
+    module = instantiate("shp", SHP, "--data.format.choice_values={a: 0, b: 1}")
     with pytest.raises(ValueError, match=r"in 400 of 400 rows the choice contradicts the scores"):
         module.setup("fit")
 
@@ -89,7 +89,7 @@ def test_ukpconvarg(instantiate, encoder):
 
 
 def test_ukpconvarg_with_a_causal_model(instantiate, encoder):
-    module = instantiate("ukpconvarg", UKP, "--data.form=choice", "--data.choices=[a, b]")
+    module = instantiate("ukpconvarg", UKP, "--data.format.form=choice", "--data.format.choices=[a, b]")
     module.setup("fit")
     assert "token_type_ids" not in next(iter(module.train_dataloader()))
 

@@ -10,6 +10,7 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 from fedlight.datamodules.instructions.embeddings import EmbeddingDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import HashedEncoder
+from tests.support.nested import nested
 
 NUMBER = 40
 
@@ -32,7 +33,9 @@ COLUMNS = {"instruction": "task", "input": "input", "response": "output"}
 
 def make(source, **options):
     options = {"columns": COLUMNS, "val_share": 0.25, "batch_size": 8, "eval_batch_size": 8, **options}
-    return EmbeddingDataModule(HashedEncoder(16), HashedEncoder(32, seed=1), source, **options)
+    return EmbeddingDataModule(
+        HashedEncoder(16), HashedEncoder(32, seed=1), source, **nested(EmbeddingDataModule, **options)
+    )
 
 
 def all_rows(data):

@@ -10,7 +10,9 @@ from stacked import assert_same_rows, fit, furthest
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.rows import write_rows
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.federation.algorithms.assignments import KnownGroups, NearestGroups, SoftGroups
 from fedlight.federation.algorithms.ditto import Ditto
@@ -21,6 +23,7 @@ from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.modules.feature_selector import FeatureSelectorModule
 from fedlight.support.needs import Model
+from tests.support.nested import nested
 
 TEXTS = [f"statement {word}" for word in ("red", "green", "blue", "black", "white", "grey")]
 COLUMNS = {name: name for name in ("response_a", "response_b", "choice", "client", "group")}
@@ -45,7 +48,7 @@ def build(tmp_path):
 
     def build(**options):
         made = {"columns": COLUMNS, "form": "features", "val_share": 0.25, "batch_size": 4}
-        return PreferenceDataModule(str(file), **made | options)
+        return PreferenceDataModule(str(file), **nested(PreferenceDataModule, **made | options))
 
     return build
 
@@ -171,7 +174,9 @@ def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": 1}
     file = tmp_path / "one_group.jsonl"
     write_rows([row for row in rows() if row["group"] == "0"], file)
-    data = PreferenceDataModule(str(file), columns=COLUMNS, form="features", val_share=0, batch_size=4)
+    data = PreferenceDataModule(
+        str(file), columns=COLUMNS, format=Format(form="features"), split=Split(val_share=0), batch_size=4
+    )
     alone = FeatureSelectorModule(optimizer="SGD", lr=0.5)
     fit(alone, data, rounds=3, algorithm=FedAvg(weighting="normalized"), clients_per_round=2)
     found, expected = (of.heads[name].head.weight for of, name in ((module, "adapter0"), (alone, "default")))
@@ -182,7 +187,9 @@ def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
 def test_a_client_without_a_known_group_takes_the_nearest(build, tmp_path):
     file = tmp_path / "some.jsonl"
     write_rows([row | {"group": "" if row["client"] == "p3" else row["group"]} for row in rows()], file)
-    data = PreferenceDataModule(str(file), columns=COLUMNS, form="features", val_share=0, batch_size=4)
+    data = PreferenceDataModule(
+        str(file), columns=COLUMNS, format=Format(form="features"), split=Split(val_share=0), batch_size=4
+    )
     module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=3)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, data, rounds=6, algorithm=algorithm)
@@ -279,7 +286,11 @@ def with_clients_of_another_group_tested(build, tmp_path, num_adapters, **option
     file = tmp_path / "group_1.jsonl"
     write_rows([row for row in rows() if row["group"] == "1"], file)
     data = PreferenceDataModule(
-        str(file), test_source=build().train_rows[0], columns=COLUMNS, form="features", batch_size=4
+        str(file),
+        split=Split(test_source=build().train_rows[0]),
+        columns=COLUMNS,
+        format=Format(form="features"),
+        batch_size=4,
     )
     module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=num_adapters)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")

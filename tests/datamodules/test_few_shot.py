@@ -12,9 +12,11 @@ from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.instructions.taught_rows import TaughtRows
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.fields import make_question_key
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
@@ -151,9 +153,9 @@ def test_real_questions_in_the_setting_of_the_paper(causal, any_text):
         template="{prompt} ANSWER:",
         tokenizer=causal,
         columns={"prompt": "question", "response": "answer"},
-        few_shot=FewShot(HashedEncoder(128), rest_as_test=400),
+        rows=TaughtRows(few_shot=FewShot(HashedEncoder(128), rest_as_test=400)),
         partition=Partition("dirichlet", num_clients=50, alpha=1.0),
-        val_share=0.0,
+        split=Split(val_share=0.0),
     )
     module.setup("fit")
     module.setup("test")

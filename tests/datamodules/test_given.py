@@ -15,6 +15,7 @@ from fedlight import (
     SyntheticInstructionDataModule,
 )
 from fedlight.datamodules.rows.given import RowsError
+from fedlight.datamodules.rows.split import Split
 
 pytestmark = pytest.mark.usefixtures("any_text")
 
@@ -39,24 +40,24 @@ def ready(data, stage="fit"):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_instructions_by_client_need_no_setting(form):
-    data = ready(InstructionDataModule(FORMS[form](ROWS), val_share=0.0))
+    data = ready(InstructionDataModule(FORMS[form](ROWS), split=Split(val_share=0.0)))
     assert data.client_sizes() == {"u0": 3, "u1": 3}
     assert data.client_rows["u1"][0] == {"instruction": "w1", "input": "", "response": "x"}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_votes_prompts_and_made_data_take_them_too(form):
-    votes = ready(PreferenceDataModule(FORMS[form](VOTES), val_share=0.0))
+    votes = ready(PreferenceDataModule(FORMS[form](VOTES), split=Split(val_share=0.0)))
     assert votes.client_sizes() == {"u0": 4, "u1": 4, "u2": 4}  # two votes each, in both orders
     prompts = ready(PromptDataModule(FORMS[form](VOTES)), "predict")
     assert [prompts.predict_set[i]["fields"]["prompt"] for i in range(6)] == [f"w{i}" for i in range(6)]
-    made = SyntheticInstructionDataModule(FORMS[form](ROWS), SelfGeneration(), val_share=0.0)
+    made = SyntheticInstructionDataModule(FORMS[form](ROWS), SelfGeneration(), split=Split(val_share=0.0))
     assert ready(made).client_sizes() == {"u0": 3, "u1": 3}
 
 
 def test_chosen_and_rejected_need_no_setting():
     rows = [{"prompt": "w1", "chosen": "x", "rejected": "y", "client": c} for c in "ab"]
-    data = ready(PreferenceDataModule(rows, view="dpo", val_share=0.0))
+    data = ready(PreferenceDataModule(rows, view="dpo", split=Split(val_share=0.0)))
     assert data.client_sizes() == {"a": 1, "b": 1}
 
 
@@ -72,46 +73,56 @@ def test_given_and_read_rows_train_alike(tmp_path):
 
 def test_a_partial_column_map_is_completed():
     rows = [{"ask": "w1", "response": "x", "client": "a"}, {"ask": "w2", "response": "y", "client": "b"}]
-    data = ready(InstructionDataModule(rows, columns={"instruction": "ask"}, val_share=0.0))
+    data = ready(InstructionDataModule(rows, columns={"instruction": "ask"}, split=Split(val_share=0.0)))
     assert data.client_sizes() == {"a": 1, "b": 1}
     votes = [{"who": row["client"], **row} for row in VOTES]
     assert ready(
-        PreferenceDataModule(votes, columns={"client": "who"}, val_share=0.0)
+        PreferenceDataModule(votes, columns={"client": "who"}, split=Split(val_share=0.0))
     ).client_sizes().keys() == {
         "u0",
         "u1",
         "u2",
     }
     pairs = [{"prompt": "w1", "good": "x", "rejected": "y"}]
-    assert len(ready(PreferenceDataModule(pairs, columns={"chosen": "good"}, val_share=0.0)).train_set) == 2
+    assert (
+        len(
+            ready(
+                PreferenceDataModule(pairs, columns={"chosen": "good"}, split=Split(val_share=0.0))
+            ).train_set
+        )
+        == 2
+    )
 
 
 def test_clients_are_read_only_where_they_are_wanted():
-    assert ready(InstructionDataModule(ROWS, columns={"client": ""}, val_share=0.0)).client_sizes() == {
-        "c0": 6
-    }
-    votes = PreferenceDataModule(VOTES, columns={"client": ""}, val_share=0.0)
+    assert ready(
+        InstructionDataModule(ROWS, columns={"client": ""}, split=Split(val_share=0.0))
+    ).client_sizes() == {"c0": 6}
+    votes = PreferenceDataModule(VOTES, columns={"client": ""}, split=Split(val_share=0.0))
     assert ready(votes).client_sizes() == {"c0": 12}
 
 
 def test_test_rows_and_validation_rows_are_given_too():
-    data = PreferenceDataModule(VOTES[:4], val_source=VOTES[4:], test_source=frame(VOTES[:1]))
+    data = PreferenceDataModule(VOTES[:4], split=Split(val_source=VOTES[4:], test_source=frame(VOTES[:1])))
     assert len(ready(data).val_set) == 4
     assert len(ready(data, "test").test_set) == 2
-    assert len(ready(InstructionDataModule(ROWS, test_source=ROWS[:2]), "test").test_set) == 2
+    assert len(ready(InstructionDataModule(ROWS, split=Split(test_source=ROWS[:2])), "test").test_set) == 2
 
 
 def test_a_cell_without_a_value_is_missing():
     table = frame(ROWS).reindex(range(7))  # pandas fills the seventh row with NaN
     table.loc[6, ["client", "instruction"]] = "u0", "w9"
     for source in (table, table.to_dict("records")):
-        assert ready(InstructionDataModule(source, val_share=0.0)).client_sizes() == {"u0": 3, "u1": 3}
+        assert ready(InstructionDataModule(source, split=Split(val_share=0.0))).client_sizes() == {
+            "u0": 3,
+            "u1": 3,
+        }
 
 
 def test_numbers_stay_what_they_are():
     table = frame([{"client": n, "instruction": "w1", "response": "x"} for n in (7, 8)])
     assert table["client"].dtype == np.int64
-    assert ready(InstructionDataModule(table, val_share=0.0)).client_sizes() == {"7": 1, "8": 1}
+    assert ready(InstructionDataModule(table, split=Split(val_share=0.0))).client_sizes() == {"7": 1, "8": 1}
 
 
 def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
@@ -122,7 +133,11 @@ def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
         ).to_json(public)
         folder = str(tmp_path / "record")
         data = AugmentedInstructionDataModule(
-            rows, str(public), augmentation=RandomSampling(2), augmentation_folder=folder, val_share=0.0
+            rows,
+            str(public),
+            augmentation=RandomSampling(2),
+            augmentation_folder=folder,
+            split=Split(val_share=0.0),
         )
         return ready(data), (tmp_path / "record" / "settings.json").read_bytes()
 

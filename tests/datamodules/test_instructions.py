@@ -6,6 +6,7 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
+from tests.support.nested import nested
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 
@@ -24,7 +25,7 @@ def build(tmp_path, causal):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows or make_rows()))
         columns = {"instruction": "instruction", "response": "output"} | options.pop("columns", {})
         settings = {"template": TEMPLATE, "tokenizer": causal, "batch_size": 4, "columns": columns} | options
-        datamodule = InstructionDataModule(str(path), **settings)
+        datamodule = InstructionDataModule(str(path), **nested(InstructionDataModule, **settings))
         datamodule.setup(stage)
         return datamodule
 

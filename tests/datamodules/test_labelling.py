@@ -5,10 +5,12 @@ import pytest
 
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.preferences.labelling import agreement, form_pairs, gather, label, majority
 from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Comparison
+from tests.support.nested import nested
 
 
 def test_all_pairs_of_different_completions():
@@ -117,7 +119,7 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
     ]
     source = save(tmp_path / "completions.jsonl", lines)
     pairs = CompletionPairDataModule(
-        source, orders=orders, choice_template=CHOICE, tokenizer=causal, eval_batch_size=5
+        source, orders=orders, format=Format(choice_template=CHOICE), tokenizer=causal, eval_batch_size=5
     )
     pairs.setup("predict")
     predictions = []
@@ -141,7 +143,7 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
         save(tmp_path / "labelled.jsonl", rows),
         columns={name: name for name in ("prompt", "response_a", "response_b", "choice")},
         view="dpo",
-        generation_template="POST: {prompt} ANSWER:",
+        format=Format(generation_template="POST: {prompt} ANSWER:"),
         tokenizer=causal,
         batch_size=4,
     )
@@ -154,7 +156,7 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
 def test_completions_must_have_the_template_s_slots(tmp_path, causal):
     source = save(tmp_path / "completions.jsonl", [{"prompt": "w0", "completions": ["x", "y"]}])
     module = CompletionPairDataModule(
-        source, choice_template=CHOICE.replace("{prompt}", "{post}"), tokenizer=causal
+        source, format=Format(choice_template=CHOICE.replace("{prompt}", "{post}")), tokenizer=causal
     )
     with pytest.raises(RowsError, match=r"the template has a slot {post}; fields has prompt"):
         module.setup("predict")
@@ -163,7 +165,10 @@ def test_completions_must_have_the_template_s_slots(tmp_path, causal):
 def test_pairs_too_long_are_left_out_with_their_index_kept(tmp_path, causal):
     rows = [{"prompt": "w0", "completions": ["x", "long " * 20, "y"]}]
     module = CompletionPairDataModule(
-        save(tmp_path / "completions.jsonl", rows), choice_template=CHOICE, tokenizer=causal, max_tokens=12
+        save(tmp_path / "completions.jsonl", rows),
+        format=Format(choice_template=CHOICE),
+        tokenizer=causal,
+        max_tokens=12,
     )
     module.setup("predict")
     (batch,) = module.predict_dataloader()
@@ -175,7 +180,7 @@ def test_pairs_with_long_prompts_are_cut_or_left_out_and_counted(trim, read, tmp
     rows = [{"prompt": text, "completions": ["x", "y"]} for text in ("w0 " * 20, "w1")]
     source = save(tmp_path / "completions.jsonl", rows)
     module = CompletionPairDataModule(
-        source, choice_template=CHOICE, tokenizer=causal, max_tokens=12, trim=trim
+        source, format=Format(choice_template=CHOICE, trim=trim), tokenizer=causal, max_tokens=12
     )
     with caplog.at_level("INFO"):
         module.setup("predict")
@@ -191,7 +196,9 @@ def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, 
     ]
     source = save(tmp_path / "completions.jsonl", rows)
     settings = {"form": "responses", "generation_template": "POST: {prompt} ANSWER:", "tokenizer": causal}
-    module = CompletionPairDataModule(source, orders="one", max_tokens=12, eval_batch_size=2, **settings)
+    module = CompletionPairDataModule(
+        source, **nested(CompletionPairDataModule, orders="one", max_tokens=12, eval_batch_size=2, **settings)
+    )
     module.setup("predict")
     batches = list(module.predict_dataloader())
     assert [batch["index"].tolist() for batch in batches] == [[1, 0], [2]]  # by length; pair 3 is too long
@@ -203,7 +210,7 @@ def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, 
     assert chosen["attention_mask"].sum(dim=1).tolist() == [6, 6]
     assert rejected["attention_mask"].sum(dim=1).tolist() == [6, 8]
     with pytest.raises(ValueError, match=r"form='responses' has no order.*orders='both': set orders to one"):
-        CompletionPairDataModule(source, **settings)
+        CompletionPairDataModule(source, **nested(CompletionPairDataModule, **settings))
 
 
 def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):

@@ -5,6 +5,7 @@ import json
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from tests.support.nested import nested
 
 
 def written(folder, rows):
@@ -36,7 +37,10 @@ def test_instructions_are_counted_by_category(tmp_path):
         "val_share": 0,
     }
     data = InstructionDataModule(
-        written(tmp_path, rows), columns=columns, partition=Partition("client", min_size=1), **settings
+        written(tmp_path, rows),
+        **nested(
+            InstructionDataModule, columns=columns, partition=Partition("client", min_size=1), **settings
+        ),
     )
     assert counted(data) == {("u", "tea"): 4, ("u", "jam"): 2, ("v", "tea"): 2, ("v", "jam"): 2}
 
@@ -59,7 +63,7 @@ def test_a_vote_counts_twice_for_a_selector_and_once_for_dpo(tmp_path):
     source = written(tmp_path, rows)
     common = {"columns": columns, "partition": Partition("client", min_size=1), "val_share": 0.25}
     for view, each in (("selector", 2), ("dpo", 1)):
-        data = PreferenceDataModule(source, view=view, **common)
+        data = PreferenceDataModule(source, **nested(PreferenceDataModule, view=view, **common))
         train, val = counted(data), counted(data, "val")
         both = {key: train.get(key, 0) + val.get(key, 0) for key in {*train, *val}}
         assert both == {

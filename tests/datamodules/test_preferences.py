@@ -9,6 +9,8 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.split import Split
+from tests.support.nested import nested
 
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
 ANSWER = "POST: {prompt} ANSWER:"
@@ -38,7 +40,7 @@ def build(tmp_path, causal):
             "tokenizer": causal,
             "batch_size": 4,
         }
-        datamodule = PreferenceDataModule(source, **(settings | options))
+        datamodule = PreferenceDataModule(source, **nested(PreferenceDataModule, **(settings | options)))
         for stage in stages:
             datamodule.setup(stage)
         return datamodule
@@ -216,7 +218,7 @@ def test_nothing_to_test_on(build):
 
 def test_bad_settings_are_refused_before_any_work():
     with pytest.raises(ValueError, match=r"val_share=1.0 must lie in \[0, 1\)"):
-        PreferenceDataModule("none.jsonl", val_share=1.0)
+        PreferenceDataModule("none.jsonl", split=Split(val_share=1.0))
 
 
 def test_setup_twice_tokenises_once(build):

@@ -125,11 +125,11 @@ def test_every_recipe_keeps_the_server_off_the_posts_of_clients_and_tests(name, 
     assert list(exclude) == names + ["judged"] * name.startswith("fedbiscuit_table")
 
     arguments = [stages[stage] for stage in ("selector", "selector_test", "answers_raw")]
-    keys = ("source", "test_source", "source")
+    keys = ("source", "split.test_source", "source")
     for kind, own, key in zip(names, arguments, keys, strict=True):
         assert exclude[kind]["source"] == own[f"data.init_args.{key}"]
         config = data_arguments(own["data"])
-        splits = {"source": "split", "test_source": "test_split"}
+        splits = {"source": "split", "split.test_source": "split.test_split"}
         split = own.get(f"data.init_args.{splits[key]}", config.get(splits[key], "train"))
         assert exclude[kind].get("split", "train") == split or exclude[kind]["source"].startswith("toy:")
         assert exclude[kind]["column"] == config["columns"][exclude[kind]["slot"]]

@@ -7,6 +7,7 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.datamodules.vectors.encoders import HashedEncoder
+from tests.support.nested import nested
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")
 ROWS = [
@@ -21,7 +22,14 @@ def build(tmp_path, causal):
         path.write_text("".join(json.dumps({**row, "output": f"w{i}"}) + "\n" for i, row in enumerate(ROWS)))
         columns = {"prompt": "prompt", "response": "output"} | options.pop("columns", {})
         module = InstructionDataModule(
-            str(path), template="{prompt} ANSWER:", tokenizer=causal, columns=columns, **options
+            str(path),
+            **nested(
+                InstructionDataModule,
+                template="{prompt} ANSWER:",
+                tokenizer=causal,
+                columns=columns,
+                **options,
+            ),
         )
         module.setup("fit")
         return module

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import load_rows
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.votes import read_votes
 
 SHARED = os.environ.get("FEDLIGHT_SHARED")
@@ -41,11 +43,10 @@ def test_little_is_padded_and_debates_are_held_out(encoder, any_text):
     held = Holdout("topic", ["tv-is-better-than-books_*"])
     module = PreferenceDataModule(
         str(FOLDER / "votes.jsonl.gz"),
-        test_source=str(FOLDER / "gold.jsonl.gz"),
+        split=Split(test_source=str(FOLDER / "gold.jsonl.gz"), holdout=held),
         columns=COLUMNS,
-        form="pair",
+        format=Format(form="pair"),
         tokenizer=encoder,
-        holdout=held,
         batch_size=16,
     )
     module.setup("fit")

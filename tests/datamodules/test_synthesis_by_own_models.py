@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
@@ -34,7 +35,7 @@ def make_data(model, folder):
         tokenizer=model,
         max_tokens=128,
         partition=Partition("client"),
-        val_share=0,
+        split=Split(val_share=0),
         batch_size=2,
         keep=2,
         synthesis=SelfGeneration(

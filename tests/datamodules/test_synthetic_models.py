@@ -12,6 +12,7 @@ from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.text.templates import Template
 from fedlight.modules.sft import SFTModule
+from tests.support.nested import nested
 
 TEMPLATE = "POST : {instruction} {input}\nCHOICE :"
 EXAMPLE = TEMPLATE + " {response}\n"
@@ -48,9 +49,17 @@ def data(module, made_by, tmp_path, **options):
     built = SyntheticInstructionDataModule(
         "toy:instructions?num_clients=3&client_rows=12",
         made_by,
-        synthesis_folder=str(tmp_path / "made"),
-        **{"columns": columns, "template": TEMPLATE, "tokenizer": module.options.model, "max_tokens": 128},
-        **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, **options},
+        **nested(
+            SyntheticInstructionDataModule,
+            synthesis_folder=str(tmp_path / "made"),
+            **{
+                "columns": columns,
+                "template": TEMPLATE,
+                "tokenizer": module.options.model,
+                "max_tokens": 128,
+            },
+            **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, **options},
+        ),
     )
     built.setup("fit")
     return built

@@ -7,6 +7,7 @@ from tiny_world import write_rows
 from fedlight.callbacks.scores.task_scores import TaskScores
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.instructions.task_data import TaskDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.modules.sft import SFTModule
@@ -39,7 +40,7 @@ def trainer_of(folder, *callbacks):
 def test_the_batches_are_those_of_instruction_data(rows, tiny_model):
     """An independent way to the same tokens: the datamodule of training, on the same rows with the same template."""
     one = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=200, loss=True)
-    other = InstructionDataModule(rows, test_source=rows, tokenizer=tiny_model, max_tokens=200)
+    other = InstructionDataModule(rows, split=Split(test_source=rows), tokenizer=tiny_model, max_tokens=200)
     for data in (one, other):
         data.setup("test")
     [batch], [expected] = one.test_dataloader(), other.test_dataloader()
@@ -49,7 +50,7 @@ def test_the_batches_are_those_of_instruction_data(rows, tiny_model):
 
 def test_the_loss_and_the_scores(rows, tiny_model, tmp_path):
     module = SFTModule(tiny_model)
-    other = InstructionDataModule(rows, test_source=rows, tokenizer=tiny_model)
+    other = InstructionDataModule(rows, split=Split(test_source=rows), tokenizer=tiny_model)
     [plain] = trainer_of(tmp_path).test(module, datamodule=other, verbose=False)
     data = TaskDataModule(tasks(rows), tokenizer=tiny_model, loss=True)
     [numbers] = trainer_of(tmp_path, TaskScores()).test(module, datamodule=data, verbose=False)

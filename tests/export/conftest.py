@@ -30,7 +30,7 @@ def run(tmp_path_factory, base):
         ),
         *(
             f"--data.source={VOTES}",
-            "--data.test_source=null",
+            "--data.split.test_source=null",
             "--model.lr=0.1",
             "--trainer.limit_val_batches=0",
         ),
@@ -47,7 +47,7 @@ def selectors(tmp_path_factory, base):
         *("fit", "--config=fedbiscuit.yaml", f"--trainer.default_root_dir={folder}", f"--model.model={base}"),
         *(
             f"--data.source={VOTES}",
-            "--data.test_source=null",
+            "--data.split.test_source=null",
             "--federated.algorithm.warmup_rounds=1",
             "--model.lr=0.05",
         ),

@@ -37,7 +37,9 @@ def changed(folder, to, model, **data):
     for file in to.glob("metrics/version_*/config.yaml"):
         config = yaml.safe_load(file.read_text())
         config["model"]["init_args"]["model"] = model
-        config["data"]["init_args"] |= data
+        of_data = config["data"]["init_args"]
+        for key, value in data.items():
+            (of_data["format"] if key in of_data["format"] else of_data)[key] = value
         file.write_text(yaml.safe_dump(config))
     return to
 

@@ -120,7 +120,7 @@ def test_a_selector_on_a_merged_base_is_no_judge_of_a_conversation(run, selector
 def test_both_forms_of_alpaca_are_on_the_card(own, tmp_path):
     (file,) = own.glob("metrics/version_*/config.yaml")
     config = yaml.safe_load(file.read_text())
-    config["data"]["init_args"]["generation_template"] = "alpaca"
+    config["data"]["init_args"]["format"]["generation_template"] = "alpaca"
     file.write_text(yaml.safe_dump(config))
     assert fedlight("export", str(own), f"--output={tmp_path / 'out'}").code == 0
     card = (tmp_path / "out/README.md").read_text()

@@ -8,6 +8,7 @@ import pytest
 from tiny_world import VOTES, fedlight, tiny_selector, write_rows
 
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.preferences.labelling import gather
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.encoding import Comparison
@@ -40,8 +41,8 @@ def run(request, base, files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / request.param
     more = [
         *("--model.choices=[B, A]", f"--model.letters={files / 'letters.json'}", "--model.lr=0.05"),
-        *(f"--model.orders={request.param}", "--data.twins_together=true", "--model.dtype=fp32"),
-        *("--trainer.limit_val_batches=0", "--data.trim=null"),
+        *(f"--model.orders={request.param}", "--data.format.twins_together=true", "--model.dtype=fp32"),
+        *("--trainer.limit_val_batches=0", "--data.format.trim=null"),
     ]
     done = fedlight("fit", *tiny_selector(base, folder, *more))
     assert done.code == 0, done.err
@@ -52,7 +53,7 @@ def by_module(run, base, files, orders):
     """What the module of the run's last checkpoint says of the pairs, ``(selectors, pairs, 2)``."""
     module = open_run(run, "last").load()
     data = CompletionPairDataModule(
-        str(files / "pairs.jsonl"), orders, choices=("B", "A"), tokenizer=base, max_tokens=128
+        str(files / "pairs.jsonl"), orders, format=Format(choices=("B", "A")), tokenizer=base, max_tokens=128
     )
     batches = lightning.Trainer(**QUIET).predict(module, datamodule=data)
     votes = [
@@ -102,7 +103,9 @@ def test_other_settings_than_those_of_the_training_are_refused(run, base, files)
     with pytest.raises(ValueError, match=r"trained on the mean of both orders.*: set orders to both"):
         SelectorJudge(adapter, base, choices=("B", "A"), orders="one")
     module = SelectorModule(base, choices=("B", "A"), adapter=adapter)
-    data = CompletionPairDataModule(str(files / "pairs.jsonl"), "one", choices=("B", "A"), tokenizer=base)
+    data = CompletionPairDataModule(
+        str(files / "pairs.jsonl"), "one", format=Format(choices=("B", "A")), tokenizer=base
+    )
     with pytest.raises(ValueError, match=r"trained on the mean of both orders.*: set orders to both"):
         lightning.Trainer(**QUIET).predict(module, datamodule=data)
 

@@ -19,6 +19,7 @@ from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
 from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.modules.sft import SFTModule
+from tests.support.nested import nested
 
 LR = 0.05
 
@@ -62,7 +63,7 @@ def test_losses_that_leave_no_weight_divide_nothing_by_zero():
 def test_what_is_misspelt_or_cannot_make_candidates_is_refused(tmp_path):
     with pytest.raises(ValueError, match="weighting='performence' is not one of"):
         FewFedWeight("performence")
-    data = InstructionDataModule(rows(tmp_path), **SETTINGS)
+    data = InstructionDataModule(rows(tmp_path), **nested(InstructionDataModule, **SETTINGS))
     with pytest.raises(
         ValueError, match=r"FewFedWeight has clients make training data.*SyntheticInstructionDataModule"
     ):
@@ -119,7 +120,11 @@ def fit(data, folder, weighting="performance", rounds=2):
 
 
 def make_data(folder):
-    return SyntheticInstructionDataModule(rows(folder), PseudoResponses(max_response_tokens=40), **SETTINGS)
+    return SyntheticInstructionDataModule(
+        rows(folder),
+        PseudoResponses(max_response_tokens=40),
+        **nested(SyntheticInstructionDataModule, **SETTINGS),
+    )
 
 
 @pytest.fixture(scope="module")

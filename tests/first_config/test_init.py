@@ -358,7 +358,7 @@ def test_an_instruct_model_s_comparison_is_a_message(votes, instruct_model, caps
     message = "Which answer is better?\nQUESTION: {prompt}\nANSWER A: {response_a}\nANSWER B: {response_b}"
     assert f"what the model reads:\n\n<pad>user\n{message}</s>\n<pad>assistant\nCHOICE: {{choice}}\n" in shown
     data = yaml.safe_load((Path.cwd() / "own.yaml").read_text())["data"]["init_args"]
-    assert data["choice_template"] == f"chat:{message}\nCHOICE:"
+    assert data["format"]["choice_template"] == f"chat:{message}\nCHOICE:"
 
 
 def test_a_config_names_the_number_type_that_this_machine_computes_fastest_in(made, monkeypatch):

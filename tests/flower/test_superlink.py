@@ -138,11 +138,11 @@ FEWFEDPIT = [
     "--trainer.callbacks=[{class_path: fedlight.VisitLog}, {class_path: ModelCheckpoint, init_args: {filename: '{epoch}'}}]",
     *(
         "--data.source=toy:instructions?num_clients=4&client_rows=8",
-        "--data.test_source=null",
+        "--data.split.test_source=null",
         "--data.keep=3",
     ),
     *(
-        "--data.canaries=null",
+        "--data.rows.canaries=null",
         "--data.synthesis.number=4",
         "--model.adapter=null",
         "--model.merge_adapter=false",
@@ -156,7 +156,12 @@ CASES = {
     ),
     "fedbiscuit": Case(
         [
-            *("--config=fedbiscuit.yaml", *ARGS[1:3], "--data.test_source=null", "--data.val_share=0.2"),
+            *(
+                "--config=fedbiscuit.yaml",
+                *ARGS[1:3],
+                "--data.split.test_source=null",
+                "--data.split.val_share=0.2",
+            ),
             *(
                 "--federated.clients_per_round=3",
                 "--federated.local_steps=2",

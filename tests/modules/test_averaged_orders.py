@@ -14,6 +14,7 @@ from fedlight.modules.functional import choice_loss
 from fedlight.modules.selector import SelectorModule, read_letters
 from fedlight.recipes import steps
 from fedlight.support.files import write_json
+from tests.support.nested import nested
 
 
 def ready(*args, **kwargs) -> SelectorModule:
@@ -129,7 +130,9 @@ def votes(tmp_path_factory):
 def make_data(votes, tokenizer, **more) -> PreferenceDataModule:
     template = "{prompt} t{response_a} x{response_b}: A or B:"
     settings = {"choice_template": template, "tokenizer": tokenizer, "max_tokens": 64, "seed": 3}
-    return PreferenceDataModule(votes, test_source=votes, val_share=0.3, **{**settings, **more})
+    return PreferenceDataModule(
+        votes, **nested(PreferenceDataModule, test_source=votes, val_share=0.3, **{**settings, **more})
+    )
 
 
 def test_orders_stay_neighbours_in_every_set(votes, llama):

@@ -9,10 +9,13 @@ from tiny_world import make_encoder, write_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
+from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import judge_both_orders
 from fedlight.modules.both_orders import BothOrders
 from fedlight.modules.selector import SelectorModule
+from tests.support.nested import nested
 
 WORDS = [f"word{letter}" for letter in "abcdefghijklmnop"]
 
@@ -158,10 +161,9 @@ def outcome(votes, trainer, eval_batch_size, num_adapters):
     columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
     data = PreferenceDataModule(
         source,
-        test_source=source,
+        split=Split(test_source=source),
         columns=columns,
-        form="pair",
-        pair_template="",
+        format=Format(form="pair", pair_template=""),
         tokenizer=encoder,
         max_tokens=64,
         eval_batch_size=eval_batch_size,
@@ -213,10 +215,9 @@ def test_validation_logs_it_after_each_pass(votes, make_trainer):
     source, encoder = votes
     data = PreferenceDataModule(
         source,
-        val_source=source,
+        split=Split(val_source=source),
         columns={name: name for name in ("prompt", "response_a", "response_b", "choice")},
-        form="pair",
-        pair_template="",
+        format=Format(form="pair", pair_template=""),
         tokenizer=encoder,
         max_tokens=64,
         eval_batch_size=7,
@@ -238,7 +239,15 @@ def test_an_interrupted_pass_leaves_no_examples(votes, make_trainer, stage, monk
     columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
     settings = {"form": "pair", "pair_template": "", "tokenizer": encoder, "max_tokens": 64}
     data = PreferenceDataModule(
-        source, val_source=source, test_source=source, columns=columns, eval_batch_size=4, **settings
+        source,
+        **nested(
+            PreferenceDataModule,
+            val_source=source,
+            test_source=source,
+            columns=columns,
+            eval_batch_size=4,
+            **settings,
+        ),
     )
     module = SelectorModule(encoder, head="classifier", dtype="fp32")
     evaluate = {"val": make_trainer().validate, "test": make_trainer().test}[stage]

@@ -10,6 +10,7 @@ from tiny_world import write_rows
 
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.selector import SelectorModule
 from fedlight.recipes import steps
@@ -129,7 +130,7 @@ def vote(
 
     path = folder / f"{adapter.name}-{orders}.jsonl"
     data = CompletionPairDataModule(
-        source, orders=orders, choice_template="toy_choice", tokenizer=model, eval_batch_size=4
+        source, orders=orders, format=Format(choice_template="toy_choice"), tokenizer=model, eval_batch_size=4
     )
     trainer = lightning.Trainer(
         accelerator="cpu",

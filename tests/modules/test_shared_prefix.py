@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlight import Partition
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences.format import Format
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
 from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
@@ -286,8 +287,7 @@ def test_the_embedded_world_has_shorter_prompts():
         source="toy:votes",
         view="dpo",
         columns={name: name for name in ("prompt", "response_a", "response_b", "choice", "client")},
-        choice_values={"a": "a", "b": "b", "tie": "tie"},
-        generation_template="toy_generation",
+        format=Format(choice_values={"a": "a", "b": "b", "tie": "tie"}, generation_template="toy_generation"),
         tokenizer="toy",
         max_tokens=128,
         partition=Partition("client", min_size=1),

@@ -32,7 +32,7 @@ def recipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe")
 
     def write(name="good", test=None, train=None, last=None):
-        data = {"data.init_args.source": VOTES, "data.init_args.test_source": HELDOUT}
+        data = {"data.init_args.source": VOTES, "data.init_args.split.test_source": HELDOUT}
         stages = {
             "train": {"fit": "selector.yaml", "with": {**data, "trainer.max_epochs": 2, **(train or {})}},
             "score": {
@@ -69,7 +69,10 @@ def test_every_mistake_is_in_the_table(recipe, tmp_path, monkeypatch):
     file = recipe(
         "bad",
         train={"model.init_args.lr": "fast", "federated.clients_per_round": 2},
-        test={"model.init_args.adapter": "${run}/trian/adapter", "data.init_args.test_source": "votes.jsonl"},
+        test={
+            "model.init_args.adapter": "${run}/trian/adapter",
+            "data.init_args.split.test_source": "votes.jsonl",
+        },
         last={"duel": duel, "unbound": unbound},
     )
     outcome = fedlight("run", file, "--dry-run", f"--output={tmp_path / 'out'}")

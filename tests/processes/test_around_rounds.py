@@ -16,7 +16,9 @@ from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.scores.task_scores import TaskScores
 from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.instructions.taught_rows import TaughtRows
 from fedlight.datamodules.rows.canaries import Canaries
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt
@@ -59,8 +61,8 @@ def train(model, asked, folder, algorithm, **options):
     data = SyntheticInstructionDataModule(
         "toy:instructions?num_clients=3&client_rows=8",
         synthesis=Answers(),
-        keep=3, columns=COLUMNS, template=TEMPLATE, val_share=0.25, batch_size=4,
-        partition=Partition(by="client"), canaries=Canaries(repeats=2),
+        keep=3, columns=COLUMNS, template=TEMPLATE, split=Split(val_share=0.25), batch_size=4,
+        partition=Partition(by="client"), rows=TaughtRows(canaries=Canaries(repeats=2)),
     )  # fmt: skip
     own = algorithm == "LocalSelfGeneration"
     task = Words(TaskRows(asked, template="{instruction}"), batch_size=2, max_new_tokens=4)

@@ -19,6 +19,7 @@ from fedlight.callbacks.scores.task_scores import TaskScores
 from fedlight.callbacks.scores.win_rate import WinRate
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.judge import Judge
 from fedlight.evaluation.tasks.exact_match import ExactMatch
@@ -171,7 +172,9 @@ def test_scores_in_training_are_shared(monkeypatch, tiny_model, tmp_path):
             TaskScores({"words": task}, output=str(folder)),
         ]
         trainer = quiet_trainer(1, callbacks, limit_val_batches=0)
-        data = PreferenceDataModule(str(pairs), view="dpo", tokenizer=tiny_model, batch_size=4, val_share=0.0)
+        data = PreferenceDataModule(
+            str(pairs), view="dpo", tokenizer=tiny_model, batch_size=4, split=Split(val_share=0.0)
+        )
         trainer.fit(Counted(tiny_model, lr=0.05), datamodule=data)
         metrics = {
             name: float(value)
@@ -206,9 +209,8 @@ def test_a_pass_over_validation_examples_is_shared(monkeypatch, tiny_model, tmp_
                 return super().evaluation(batch)
 
         data = PreferenceDataModule(
-            str(pairs), test_source=str(pairs), view=view, tokenizer=tiny_model, batch_size=4,
-            eval_batch_size=3, val_share=0.5, val_max=20,
-        )  # fmt: skip
+            str(pairs), split=Split(test_source=str(pairs), val_share=0.5, val_max=20), view=view, tokenizer=tiny_model,
+            batch_size=4, eval_batch_size=3, )  # fmt: skip
         module = Counted(tiny_model, seed=1)
         trainer = quiet_trainer(1, [Outputs()], limit_val_batches=3)
         metrics = trainer.validate(module, data, verbose=False) + trainer.test(module, data, verbose=False)

@@ -16,6 +16,7 @@ from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.modules.sft import SFTModule
 from fedlight.toy.instructions import JUDGEMENTS, NUMBERS, TEMPLATE
 from fedlight.toy.world import NAMES, OBJECTS, VERBS
+from tests.support.nested import nested
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 BOTH = ("global", "uploads")
@@ -24,7 +25,7 @@ BOTH = ("global", "uploads")
 def make_data(source="toy:instructions?num_clients=3&client_rows=8", **changes):
     settings = {"columns": COLUMNS, "template": TEMPLATE, "val_share": 0.25, "batch_size": 4}
     settings |= {"partition": Partition(by="client"), "canaries": Canaries(repeats=2)}
-    return InstructionDataModule(source, **{**settings, **changes})
+    return InstructionDataModule(source, **nested(InstructionDataModule, **{**settings, **changes}))
 
 
 def attacks(**settings):

@@ -32,6 +32,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.server import FedAdagrad, FedAvgM, FedYogi
 from fedlight.modules.dpo import DPOModule
@@ -66,14 +67,14 @@ def language(module, data, **settings) -> dict:
 def votes(view: str):
     """Votes of six clients as a view of `PreferenceDataModule` has them."""
     return lambda folder: PreferenceDataModule(
-        VOTES, test_source=HELDOUT, view=view, tokenizer=folder, batch_size=4
+        VOTES, split=Split(test_source=HELDOUT), view=view, tokenizer=folder, batch_size=4
     )
 
 
 def instructions(folder: str) -> InstructionDataModule:
     """Instructions of the embedded world."""
     return InstructionDataModule(
-        "toy:instructions?client_rows=6", tokenizer=folder, batch_size=4, val_share=0.0
+        "toy:instructions?client_rows=6", tokenizer=folder, batch_size=4, split=Split(val_share=0.0)
     )
 
 

@@ -56,6 +56,7 @@ from fedlight.flower.node import Node
 from fedlight.flower.parts import Parts
 from fedlight.modules.sft import SFTModule
 from fedlight.support.settings_record import digest as digest_of
+from tests.support.nested import nested
 
 pytest.importorskip("cryptography", reason="needs fedlight[flower]")  # a node signs with it
 
@@ -89,14 +90,21 @@ def writing(algorithm, by=None, **loop):
         return SyntheticInstructionDataModule(
             "toy:instructions?num_clients=6&client_rows=6",
             own,
-            columns={
-                "instruction": "instruction",
-                "input": "input",
-                "response": "output",
-                "client": "client",
-            },
-            **{"template": "POST : {instruction} {input}\nCHOICE :", "tokenizer": "toy", "max_tokens": 128},
-            **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, "keep": 3},
+            **nested(
+                SyntheticInstructionDataModule,
+                columns={
+                    "instruction": "instruction",
+                    "input": "input",
+                    "response": "output",
+                    "client": "client",
+                },
+                **{
+                    "template": "POST : {instruction} {input}\nCHOICE :",
+                    "tokenizer": "toy",
+                    "max_tokens": 128,
+                },
+                **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, "keep": 3},
+            ),
         )
 
     def model():

@@ -32,6 +32,7 @@ from fedlight import (
     VisitLog,
 )
 from fedlight.callbacks.loop.parts.optimizers import StepSchedules
+from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.vectors.clusters import PseudoLabels
@@ -121,8 +122,13 @@ def test_right_ones_pass():
     loop = FederatedLoop(FedProx(np.float32(0.5)), FedAdam(), clients_per_round=np.int64(4), local_steps=None)
     assert loop.clients_per_round == 4
     assert Partition(num_clients=np.int32(3)).num_clients == 3
-    assert PreferenceDataModule(choice_values={"a": 1, "b": ["2"]}).choice_values["a"] == 1  # Any
-    assert PreferenceDataModule(choices=["A", "B"]).choices == ["A", "B"]  # as a config gives it
+    assert (
+        PreferenceDataModule(format=Format(choice_values={"a": 1, "b": ["2"]})).choice_values["a"] == 1
+    )  # Any
+    assert PreferenceDataModule(format=Format(choices=["A", "B"])).choices == [
+        "A",
+        "B",
+    ]  # as a config gives it
 
 
 def test_what_a_class_does_not_take_is_refused_as_ever():

@@ -27,7 +27,7 @@ def printed(tiny_model, tmp_path_factory):
     """Standard output and standard error of two rounds, neither of them a terminal."""
     folder = tmp_path_factory.mktemp("plain")
     command = [sys.executable, "-m", "fedlight", "fit", "--config=selector.yaml", f"--data.source={VOTES}"]
-    command += [f"--data.test_source={HELDOUT}", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+    command += [f"--data.split.test_source={HELDOUT}", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
     command += ["--federated.clients_per_round=2", "--federated.local_steps=1", f"--model.model={tiny_model}"]
     command += ["--trainer.default_root_dir=run"]
     environment = {

@@ -122,7 +122,7 @@ def tiny_selector(model: str, folder: Path | str, *more: str) -> list[str]:
     """Arguments of ``selector.yaml`` for two rounds of two clients."""
     return [
         *("--config=selector.yaml", "--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}"),
-        *(f"--model.model={model}", f"--data.source={VOTES}", f"--data.test_source={HELDOUT}"),
+        *(f"--model.model={model}", f"--data.source={VOTES}", f"--data.split.test_source={HELDOUT}"),
         *("--trainer.max_epochs=2", "--federated.clients_per_round=2", "--federated.local_steps=2"),
         *("--data.batch_size=4", *more),
     ]

@@ -24,9 +24,8 @@ from fedlight.runs.run import Run
 
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
 """Of which there is a single value in each run, so that seeds alone can tell."""
-TEST_ROWS = ["test_source", "test_split", "limit", "columns"]
-ROWS = [*TEST_ROWS, "source", "split", "view", "exclude", "holdout", "few_shot", "partition"]
-ROWS += ["val_source", "val_split", "val_share", "val_max"]
+TEST_ROWS = ["split.test_source", "split.test_split", "limit", "columns"]
+ROWS = [*TEST_ROWS, "source", "split", "view", "exclude", "rows.few_shot", "partition"]
 """Settings of the data that decide which rows are for validation and test."""
 SINGLE = "the run"
 FEWEST_PAIRS = 6
@@ -101,8 +100,8 @@ def measured_on(run: Run, is_test: bool, is_loss: bool = False) -> str:
     A loss also depends on the objective and on the tokens, so it has the module and its model as well.
     """
     config = run.config()
-    names = TEST_ROWS if is_test and facts.within(config, "data", "test_source") else ROWS
-    values = [facts.within(config, "data", name) for name in names]
+    names = TEST_ROWS if is_test and facts.within(config, "data", "split", "test_source") else ROWS
+    values = [facts.within(config, "data", *name.split(".")) for name in names]
     if is_loss:
         values += [facts.class_name(config.get("model")), facts.within(config, "model", "model")]
     # Sources name the seed as an option or as a folder.

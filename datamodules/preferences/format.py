@@ -1,0 +1,45 @@
+"""How two answers to a prompt are shown to a model: settings that YAML nests below ``format``."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedlight.support.checks import check_fields
+
+
+@dataclass(frozen=True)
+class Format:
+    """Form, templates and choices of pairs; in YAML ``format: {form: pair, pair_template: ""}``.
+
+    Args:
+        form: form of the selector's input: ``"choice"`` for a causal model, ``"pair"`` for an encoder, ``"features"`` for
+            frozen vectors of the two answers, without prompt, template and tokens (`FeatureSelectorModule`). Completions
+            have ``"responses"`` instead of features, for a `RewardModule`: the pair's first completion as ``chosen``, its
+            second as ``rejected``.
+        choices: the two words of the form choice, each one token after ": "; give the module the same.
+        choice_template: template of the view selector in form choice; a name or a text, see
+            `fedlight.datamodules.text.templates`.
+        pair_template: text before both answers in form pair; may be empty.
+        generation_template: template of the views dpo and sft, and of the form responses.
+        trim: slot to truncate in a prompt that is too long; ``"auto"``: the first of post, input, prompt and instruction;
+            None: no slot, what does not fit is left out and counted.
+        truncate_answers: in form pair, truncate answers if truncating the prompt is not enough; if False, drop the vote.
+        encoder: encoder of the form features: folder or hub name of a sentence encoder, whose vectors are cached on disk, or
+            ``hashed``, see `fedlight.datamodules.vectors.encoders`.
+        choice_values: raw values that mean ``a``, ``b`` and ``tie``.
+        twins_together: in view selector, put both orders of a comparison into the same batch. Gradient parts that do not
+            distinguish A from B then cancel, and an encoder exceeds chance in a fraction of the steps.
+    """
+
+    form: Literal["choice", "pair", "features", "responses"] = "choice"
+    choices: tuple[str, str] = ("A", "B")
+    choice_template: str = "toy_choice"
+    pair_template: str = "{prompt}"
+    generation_template: str = "toy_generation"
+    trim: str | None = "auto"
+    truncate_answers: bool = False
+    encoder: str = "hashed"
+    choice_values: dict[str, Any] | None = None
+    twins_together: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
