@@ -30,6 +30,25 @@ MOVED = {
     "product_error": ("parts", "add fedlight.ProductError to parts"),
 }
 """Former setting -> a setting of the class that had it, and what stands in its place."""
+NESTED = {
+    "lora": ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
+    "optimizer": ("optimizer_args", "lr_schedule"),
+    "completions": ("temperature", "top_p", "max_new_tokens"),
+    "execution": ("trust_remote_code", "gradient_checkpointing", "prefix", "vllm"),
+    "sampling": ("temperature", "top_p", "max_new_tokens", "max_tokens"),
+    "sending": ("timeout_seconds", "retries", "wait_seconds", "concurrent"),
+    "budget": ("max_requests", "max_cost", "prompt_price", "answer_price"),
+    "warmup": ("warmup_share", "warmup_epochs", "warmup_batch_size", "lr"),
+    "gradients": ("batch_size",),
+}
+"""Setting that others stand below -> their former names, beside it."""
+RENAMED = {
+    "lr_schedule": "optimizer.schedule",
+    "max_tokens": "sampling.max_new_tokens",
+    "prompt_price": "budget.prices.prompt",
+    "answer_price": "budget.prices.answer",
+}
+"""Former setting -> its place below another, where the words differ."""
 
 
 def one_line(
@@ -138,9 +157,14 @@ def _no_setting(path: str | None, option: str) -> str:
         name for cls in getattr(of, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
     ]
     own = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
-    moved = MOVED.get(option.partition(".")[0])
+    first = option.partition(".")[0]
+    moved = MOVED.get(first)
     if moved is not None and moved[0] in own:
         return f"{_last(path)} has no setting {option!r} any more: {moved[1]}"
+    for key, former in NESTED.items():
+        if first in former and key in own:
+            place = RENAMED.get(first) or f"{key}.{first.removeprefix(f'{key}_')}"
+            return f"{_last(path)} has no setting {first!r} any more: it is {place} now"
     return f"{_last(path)} has no setting {option!r}{near(option, own) or _has(own)}"
 
 

@@ -88,7 +88,7 @@ def _generates(one: ParsedStage, rates: dict[str, tuple[float, float]]) -> Findi
     """Return the finding of a stage, with ``rates`` of models that were measured before."""
     options, data = _options(one), one.config["data"]["init_args"]
     what, model = f"{GENERATION}{one.stage.name}", options["model"]
-    texts, new = data["limit"] * options["completions"], options["max_new_tokens"]
+    texts, new = data["limit"] * options["completions"]["number"], options["completions"]["max_new_tokens"]
     said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
     if not _fits(model):
         return unknown(what, f"{said}; not timed, as {model} may be too large for this machine")
@@ -109,7 +109,11 @@ def _writes(one: ParsedStage) -> bool:
     if one.stage.command != "predict" or one.stage.is_done or one.namespace is None:
         return False
     options, data = _options(one), one.config["data"]["init_args"]
-    return bool(data.get("limit")) and "completions" in options and options.get("vllm") is None
+    return (
+        bool(data.get("limit"))
+        and "completions" in options
+        and options.get("execution", {}).get("vllm") is None
+    )
 
 
 def _options(one: ParsedStage) -> dict[str, Any]:

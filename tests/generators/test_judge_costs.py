@@ -10,8 +10,10 @@ import pytest
 from chat_stub import ChatStub, Reply, say
 from tiny_world import write_rows
 
+from fedlight.evaluation.tasks.sampling import Sampling
+from fedlight.generators.chat_server import Sending
 from fedlight.generators.endpoint import ChatEndpoint
-from fedlight.generators.request_costs import TOKENS_PER_MESSAGE, Limits, Prices, tokens_of
+from fedlight.generators.request_costs import TOKENS_PER_MESSAGE, Budget, Prices, tokens_of
 from fedlight.judges.chat_judge import ChatJudge
 from fedlight.judges.duels import duels
 from fedlight.judges.pairwise import mark_of, pairwise_prompt, read_verdict
@@ -24,9 +26,8 @@ def endpoint(stub, cache, **changes):
     settings = {
         "model": "judge",
         "api_key_variable": None,
-        "temperature": 0.0,
-        "max_tokens": 50,
-        "concurrent": 1,
+        "sampling": Sampling(0.0, max_new_tokens=50),
+        "sending": Sending(concurrent=1),
     }
     return ChatEndpoint(stub.base_url, cache=str(cache), **settings | changes)
 
@@ -106,13 +107,18 @@ def test_limits_refuse_before_the_first_request(tmp_path):
 
 def test_a_limit_counts_what_was_sent_before(tmp_path):
     with ChatStub(lambda body, number: say("yes")) as stub:
-        asked = endpoint(stub, tmp_path, max_requests=3)
+        asked = endpoint(stub, tmp_path, budget=Budget(max_requests=3))
         asked.complete(["a", "b"])
         with pytest.raises(ValueError, match=r"there are 2 requests .*behind 2 that were sent"):
             asked.complete(["c", "d", "a"])
         asked.complete(["c", "a"])
         # The stub says that each prompt had 7 tokens and each answer 3.
-        paid = endpoint(stub, tmp_path, max_cost=100 / 1e6, prompt_price=1.0, answer_price=1.0, max_tokens=30)
+        paid = endpoint(
+            stub,
+            tmp_path,
+            budget=Budget(max_cost=100 / 1e6, prices=Prices(1.0, 1.0)),
+            sampling=Sampling(0.0, max_new_tokens=30),
+        )
         paid.complete(["e", "f"])  # at most 2 x (5 + 30), and 2 x (7 + 3) in fact
         paid.complete(["g", "h"])  # 20 + 70
         with pytest.raises(ValueError, match=r"behind 0\.00 that was spent"):
@@ -121,20 +127,20 @@ def test_a_limit_counts_what_was_sent_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("kind", "options", "why"),
     [
-        ({"max_requests": -1}, "max_requests=-1 and max_cost=None must be at least 0"),
-        ({"max_cost": 1.0}, "needs prompt_price and answer_price"),
-        ({"prompt_price": 1.0}, "give both, per million tokens"),
-        ({"prompt_price": -1.0, "answer_price": 1.0}, "at least 0"),
+        (Budget, {"max_requests": -1}, "max_requests=-1 and max_cost=None must be at least 0"),
+        (Budget, {"max_cost": 1.0}, "needs prices, of a million tokens each"),
+        (Prices, {"prompt": 1.0}, "give both, per million tokens"),
+        (Prices, {"prompt": -1.0, "answer": 1.0}, "at least 0"),
     ],
 )
-def test_settings_are_checked_at_once(options, why):
+def test_settings_are_checked_at_once(kind, options, why):
     with pytest.raises(ValueError, match=why):
-        ChatEndpoint("http://localhost:1/v1", "m", **options)
-    assert Limits(max_cost=0.0, prices=Prices(0.0, 0.0)).max_cost == 0
+        kind(**options)
+    assert Budget(max_cost=0.0, prices=Prices(0.0, 0.0)).max_cost == 0
     # A limit says nothing about the answers: saved ones are found again under another.
-    assert ChatEndpoint("http://localhost:1/v1", "m", max_requests=5).settings() == (
+    assert ChatEndpoint("http://localhost:1/v1", "m", budget=Budget(max_requests=5)).settings() == (
         ChatEndpoint("http://localhost:1/v1", "m").settings()
     )
 
@@ -249,9 +255,9 @@ def wins(stub, run, folder):
     of = {
         "base_url": stub.base_url,
         "model": "judge",
-        "temperature": 0,
+        "sampling": {"temperature": 0},
         "api_key_variable": None,
-        "concurrent": 1,
+        "sending": {"concurrent": 1},
     }
     of = {
         "class_path": "fedlight.generators.endpoint.ChatEndpoint",
@@ -304,10 +310,15 @@ def test_a_judge_that_was_killed_asks_nothing_twice(tmp_path):
 def test_duels_say_the_cost_of_all_methods_before_they_start(tmp_path, caplog):
     run, another = answers(tmp_path / "run"), answers(tmp_path / "other")
     with ChatStub(shorter) as stub, caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        of = {"base_url": stub.base_url, "model": "judge", "temperature": 0, "api_key_variable": None}
+        of = {
+            "base_url": stub.base_url,
+            "model": "judge",
+            "sampling": {"temperature": 0},
+            "api_key_variable": None,
+        }
         of = {
             "class_path": "fedlight.generators.endpoint.ChatEndpoint",
-            "init_args": {**of, "max_requests": 13, "cache": None},
+            "init_args": {**of, "budget": {"max_requests": 13}, "cache": None},
         }
         init = {"endpoint": of, "question": "{prompt}", "form": "verdict"}
         spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": init}

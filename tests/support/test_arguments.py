@@ -34,6 +34,7 @@ from fedlight import (
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.vectors.clusters import PseudoLabels
+from fedlight.modules.language.adapters import Lora
 from fedlight.support.checks import Checked, _constructors
 from fedlight.support.seeding import derive_seed
 
@@ -81,7 +82,7 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         (lambda: SFTModule(3), "SFTModule: model=3 must be a text"),
         (lambda: SFTModule("toy", lr="1e-3"), "SFTModule: lr='1e-3' must be a number"),
         (
-            lambda: SelectorModule("toy", lora_rank=2.0),
+            lambda: SelectorModule("toy", lora=Lora(rank=2.0)),
             "SelectorModule: lora_rank=2.0 must be a whole number",
         ),
         (lambda: SelectorModule("toy", choices="AB"), "SelectorModule: choices='AB' must be a Sequence[str]"),
