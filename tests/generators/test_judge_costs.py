@@ -55,7 +55,7 @@ def shorter(body, number):
 
 def test_costs_are_those_of_the_requests_that_are_not_saved(tmp_path):
     with ChatStub(shorter) as stub:
-        asked = endpoint(stub, tmp_path, prompt_price=2.0, answer_price=10.0, system="Be brief.")
+        asked = endpoint(stub, tmp_path, budget=Budget(prices=Prices(2.0, 10.0)), system="Be brief.")
         texts = ["x" * 400, "y" * 40]
         costs = asked.costs([*texts, texts[0]])  # what comes twice is asked once
         assert (costs.requests, costs.saved, costs.most_answer_tokens) == (2, 0, 100)
@@ -85,23 +85,27 @@ def test_tokens_are_counted_in_bytes():
 
 def test_limits_refuse_before_the_first_request(tmp_path):
     with ChatStub(shorter) as stub:
-        prices = {"prompt_price": 1.0, "answer_price": 1.0}
+        prices = Prices(1.0, 1.0)
         with pytest.raises(
             ValueError, match=r"max_requests=1, but there are 2 requests.*set max_requests to 2 or more"
         ):
-            judge(stub, tmp_path, max_requests=1).verdicts(FIELDS, OURS, THEIRS)
+            judge(stub, tmp_path, budget=Budget(1)).verdicts(FIELDS, OURS, THEIRS)
         with pytest.raises(
             ValueError, match=r"max_cost=0\.0001, but there are 2 requests.*nothing more is asked"
         ):
-            judge(stub, tmp_path, max_cost=1e-4, **prices).verdicts(FIELDS, OURS, THEIRS)
+            judge(stub, tmp_path, budget=Budget(None, 1e-4, prices)).verdicts(FIELDS, OURS, THEIRS)
         assert stub.bodies == []
         # Both answers to be judged are saved then: nothing is left that could pass a limit.
-        assert judge(stub, tmp_path, max_requests=2, max_cost=1.0, **prices).verdicts(
-            FIELDS, OURS, THEIRS
-        ) == [0, 1, 0.5]
-        assert judge(stub, tmp_path, max_requests=0, max_cost=0.0, **prices).verdicts(
-            FIELDS, OURS, THEIRS
-        ) == [0, 1, 0.5]
+        assert judge(stub, tmp_path, budget=Budget(2, 1.0, prices)).verdicts(FIELDS, OURS, THEIRS) == [
+            0,
+            1,
+            0.5,
+        ]
+        assert judge(stub, tmp_path, budget=Budget(0, 0.0, prices)).verdicts(FIELDS, OURS, THEIRS) == [
+            0,
+            1,
+            0.5,
+        ]
         assert len(stub.bodies) == 2
 
 
@@ -327,7 +331,9 @@ def test_duels_say_the_cost_of_all_methods_before_they_start(tmp_path, caplog):
         ):  # 7 pairs, both orders
             duels({"a": run, "b": another}, spec, "names", str(tmp_path / "wins"))
         assert stub.bodies == []
-        init["endpoint"]["init_args"]["max_requests"] = 28  # nothing is saved: both methods ask the same anew
+        init["endpoint"]["init_args"]["budget"] = {
+            "max_requests": 28
+        }  # nothing is saved: both methods ask the same anew
         duels({"a": run, "b": another}, spec, "names", str(tmp_path / "wins"))
         assert len(stub.bodies) == 28
     assert "ChatJudge: 14 requests (0 answers are saved already)" in caplog.text
