@@ -49,6 +49,8 @@ RENAMED = {
     "answer_price": "budget.prices.answer",
 }
 """Former setting -> its place below another, where the words differ."""
+OF_VALUE = {"optimizer": "name", "completions": "number"}
+"""Setting that was a value and has others below it now -> the one of these that is that value."""
 
 
 def one_line(
@@ -98,6 +100,9 @@ def one_line(
     if found := re.search(r"but (\S+) is abstract", message):
         names = _names(_concrete(find_object(found[1])))
         return f"{where}{found[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
+    last = key.rpartition(".")[2]
+    if last in OF_VALUE and (found := re.search(r"Unable to load config ['\"]([^'\"]*)", message)):
+        return f"{where}it has settings below it: give --{key}.{OF_VALUE[last]}={found[1]}"
     return where + _expected(message)
 
 
