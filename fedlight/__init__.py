@@ -56,6 +56,7 @@ _FILES = {
     "FedBuff": "federation.asynchronous.fedbuff",
     "Part": "callbacks.loop.parts.part",
     "ProductError": "callbacks.loop.parts.product_error",
+    "StepSchedules": "callbacks.loop.parts.optimizers",
     "Limits": "callbacks.loop.parts.limits",
     "Average": "federation.server",
     "FedAvgM": "federation.server",
@@ -184,6 +185,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.callbacks.logs.visit_log import VisitLog as VisitLog
     from fedlight.callbacks.loop.federated_loop import FederatedLoop as FederatedLoop
     from fedlight.callbacks.loop.parts.limits import Limits as Limits
+    from fedlight.callbacks.loop.parts.optimizers import StepSchedules as StepSchedules
     from fedlight.callbacks.loop.parts.part import Part as Part
     from fedlight.callbacks.loop.parts.product_error import ProductError as ProductError
     from fedlight.callbacks.progress.round_progress import RoundProgress as RoundProgress

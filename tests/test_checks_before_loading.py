@@ -57,7 +57,7 @@ def test_loads_are_counted(loads, fit):
             "assignment=soft",
         ),
         ("selector.yaml", ["--federated.algorithm=FewFedPIT"], "have clients make|has clients make"),
-        ("selector.yaml", ["--federated.algorithm=FedKSeed"], "set --federated.train forward"),
+        ("selector.yaml", ["--federated.algorithm=FedKSeed"], "set --federated.forward ZerothOrder"),
         (
             "selector.yaml",
             ["--federated.algorithm=Scaffold", "--federated.aggregation=CoordinateMedian"],

@@ -41,7 +41,7 @@ PUBLIC = {
     *("HetLoRA", "FlexLoRA"),
     *("ZerothOrder", "FedKSeed"),
     "FedBuff",
-    *("Limits", "Part", "ProductError"),
+    *("Limits", "Part", "ProductError", "StepSchedules"),
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices

@@ -23,6 +23,7 @@ from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
+from fedlight.support.pokes import batch_before_transfer, batch_on_device, training_source
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import eval_mode, named_parts, seed_streams
 
@@ -117,7 +118,7 @@ def ready(module: L.LightningModule, batch: Any, device: torch.device | None = N
     and ``on_after_batch_transfer``.
     """
     batch = module.trainer.precision_plugin.convert_input(batch)
-    return module._apply_batch_transfer_handler(module._on_before_batch_transfer(batch), device)
+    return batch_on_device(module, batch_before_transfer(module, batch), device)
 
 
 @runtime_checkable
@@ -266,6 +267,7 @@ class Run:
         self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
         self.robust = loop.aggregation is not None
+        self.has_fleet: bool = loop.fleet is not None
         self.train, self.channel, self.server = loop.train, loop.channel, loop.server
         self.state = State()
         self.data: object = federated_data(trainer)
@@ -371,7 +373,7 @@ def training_data(trainer: L.Trainer) -> object:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, SharesOut):
             callback.share_out(trainer)
-    source = trainer.fit_loop._data_source
+    source = training_source(trainer)
     return source if isinstance(source, FederatedData) else trainer.datamodule  # type: ignore[attr-defined]
 
 

@@ -171,7 +171,7 @@ class CostMeter:
         """Raise ValueError for a step at a rank of its own that shapes alone do not tell."""
         if self._lora_rank is not None:
             raise ValueError(
-                f"lora_ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "
+                f"ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "
                 f"be counted on shapes alone ({why}): have its training_step depend on shapes, or leave the ranks out"
             )
 

@@ -43,8 +43,6 @@ class Algorithm(Checked):
 
     Attributes:
         buffers: values of ``federated.buffers`` that make sense under the algorithm.
-        unlike_ranks: whether clients may have LoRA adapters of unlike ranks. What a client of a smaller rank has is then cut
-            out of what ``send`` and ``reply`` return, and all hooks see zeros beyond its rank.
         deployable: whether server and clients may be in processes of their own, which share nothing but what is sent and
             what `tell` returns. Both then call ``start_visit`` and ``finish_visit``: what these keep in the client's memory
             is the client's.
@@ -57,7 +55,6 @@ class Algorithm(Checked):
     """
 
     buffers: tuple[str, ...] = ("refuse", "average", "local")
-    unlike_ranks: bool = False
     deployable: bool = True
     sums_alone: bool = False
 

@@ -25,6 +25,7 @@ class Federation(Protocol):
         num_rounds: rounds of the whole run.
         clients: all clients by id, also those that do not take part in the round.
         robust: whether a robust aggregation replaces the algorithm's own.
+        has_fleet: whether clients have emulated devices.
         state: the global parameters (fp32) from which the visits of the round start; before the first round there are none.
         train: how clients train: ``backprop``, ``forward``, or ``auto`` for either.
         channel: way of what is sent.
@@ -36,6 +37,7 @@ class Federation(Protocol):
     num_rounds: int
     clients: Mapping[str, Client]
     robust: bool
+    has_fleet: bool
     state: State
     train: str
     channel: Channel

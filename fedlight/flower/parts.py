@@ -30,9 +30,9 @@ OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
 EMULATED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "buffered": (lambda value: value is not None, "buffered rounds run on the virtual clock: leave it out"),
-    "train": (
-        lambda value: value == "auto",
-        "without an emulated fleet nothing decides it: set backprop or forward",
+    "forward": (
+        lambda value: bool(value and getattr(value, "init_args", value).only_where_needed),
+        "only_where_needed asks emulated devices: leave it out",
     ),
 }
 """Setting of the loop -> whether a value needs emulated devices, and why there are none, with the remedy."""
@@ -126,8 +126,8 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
         *((name, needs(settings[name]), why) for name, (needs, why) in EMULATED.items()),
         (
-            "lora_ranks",
-            settings["lora_ranks"] is not None,
+            "algorithm.ranks",
+            getattr(algorithm, "ranks", None) is not None,
             "ranks by client are the emulator's: leave it out",
         ),
         ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),

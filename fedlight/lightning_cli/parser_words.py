@@ -27,6 +27,15 @@ EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
 MOVED = {
     "mode": ("buffered", "buffered rounds are buffered=FedBuff, synchronous ones buffered=null"),
     "fedbuff": ("buffered", "give the same class as buffered"),
+    "deadline_seconds": ("fleet", "set fleet.deadline_seconds"),
+    "over_selection": ("fleet", "set fleet.over_selection"),
+    "train": (
+        "forward",
+        "forward=ZerothOrder trains by forward passes alone, its only_where_needed as train=auto did",
+    ),
+    "zeroth_order": ("forward", "give the same class as forward"),
+    "lora_ranks": ("algorithm", "give them to HetLoRA or FlexLoRA, as algorithm.ranks"),
+    "step_schedule": ("parts", "add fedlight.StepSchedules with next_round=restart to parts"),
     "product_error": ("parts", "add fedlight.ProductError to parts"),
 }
 """Former setting -> a setting of the class that had it, and what stands in its place."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedlight.support.contents import tables_since
+from fedlight.runs.contents import tables_since
 from fedlight.support.files import read_json, sealed, write_json
 from fedlight.support.results import versions
 

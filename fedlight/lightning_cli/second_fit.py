@@ -23,8 +23,8 @@ from lightning.pytorch.callbacks import (
 from fedlight.callbacks.loop.guard import MAY_CHANGE
 from fedlight.lightning_cli.class_names import class_of, last_part
 from fedlight.lightning_cli.run_record import last_fit
+from fedlight.runs.contents import MadeWith, digest_of, in_words
 from fedlight.support.checkpoint_files import newest_checkpoint
-from fedlight.support.contents import MadeWith, digest_of, in_words
 from fedlight.support.settings_record import CLASS, Difference, described
 
 NAME = "fit.json"

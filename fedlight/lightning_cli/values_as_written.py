@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedlight.support.checks import check_yaml
+from fedlight.support.pokes import parser_types
 
 ENDING = "template"
 """Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
@@ -82,13 +83,11 @@ RANK = "union_subtype_sort_key"
 
 def integers_before_fractions() -> None:
     """Make all parsers of this process try int before float."""
-    from jsonargparse import _typehints  # here: a recipe is read without a parser
-
-    theirs = getattr(_typehints, RANK)
+    theirs = getattr(parser_types(), RANK)
     if isinstance(theirs(int), tuple):
         return
 
     def rank(subtype: Any) -> tuple[int, bool]:
         return theirs(subtype), subtype is float
 
-    setattr(_typehints, RANK, rank)
+    setattr(parser_types(), RANK, rank)

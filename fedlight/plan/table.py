@@ -97,7 +97,7 @@ def _left_out(plan: Plan) -> list[str]:
     lines = []
     if names := plan.settings.get("ranks_of_no_device"):
         lines.append(
-            f"federated.lora_ranks: {', '.join(names)}: no such device, so they are taken for clients, whose ranks the "
+            f"federated.algorithm.ranks: {', '.join(names)}: no such device, so they are taken for clients, whose ranks the "
             "tables leave out; a run refuses a name that is neither"
         )
     later, jobs = plan.settings["later_bytes_down"], [found.job for found in plan.forecasts]
@@ -119,7 +119,11 @@ def _advice(plan: Plan, found: Forecast) -> str:
         return ""
     needs = three_digits(found.fit.footprint.peak_bytes / GIB)
     has = three_digits(found.device.budget_bytes / GIB)
-    ways = ["forward passes alone (--federated.train auto)"] if found.forward_fits else []
+    ways = (
+        ["forward passes alone (--federated.forward ZerothOrder --federated.forward.only_where_needed true)"]
+        if found.forward_fits
+        else []
+    )
     for remedy in plan.remedies[name]:
         changes = []
         if remedy.weight_bits < found.device.weight_bits:

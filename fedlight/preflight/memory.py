@@ -266,9 +266,9 @@ def announce(what: str) -> None:
 def _fleet(training: Training) -> Finding:
     loop = training.loop
     reasons = {
-        device.name: forecast_at_largest(device, training.by_device[device.name], loop.deadline_seconds)[
-            0
-        ].reason
+        device.name: forecast_at_largest(
+            device, training.by_device[device.name], loop.fleet.deadline_seconds
+        )[0].reason
         for device in loop.fleet.devices.values()
     }
     out = [f"{name} ({reason.replace('_', ' ')})" for name, reason in reasons.items() if reason]

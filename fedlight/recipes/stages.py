@@ -20,8 +20,8 @@ from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
+from fedlight.runs.contents import MadeWith, in_words, left_in, refuse_changed_results
 from fedlight.support.checks import read_yaml
-from fedlight.support.contents import MadeWith, in_words, left_in, refuse_changed_results
 from fedlight.support.files import (
     DONE,
     full_disk_named,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedlight.support.checks import check_range
+from fedlight.support.pokes import backward_pass
 
 LANES = 1 << 16
 """Values of a lane, of which ``rate * LANES`` drop an entry."""
@@ -111,11 +112,6 @@ class DropoutMasks:
         if known is None or len(known) < length:
             known = self._steps[device] = torch.arange(length, device=device) * _signed(_GOLDEN)
         return known[:length]
-
-
-def backward_pass() -> int:
-    """Return the number of the backward pass that runs in this thread, -1 outside of one."""
-    return torch._C._current_graph_task_id()
 
 
 class _During(AbstractContextManager[None]):

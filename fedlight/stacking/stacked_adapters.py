@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlight.federation.protocols import HoldsAdapters
-from fedlight.stacking.dropout import DropoutMasks, SeededDropout, backward_pass
+from fedlight.stacking.dropout import DropoutMasks, SeededDropout
 from fedlight.stacking.refusals import REMEDY, check_lora, refuse_mixing, refuse_replaced
 from fedlight.stacking.rows import Rows
 from fedlight.stacking.stacked_layers import StackedLinear, StackedLora
+from fedlight.support.pokes import backward_pass
 
 State = dict[str, Tensor]
 _BEFORE_ADAPTER = ("lora_A", "lora_B", "modules_to_save")

@@ -50,10 +50,10 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
     ("settings", "complaint"),
     [
         (
-            {"deadline_seconds": 5.0},
-            "deadline_seconds=5.0 and over_selection=1.0 are for rounds that wait",
+            {"fleet": {"deadline_seconds": 5.0}},
+            "deadline_seconds=5.0 and fleet.over_selection=1.0 are for rounds that wait",
         ),
-        ({"over_selection": 1.5}, "over_selection=1.5 are for rounds that wait .* leave them out"),
+        ({"fleet": {"over_selection": 1.5}}, "over_selection=1.5 are for rounds that wait .* leave them out"),
         (
             {"clients_per_round": 11},
             "clients_per_round=11 is more than the 10 clients of the data: set clients_per_round=10 or less",
@@ -88,9 +88,9 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
     ],
 )
 def test_what_does_not_go_with_buffered_rounds_is_refused(settings, complaint, tmp_path):
-    fleet = make_fleet(tmp_path, phone={})
+    fleet = make_fleet(tmp_path, **settings.get("fleet", {}), phone={})
     with pytest.raises(ValueError, match=complaint):
-        rounds_of(1, **{"fleet": fleet, "buffered": FedBuff(2), **settings})
+        rounds_of(1, **{"buffered": FedBuff(2), **settings, "fleet": fleet})
 
 
 def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):

@@ -128,7 +128,7 @@ MORE_KINDS = {
         lambda: Regression(optimizer="SGD"),
     ),
     "forward_weighted": lambda root: Kind(
-        {"train": "forward", "zeroth_order": ZerothOrder(forward_weight=0.25)},
+        {"forward": ZerothOrder(forward_weight=0.25)},
         lambda: Regression(optimizer="SGD"),
     ),
     "ditto_top_k": lambda root: Kind(

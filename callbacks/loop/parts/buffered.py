@@ -47,7 +47,7 @@ class Buffered(Part):
         fedbuff: size of the buffer, weights of stale updates.
         clients_per_round: most clients that train at a time, unless ``fedbuff`` says it.
         seed: seed of the sampling and of the devices' draws.
-        fleet, deadline_seconds, over_selection: those of the loop.
+        fleet: that of the loop.
 
     Raises:
         ValueError: there are no devices, or a setting is for rounds that wait.
@@ -59,18 +59,17 @@ class Buffered(Part):
         clients_per_round: int,
         seed: int,
         fleet: Fleet | None,
-        deadline_seconds: float | None = None,
-        over_selection: float = 1.0,
     ) -> None:
         if fleet is None:
             raise ValueError(
                 "buffered rounds need devices that take their time, by which updates arrive: set fleet, or leave "
                 "buffered out"
             )
-        if deadline_seconds is not None or over_selection != 1:
+        if fleet.deadline_seconds is not None or fleet.over_selection != 1:
             raise ValueError(
-                f"deadline_seconds={deadline_seconds} and over_selection={over_selection} are for rounds that wait for a "
-                "cohort, and in buffered rounds the server steps when its buffer is full: leave them out"
+                f"fleet.deadline_seconds={fleet.deadline_seconds} and fleet.over_selection={fleet.over_selection} "
+                "are for rounds that wait for a cohort, and in buffered rounds the server steps when its buffer is "
+                "full: leave them out"
             )
         self.fedbuff = fedbuff
         self.concurrency = fedbuff.concurrency or clients_per_round

@@ -30,6 +30,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
+from fedlight.support.pokes import count_steps_of_others, logged_names, saves_inside_epochs, stops_at_a_batch
 from fedlight.support.settings_record import described, digest
 from fedlight.support.torch_parts import with_parts
 
@@ -169,7 +170,7 @@ class StepCounts:
 
     def __init__(self, trainer: L.Trainer, planned: RoundPlanner) -> None:
         own = planned.schedule
-        self._loop: Any = trainer.fit_loop.epoch_loop
+        self._trainer, self._loop = trainer, trainer.fit_loop.epoch_loop
         self._batches = own.num_batches if own.visits else 0
         self._passed_over = 0 if own.visits else own.num_batches
         self._counts_passed = not planned.everything.visits
@@ -206,7 +207,7 @@ class StepCounts:
         total = self._loop.batch_progress.total
         for name in vars(total):
             setattr(total, name, getattr(total, name) + others)
-        self._loop._batches_that_stepped += others // self._accumulation
+        count_steps_of_others(self._trainer, others // self._accumulation)
 
 
 class Ranks(Part):
@@ -282,7 +283,7 @@ class Ranks(Part):
         if self._said or not self._trains:
             return
         self._said = True
-        keys = [*(self._run.trainer._results or {})]
+        keys = logged_names(self._run.trainer)
         names = sorted({key.removeprefix(STEP) for key in keys if key.startswith(STEP)})
         if names:
             rank_zero_info(
@@ -421,8 +422,7 @@ def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
     if team.size == 1:
         return
     for one in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(one, ModelCheckpoint) and (one._every_n_train_steps or one._train_time_interval):
-            name = "every_n_train_steps" if one._every_n_train_steps else "train_time_interval"
+        if isinstance(one, ModelCheckpoint) and (name := saves_inside_epochs(one)):
             raise ValueError(
                 f"{type(one).__name__}({name}=...) saves inside a round, by the batches or the clock of each process of "
                 "trainer.strategy=client_parallel: set every_n_epochs, which counts rounds"
@@ -434,7 +434,7 @@ def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
                 "fedlight.processes.current_team().gather(...), and give the class shares_uploads = True; or set "
                 "trainer.devices=1"
             )
-        if isinstance(one, Timer) and one._interval == "step":
+        if isinstance(one, Timer) and stops_at_a_batch(one):
             raise ValueError(
                 "trainer.max_time and Timer stop by the clock at a batch, and the processes of "
                 "trainer.strategy=client_parallel have unlike batches: take Timer(duration, interval='epoch')"

@@ -47,7 +47,7 @@ ROUNDING = 2.0**-40
 class FedKSeed(Algorithm):
     """Forward-only training along shared directions, of which scalars alone are sent.
 
-    The model has to be a function of w_0 and the sums, so it needs ``federated.train=forward``, a lossless channel and plain
+    The model has to be a function of w_0 and the sums, so it needs ``federated.forward``, a lossless channel and plain
     averaging.
 
     Args:
@@ -81,8 +81,8 @@ class FedKSeed(Algorithm):
         super().check_settings(federation)
         if federation.train != "forward":
             raise ValueError(
-                f"FedKSeed sends what forward-only visits have gone, and train={federation.train} has others: "
-                "set train=forward"
+                "FedKSeed sends what forward-only visits have gone, and not all visits of this run are such: "
+                "set forward=ZerothOrder, for all clients"
             )
         if type(federation.channel) is not Identity:
             raise ValueError(

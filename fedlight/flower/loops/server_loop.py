@@ -157,7 +157,7 @@ class ServerLoop(FederatedLoop):
             ready = self._rounds.planned
             self._meet_clients(trainer)
             self._rounds.planned = ready
-            plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
+            plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         super()._plan_round(trainer)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:

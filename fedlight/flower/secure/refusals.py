@@ -46,7 +46,11 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
             looking,
             "it looks at single updates: leave it out",
         ),
-        ("train=forward", settings["train"] != "backprop", "it sends numbers of directions: set backprop"),
+        (
+            "forward=ZerothOrder",
+            settings["forward"] is not None,
+            "it sends numbers of directions: leave it out",
+        ),
     )
     for name, is_set, why in refused:
         if is_set:
