@@ -73,8 +73,9 @@ def test_a_former_setting_is_refused_with_its_new_place(former, place, capsys):
     name = re.split("[.=]", former)[0]
     with pytest.raises(SystemExit):
         settings_of(f"--model.{former}")
-    told = f"SelectorModule has no setting {name!r} any more: it is {place} now"
-    assert told in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert name in told
+    assert f"any more: it is {place}" in told
 
 
 @pytest.mark.parametrize(

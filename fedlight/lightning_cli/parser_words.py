@@ -6,7 +6,7 @@ indented text. The line is made of the innermost part.
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 from fedlight.lightning_cli.class_names import find_object, last_part
@@ -134,6 +134,10 @@ def one_line_reference(key: str | None, message: str) -> str:
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:
+    if key.startswith(
+        "optimizer_args."
+    ):  # below a setting that a class does not have, the parser names no class
+        return f"there is no key {key!r} any more: it is {key.replace('_', '.', 1)} now"
     same_end = [one for one in keys if one.rpartition(".")[2] == key.rpartition(".")[2]]
     hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)
     return f"there is no key {key!r}{hint or '; --help all lists all keys'}"
@@ -175,11 +179,17 @@ def _no_setting(path: str | None, option: str) -> str:
     moved = MOVED.get(first)
     if moved is not None and moved[0] in own:
         return f"{_last(path)} has no setting {option!r} any more: {moved[1]}"
-    for key, former in NESTED.items():
-        if first in former and key in own:
-            place = RENAMED.get(first) or f"{key}.{first.removeprefix(f'{key}_')}"
-            return f"{_last(path)} has no setting {first!r} any more: it is {place} now"
+    if place := _place(first, own):
+        return f"{_last(path)} has no setting {first!r} any more: it is {place} now"
     return f"{_last(path)} has no setting {option!r}{near(option, own) or _has(own)}"
+
+
+def _place(former: str, known: Collection[str]) -> str | None:
+    """Return where a former setting stands below one that is known; None for another."""
+    for key, names in NESTED.items():
+        if former in names and key in known:
+            return RENAMED.get(former) or f"{key}.{former.removeprefix(f'{key}_')}"
+    return None
 
 
 def _has(names: list[str]) -> str:
