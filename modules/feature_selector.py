@@ -96,7 +96,7 @@ class FeatureSelectorModule(Checked, LightningModule):
         check_range("lr", lr, 0, float("inf"), above_low=True)
         self.save_hyperparameters()
         self.save_hyperparameters(
-            with_plain_values(self.hparams | {"optimizer": made_of(Optimization, optimizer)})
+            with_plain_values({**self.hparams, "optimizer": made_of(Optimization, optimizer)})
         )
         self.heads = nn.ModuleDict()
         for index, name in enumerate(name_adapters(num_adapters)):

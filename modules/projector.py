@@ -77,7 +77,7 @@ class ProjectorModule(Checked, LightningModule):
         check_range("lr", lr, 0, float("inf"), above_low=True)
         self.save_hyperparameters()
         self.save_hyperparameters(
-            with_plain_values(self.hparams | {"optimizer": made_of(Optimization, optimizer)})
+            with_plain_values({**self.hparams, "optimizer": made_of(Optimization, optimizer)})
         )
         with own_stream(derive_seed(seed, "projector"), torch.device("cpu")):
             self.layers = nn.Sequential(

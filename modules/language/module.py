@@ -98,10 +98,10 @@ class LanguageModule(Checked, LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        nested = {"lora": made_of(Lora, lora), "optimizer": made_of(Optimization, optimizer)}
-        nested |= {"completions": made_of(Completions, completions)}
         execution = made_of(Execution, execution)
-        self.save_hyperparameters(with_plain_values(self.hparams | nested | {"execution": execution}))
+        nested: dict[str, Any] = {"lora": made_of(Lora, lora), "optimizer": made_of(Optimization, optimizer)}
+        nested |= {"completions": made_of(Completions, completions), "execution": execution}
+        self.save_hyperparameters(with_plain_values({**self.hparams, **nested}))
         check_choice("base", base, base_model.BASES)
         check_choice("dtype", dtype, ("auto", *DTYPES))
         check_range("num_adapters", num_adapters, 1, float("inf"))

@@ -170,7 +170,12 @@ class LESS(Augmentation):
         )
 
     def _new_module(self, seed: int) -> SFTModule:
-        given = {"base": self.base, "dtype": self.dtype, "lora": self.lora, "lr": self.warmup.lr}
+        given: dict[str, Any] = {
+            "base": self.base,
+            "dtype": self.dtype,
+            "lora": self.lora,
+            "lr": self.warmup.lr,
+        }
         return SFTModule(self.model, **given, seed=derive_seed(seed, "less"))
 
     def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> PaddedExamples:
