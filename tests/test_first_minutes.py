@@ -89,8 +89,8 @@ def test_a_seed_out_of_range(fit, seed):
             "federated.channel.up: there is no class 'Clip'; did you mean 'ClipAndNoise'?",
         ),
         (
-            ["--model.lorra.rank=3"],
-            "model: SelectorModule has no setting 'lorra'; did you mean 'lora'?",
+            ["--model.dtyp=fp32"],
+            "model: SelectorModule has no setting 'dtyp'; did you mean 'dtype'?",
         ),
         (
             ["--max_epochs=3"],
