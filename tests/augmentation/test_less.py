@@ -102,7 +102,7 @@ def test_equals_the_equations_written_out(tiny_model, monkeypatch, way):
         def __call__(self, vectors):
             return torch.cat([part.flatten(1) for part in vectors.values()], dim=1)
 
-    options = {**SMALL, "gradients": way}
+    options = {**SMALL, "gradients": ExampleGradients(way, 4)}
     projected = LESS(tiny_model, 30, **options).augment(CLIENTS, PUBLIC, seed=3)
     monkeypatch.setattr(less_scores, "RandomProjection", Whole)
     added = LESS(tiny_model, 30, **options).augment(CLIENTS, PUBLIC, seed=3)
