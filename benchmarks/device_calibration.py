@@ -40,6 +40,7 @@ from fedlight.devices.cost import CostMeter
 from fedlight.devices.measure.trial import measure_products
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.devices.shape import BatchShape
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 from fedlight.support.words import in_largest_unit
 
@@ -124,7 +125,7 @@ def save_model(folder: Path, width: int, work: Work) -> str:
 def load(model: str, form: str) -> SFTModule:
     """Return the module with its base in that form."""
     dtype, bits = FORMS[form]
-    module = SFTModule(model, dtype=dtype, lora_rank=8, lora_dropout=0.0, lr=1e-4)
+    module = SFTModule(model, dtype=dtype, lora=Lora(rank=8, dropout=0.0), lr=1e-4)
     module.configure_model()
     if bits != 16:
         QuantizedBase(module).use(bits)
@@ -271,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         models = {width: save_model(Path(folder), width, work) for width in work.widths}
         meters = {
-            width: CostMeter(SFTModule(model, lora_rank=8, lora_dropout=0.0))
+            width: CostMeter(SFTModule(model, lora=Lora(rank=8, dropout=0.0)))
             for width, model in models.items()
         }
         flops = {case: step_flops(meters[case.width], case) for case in todo}

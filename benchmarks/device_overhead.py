@@ -36,6 +36,7 @@ from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.preferences.format import Format
 from fedlight.devices.fleet import Fleet
 from fedlight.devices.quantization import QuantizedBase
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 
 DEVICE = {
@@ -71,7 +72,7 @@ class RoundClock(L.Callback):
 
 def load_module(model: str) -> SelectorModule:
     """The selector of conf/selector.yaml, loaded, so that reading the model is in nobody's time."""
-    module = SelectorModule(model, lora_rank=8, lr=0.003, dtype="fp32", seed=SEED)
+    module = SelectorModule(model, lora=Lora(rank=8), lr=0.003, dtype="fp32", seed=SEED)
     module.configure_model()
     return module
 

@@ -40,7 +40,7 @@ from fedlight.devices.cost import CostMeter
 from fedlight.devices.device import Device, load_device
 from fedlight.devices.forecast import Workload, forecast
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.sft import SFTModule
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -173,7 +173,7 @@ class Row:
 @cache
 def _sketch(model: str, rank: int) -> tuple[CostMeter, frozenset[str], int]:
     """Return the meter, the names of the trained parameters, and the bytes of these."""
-    module = SFTModule(model, lora_rank=rank, lora_targets=ATTENTION, lora_dropout=0.0).skeleton("fp32")
+    module = SFTModule(model, lora=Lora(rank=rank, targets=ATTENTION, dropout=0.0)).skeleton("fp32")
     trained = trained_parameters(module)
     return CostMeter(module), frozenset(trained), sum(weight.nbytes for weight in trained.values())
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedlight.augmentation.less.example_gradients import Gradients, example_gradients
 from fedlight.augmentation.less.features import RandomProjection
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.sft import SFTModule
 
 WAYS = ("loop", "func", "layers", "training")
@@ -63,7 +63,7 @@ def save_model(folder: str, options: argparse.Namespace) -> None:
 
 def make_module(folder: str, options: argparse.Namespace) -> SFTModule:
     """With an adapter whose B is not 0, as after a warm-up."""
-    module = SFTModule(folder, base=options.base, lora_rank=options.rank, dtype="fp32", lora_dropout=0)
+    module = SFTModule(folder, base=options.base, lora=Lora(rank=options.rank, dropout=0), dtype="fp32")
     module.configure_model()
     stream = torch.Generator().manual_seed(0)
     for name, weight in trained_parameters(module).items():

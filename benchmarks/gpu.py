@@ -41,6 +41,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,7 +167,7 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A row of the table without what follows from the others, and the trained adapter."""
     torch.manual_seed(0)
-    module = SFTModule(folder, dtype=work.dtype, lora_rank=8, lora_dropout=0.0, lr=1e-4)
+    module = SFTModule(folder, dtype=work.dtype, lora=Lora(rank=8, dropout=0.0), lr=1e-4)
     clock, own = Clock(), work.steps * work.batch
     shares = {str(n): list(range(n * own, (n + 1) * own)) for n in range(work.clients)}
     if torch.cuda.is_available():
@@ -199,7 +200,7 @@ def train(
 
 def visit_flops(folder: str, work: Workload) -> int:
     """Operations of a visit."""
-    meter = CostMeter(SFTModule(folder, dtype=work.dtype, lora_rank=8, lora_dropout=0.0))
+    meter = CostMeter(SFTModule(folder, dtype=work.dtype, lora=Lora(rank=8, dropout=0.0)))
     labelled = work.batch * (work.tokens - work.tokens // 2)
     return work.steps * meter.cost(BatchShape(work.batch, work.tokens, labelled)).flops
 

@@ -68,7 +68,7 @@ def command_of(what: str, folder: Path) -> list[str]:
             "--trainer.accelerator=cpu",
             f"--trainer.default_root_dir={folder}",
         ),
-        *("--model.model=toy", "--model.optimizer=SGD", "--model.optimizer_args={}", "--model.lr=0.05"),
+        *("--model.model=toy", "--model.optimizer.name=SGD", "--model.optimizer.args={}", "--model.lr=0.05"),
         *("--data=data/toy_votes.yaml", "--trainer.max_epochs=6", "--federated.clients_per_round=6"),
         *("--federated.local_steps=3", "--federated.algorithm=Scaffold", "--federated.fleet=Fleet"),
         *("--federated.fleet.devices=phones", "--federated.channel=Wire", "--federated.channel.up=TopK"),

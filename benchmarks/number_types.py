@@ -31,6 +31,7 @@ from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.split import Split
 from fedlight.devices import hardware
 from fedlight.modules.functional import choice_loss
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.selector import SelectorModule
 
 TYPES = ("fp32", "bf16")
@@ -80,7 +81,9 @@ def train(model: str, batches: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     """A module in each number type after a step with each batch, and the seconds of its steps."""
     modules, optimizers, seconds = {}, {}, {name: list[float]() for name in TYPES}
     for name in TYPES:
-        modules[name] = SelectorModule(model, dtype=name, lr=0.003, optimizer_args={"betas": [0.9, 0.95]})
+        modules[name] = SelectorModule(
+            model, dtype=name, lr=0.003, optimizer=Optimization(args={"betas": [0.9, 0.95]})
+        )
         modules[name].configure_model()
         modules[name].train()
         optimizers[name] = modules[name].configure_optimizers()

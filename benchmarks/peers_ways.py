@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlight.modules.language.adapters import Lora
+
 LR = 1e-3
 VOCABULARY = 512
 
@@ -231,7 +233,7 @@ def with_lightning(
     else:
         from fedlight import SFTModule
 
-        trained_module = SFTModule(settings.folder, lora_rank=8, lora_dropout=0.0, lr=LR)
+        trained_module = SFTModule(settings.folder, lora=Lora(rank=8, dropout=0.0), lr=LR)
     trainer.fit(trained_module, datamodule=data)
 
 

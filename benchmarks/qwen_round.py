@@ -43,6 +43,7 @@ from fedlight.devices.memory import (
     resting_footprint,
 )
 from fedlight.devices.shape import BatchShape
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 
 CLIENTS, STEPS, BATCH, TOKENS = 4, 2, 2, 128
@@ -133,7 +134,7 @@ def measure(folder: str, form: str, train: Train = "backprop") -> dict[str, Any]
     base, dtype, _ = FORMS[form]
     torch.manual_seed(0)
     before = peak_bytes()
-    module = SelectorModule(folder, base=base, dtype=dtype, lora_rank=8, lora_dropout=0.0, lr=1e-4)
+    module = SelectorModule(folder, base=base, dtype=dtype, lora=Lora(rank=8, dropout=0.0), lr=1e-4)
     start = time.perf_counter()
     module.configure_model()
     loaded, loading = time.perf_counter() - start, peak_bytes() - before

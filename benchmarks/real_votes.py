@@ -300,7 +300,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--centralised",
         nargs="+",
-        default=["model.lr_schedule=cosine"],  # what averaging over clients does for FedBis
+        default=["model.optimizer.schedule=cosine"],  # what averaging over clients does for FedBis
         help="for pooled training and for workers alone",
     )
     options = parser.parse_args()

@@ -41,6 +41,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.functional import choice_loss
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
@@ -131,7 +133,7 @@ def make_methods(folder: str, prompt: int, response: int, options: argparse.Name
     ]
     methods = {}
     for name, kind, view, sequences, tokens, new in kinds:
-        module = kind(folder, lora_rank=options.rank, dtype="fp32", prefix="off")
+        module = kind(folder, lora=Lora(rank=options.rank), dtype="fp32", execution=Execution(prefix="off"))
         module.configure_model()
         methods[name] = {
             "step": make_step(module, view, new, prompt, response, options),

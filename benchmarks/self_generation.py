@@ -35,6 +35,7 @@ from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataMo
 from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.scoring import encode_continuations
 from fedlight.modules.sft import SFTModule
 from fedlight.toy.instructions import TEMPLATE
@@ -173,7 +174,7 @@ class Rounds(L.Callback):
 def run_rounds(options: argparse.Namespace) -> tuple[TimedModule, dict[str, Any]]:
     """A federation by FewFedPIT: its module, and the seconds and shares of the parts of its rounds."""
     clock = Clock()
-    module = TimedModule(options.model, lora_rank=16, lora_dropout=0, lr=0.001, dtype="fp32")
+    module = TimedModule(options.model, lora=Lora(rank=16, dropout=0), lr=0.001, dtype="fp32")
     module.watch(clock)
     module.configure_model()  # reading the model is in nobody's time
     data = timed_data(clock, options)

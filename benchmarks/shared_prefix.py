@@ -27,10 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlight.modules.language.adapters import Lora
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 VOCABULARY = 40000
 WORKS = ("DPO", "reward pair", "both orders", "four choices")
-LORA = {"lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0}
+LORA = {"lora": Lora(rank=8, alpha=16, dropout=0.0)}
 Row = dict[str, Any]
 
 

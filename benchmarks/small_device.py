@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fedlight import FederatedDataModule, FederatedLoop, Fleet, SFTModule, ZerothOrder
+from fedlight.modules.language.adapters import Lora
 
 DEVICE = """memory_gib: 4
 memory_share: 0.5
@@ -73,7 +74,7 @@ def measure(folder: str, train: str, tokens: int) -> dict[str, Any]:
     device = Path(folder) / "small.yaml"
     device.write_text(DEVICE, encoding="utf-8")
     before = peak_bytes()
-    module = SFTModule(folder, dtype="bf16", lora_rank=8, lora_dropout=0.0, lr=1e-4)
+    module = SFTModule(folder, dtype="bf16", lora=Lora(rank=8, dropout=0.0), lr=1e-4)
     forward = None if train == "backprop" else ZerothOrder(only_where_needed=True)
     loop = FederatedLoop(clients_per_round=1, local_steps=1, forward=forward, fleet=Fleet({str(device): 1.0}))
     trainer = L.Trainer(

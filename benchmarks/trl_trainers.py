@@ -34,6 +34,9 @@ from peers import WAYS, Way, measure
 from peers_ways import VOCABULARY, Settings, Turns
 from torch import Tensor, nn
 
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
+
 RATES = {"sft": 1e-3, "reward": 1e-4, "dpo": 1e-4, "dpo, cached": 1e-4}
 """Task -> learning rate."""
 BETA = 0.1
@@ -78,8 +81,8 @@ def train_own(task: str, settings: Settings, size: list[int], turns: Turns) -> N
     from fedlight.datamodules.text.examples import collate_preferred, collate_responses
 
     losses = list[Tensor]()
-    options: dict[str, Any] = {"optimizer": "AdamW", "optimizer_args": {"weight_decay": 0.0}}
-    options |= {"lr": RATES[task], "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0}
+    options: dict[str, Any] = {"optimizer": Optimization("AdamW", {"weight_decay": 0.0})}
+    options |= {"lr": RATES[task], "lora": Lora(rank=8, alpha=16, dropout=0.0)}
     kinds: dict[str, Any] = {"sft": SFTModule, "reward": RewardModule}
     module = kinds.get(task, partial(DPOModule, beta=BETA))(settings.folder, **options)
     module.configure_model()

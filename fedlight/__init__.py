@@ -82,6 +82,11 @@ _FILES = {
     # Language models: modules and their data.
     "SelectorModule": "modules.selector",
     "FeatureSelectorModule": "modules.feature_selector",
+    "Lora": "modules.language.adapters",
+    "Optimization": "modules.language.optimizers",
+    "Completions": "evaluation.tasks.sampling",
+    "Sampling": "evaluation.tasks.sampling",
+    "Execution": "modules.language.base_model",
     "SFTModule": "modules.sft",
     "DPOModule": "modules.dpo",
     "RewardModule": "modules.reward",
@@ -235,6 +240,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.evaluation.tasks.gsm8k import GSM8K as GSM8K
     from fedlight.evaluation.tasks.human_eval import HumanEval as HumanEval
     from fedlight.evaluation.tasks.multiple_choice import MultipleChoice as MultipleChoice
+    from fedlight.evaluation.tasks.sampling import Completions as Completions
+    from fedlight.evaluation.tasks.sampling import Sampling as Sampling
     from fedlight.evaluation.tasks.sentiment import Sentiment as Sentiment
     from fedlight.evaluation.tasks.task import Task as Task
     from fedlight.federation.aggregation import Aggregation as Aggregation
@@ -300,6 +307,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.judges.selector_judge import SelectorJudge as SelectorJudge
     from fedlight.modules.dpo import DPOModule as DPOModule
     from fedlight.modules.feature_selector import FeatureSelectorModule as FeatureSelectorModule
+    from fedlight.modules.language.adapters import Lora as Lora
+    from fedlight.modules.language.base_model import Execution as Execution
+    from fedlight.modules.language.optimizers import Optimization as Optimization
     from fedlight.modules.projector import ProjectorModule as ProjectorModule
     from fedlight.modules.reward import RewardModule as RewardModule
     from fedlight.modules.selector import SelectorModule as SelectorModule

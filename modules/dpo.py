@@ -17,6 +17,7 @@ from fedlight.modules.functional import dpo_loss, reward_margin
 from fedlight.modules.language import skeleton
 from fedlight.modules.language.adapters import disable_adapters
 from fedlight.modules.language.module import Batch
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.language.readout import response_log_probs
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
@@ -39,7 +40,7 @@ class DPOModule(PairModule):
         model: see `LanguageModule`.
         beta: above 0; a larger value keeps the policy closer to the reference.
         lr: learning rate.
-        optimizer: name of a class in ``torch.optim``.
+        optimizer: optimizer and schedule of the learning rate; see `LanguageModule`.
         kwargs: further arguments of `LanguageModule`.
 
     Attributes:
@@ -53,7 +54,12 @@ class DPOModule(PairModule):
     accuracy_name = "reward_accuracy"
 
     def __init__(
-        self, model: str, beta: float = 0.1, lr: float = 1e-6, optimizer: str = "RMSprop", **kwargs: Any
+        self,
+        model: str,
+        beta: float = 0.1,
+        lr: float = 1e-6,
+        optimizer: Optimization = Optimization("RMSprop"),
+        **kwargs: Any,
     ) -> None:
         super().__init__(model, lr=lr, optimizer=optimizer, **kwargs)
         check_range("beta", beta, 0, float("inf"), above_low=True)

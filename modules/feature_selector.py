@@ -21,11 +21,11 @@ from fedlight.modules.functional import choice_loss
 from fedlight.modules.language.adapter_folders import name_adapters
 from fedlight.modules.language.checkpoints import check_optimizer_settings
 from fedlight.modules.language.data_checks import check_batch
-from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
+from fedlight.modules.language.optimizers import Optimization, configure_optimizer
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import Checked, check_choice, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
-from fedlight.support.settings_record import with_plain_values
+from fedlight.support.settings_record import made_of, with_plain_values
 
 Batch = dict[str, Tensor]
 FILE = "heads.safetensors"
@@ -70,9 +70,7 @@ class FeatureSelectorModule(Checked, LightningModule):
             equal heads would be no choice.
         adapter: folder of `save_adapter` to start from.
         lr: learning rate, above 0.
-        optimizer: name of a class in ``torch.optim``.
-        optimizer_args: further arguments of the optimizer.
-        lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs``.
+        optimizer: optimizer and schedule of the learning rate.
         seed: seed of the initial weights.
 
     Raises:
@@ -80,6 +78,7 @@ class FeatureSelectorModule(Checked, LightningModule):
     """
 
     data_hint = "features of two texts: data=PreferenceDataModule with view=selector and form=features"
+    maps = ("optimizer",)
 
     def __init__(
         self,
@@ -88,19 +87,17 @@ class FeatureSelectorModule(Checked, LightningModule):
         num_adapters: int = 1,
         adapter: str | None = None,
         lr: float = 0.01,
-        optimizer: str = "AdamW",
-        optimizer_args: dict[str, Any] | None = None,
-        lr_schedule: str = "constant",
+        optimizer: Optimization = Optimization(),
         seed: int = 0,
     ) -> None:
         super().__init__()
         refuse_below(1, dimension=dimension, num_adapters=num_adapters)
         refuse_below(0, hidden=hidden)
         check_range("lr", lr, 0, float("inf"), above_low=True)
-        check_choice("lr_schedule", lr_schedule, SCHEDULES)
-        check_optimizer(optimizer, optimizer_args or {})
         self.save_hyperparameters()
-        self.save_hyperparameters(with_plain_values(self.hparams))
+        self.save_hyperparameters(
+            with_plain_values({**self.hparams, "optimizer": made_of(Optimization, optimizer)})
+        )
         self.heads = nn.ModuleDict()
         for index, name in enumerate(name_adapters(num_adapters)):
             with own_stream(derive_seed(seed, "head", index), torch.device("cpu")):

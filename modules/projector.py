@@ -21,12 +21,12 @@ from torch.nn.functional import normalize
 
 from fedlight.evaluation.alignment import alignment
 from fedlight.modules.functional import info_nce
-from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
+from fedlight.modules.language.optimizers import Optimization, configure_optimizer
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checkpoint_files import check_readable
-from fedlight.support.checks import Checked, check_choice, check_range
+from fedlight.support.checks import Checked, check_range
 from fedlight.support.seeding import derive_seed
-from fedlight.support.settings_record import with_plain_values
+from fedlight.support.settings_record import made_of, with_plain_values
 
 Batch = dict[str, Tensor]
 BLOCK = 65_536
@@ -48,14 +48,14 @@ class ProjectorModule(Checked, LightningModule):
         temperature: tau of eq. 4, above 0.
         include_positive: whether the denominator of eq. 4 includes the positive.
         lr: learning rate, above 0.
-        optimizer: name of a class in ``torch.optim``.
-        optimizer_args: further arguments of the optimizer.
-        lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs``.
+        optimizer: optimizer and schedule of the learning rate.
         seed: seed of the initial weights.
 
     Raises:
         ValueError: a setting is misspelt or out of range.
     """
+
+    maps = ("optimizer",)
 
     def __init__(
         self,
@@ -65,9 +65,7 @@ class ProjectorModule(Checked, LightningModule):
         temperature: float = 0.5,
         include_positive: bool = False,
         lr: float = 1e-3,
-        optimizer: str = "AdamW",
-        optimizer_args: dict[str, Any] | None = None,
-        lr_schedule: str = "cosine",
+        optimizer: Optimization = Optimization(schedule="cosine"),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -77,10 +75,10 @@ class ProjectorModule(Checked, LightningModule):
         check_range("hidden_dimension", hidden, 1, float("inf"))
         check_range("temperature", temperature, 0, float("inf"), above_low=True)
         check_range("lr", lr, 0, float("inf"), above_low=True)
-        check_choice("lr_schedule", lr_schedule, SCHEDULES)
-        check_optimizer(optimizer, optimizer_args or {})
         self.save_hyperparameters()
-        self.save_hyperparameters(with_plain_values(self.hparams))
+        self.save_hyperparameters(
+            with_plain_values({**self.hparams, "optimizer": made_of(Optimization, optimizer)})
+        )
         with own_stream(derive_seed(seed, "projector"), torch.device("cpu")):
             self.layers = nn.Sequential(
                 nn.Linear(small_dimension, hidden), nn.ReLU(), nn.Linear(hidden, large_dimension)

@@ -105,7 +105,9 @@ class SelectorModule(LanguageModule):
         if (
             self.options.head == "choice"
         ):  # before the base is loaded, which takes far longer than a tokenizer
-            tokenizer = base_model.load_tokenizer(self.options.model, self.options.trust_remote_code)
+            tokenizer = base_model.load_tokenizer(
+                self.options.model, self.options.execution["trust_remote_code"]
+            )
             self.choice_rows = torch.tensor(choice_tokens(tokenizer, self.options.choices), device="cpu")
         super().configure_model()
         # A decoder with a classification head finds its last token by the padding token.
@@ -114,7 +116,7 @@ class SelectorModule(LanguageModule):
             weight.requires_grad for weight in self.causal_lm.get_output_embeddings().parameters()
         ):
             raise ValueError(
-                "lora_targets names the output head, of which head='choice' reads two frozen rows: leave it out"
+                "lora.targets names the output head, of which head='choice' reads two frozen rows: leave it out"
             )
 
     def skeleton(self, dtype: str = "bf16") -> LanguageModule:

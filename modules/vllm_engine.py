@@ -36,8 +36,8 @@ OWN_ARGUMENTS = {
     "trust_remote_code": "trust_remote_code",
     "quantization": "base",
     "enable_lora": "adapter",
-    "max_lora_rank": "lora_rank",
-    "generation_config": "temperature and top_p",
+    "max_lora_rank": "lora.rank",
+    "generation_config": "completions",
 }
 """Arguments of ``vllm.LLM`` that follow from a setting of the module."""
 
@@ -49,9 +49,9 @@ def check_settings(options: Any) -> None:
         ValueError: ``vllm`` has an argument that follows from another setting, or the base is not the one in its folder.
     """
     for name, setting in OWN_ARGUMENTS.items():
-        if name in options.vllm:
+        if name in options.execution["vllm"]:
             raise ValueError(
-                f"vllm: {name}={options.vllm[name]!r} follows from the module's {setting}: leave it out"
+                f"vllm: {name}={options.execution['vllm'][name]!r} follows from the module's {setting}: leave it out"
             )
     if options.base != "plain":
         raise ValueError(
@@ -65,7 +65,7 @@ def check_settings(options: Any) -> None:
             "vllm with merge_adapter=true: the merged weights are in no folder that vLLM could read: save them with "
             "save_merged and give the folder as model, or leave vllm out"
         )
-    _check_temperature(options.temperature)
+    _check_temperature(options.completions["temperature"])
 
 
 def check_network(network: Any) -> None:
@@ -93,7 +93,7 @@ def _find_max_rank(network: Any) -> int:
     configs = network.peft_config.values()
     rank = max(r for config in configs for r in (config.r, *(config.rank_pattern or {}).values()))
     if rank > RANKS[-1]:
-        raise ValueError(f"vllm with rank {rank} of LoRA: vLLM takes at most {RANKS[-1]}: lower lora_rank")
+        raise ValueError(f"vllm with rank {rank} of LoRA: vLLM takes at most {RANKS[-1]}: lower lora.rank")
     return next(known for known in RANKS if known >= rank)
 
 
@@ -166,11 +166,11 @@ class VLLMEngine:
             self._llm = LLM(
                 find_model(options.model),
                 dtype=DTYPES[network.dtype],
-                trust_remote_code=options.trust_remote_code,
+                trust_remote_code=options.execution["trust_remote_code"],
                 enable_lora=True,
                 max_lora_rank=_find_max_rank(network),
                 generation_config="vllm",  # no defaults of the model's own
-                **{"max_loras": CLIENTS_TOGETHER, **options.vllm},
+                **{"max_loras": CLIENTS_TOGETHER, **options.execution["vllm"]},
             )
 
     def _keep(self, network: Any, state: Mapping[str, Tensor]) -> str:

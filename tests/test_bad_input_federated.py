@@ -19,8 +19,8 @@ ON_DISK = [
         "--federated.memory.limit_mib=0",
     ),
     *(
-        "--model.optimizer=SGD",
-        "--model.optimizer_args={}",
+        "--model.optimizer.name=SGD",
+        "--model.optimizer.args={}",
         "--model.lr=0.5",
         "--federated.clients_per_round=5",
     ),

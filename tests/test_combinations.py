@@ -27,6 +27,8 @@ from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -215,7 +217,7 @@ MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", Rewar
 )
 def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
     def make():
-        return kind(tiny_model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={})
+        return kind(tiny_model, lora=Lora(rank=2), lr=0.05, optimizer=Optimization(name="SGD", args={}))
 
     fresh, module = make(), make()
     fresh.configure_model()

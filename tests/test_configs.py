@@ -26,7 +26,7 @@ AS_THEY_ARE = {  # on the embedded world and model; shorter
     "fedbiscuit": f"{ONE_VISIT} --federated.algorithm.warmup_rounds=0 {SIX}",
     "local_only": f"{ONE_VISIT} {SIX}",
     "sft": "fit --trainer.limit_train_batches=1 --trainer.limit_val_batches=1",
-    "completions": "predict --data.limit=2 --model.max_new_tokens=3",
+    "completions": "predict --data.limit=2 --model.completions.max_new_tokens=3",
     "toy_writer": "fit --trainer.max_epochs=1 --trainer.limit_train_batches=1",
 }
 PARTS = {
@@ -145,7 +145,7 @@ def test_data(name, tiny_model, tmp_path):
         loop = ["--federated", "FederatedLoop"] if config == "sft" else []
         arguments += [*loop, "--federated.clients_per_round=2", "--federated.local_steps=1"]
     else:
-        arguments += ["--model.max_new_tokens=3", "--model.completions=1"]
+        arguments += ["--model.completions.max_new_tokens=3", "--model.completions.number=1"]
     run(command, *arguments, *changes.split())
     if command == "fit":
         assert len(table(tmp_path / "run/visits.csv")) == 2

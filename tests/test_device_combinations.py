@@ -24,6 +24,8 @@ from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, sampled_epsilon
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -36,7 +38,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*`val_dataloader`")
 def federate_language(kind, model, rounds=2, dropout=0.05, base="plain", **loop):
     """A module that was trained, its loop and the rows of the last round."""
     module = kind(
-        model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={}, lora_dropout=dropout, base=base
+        model,
+        lora=Lora(rank=2, dropout=dropout),
+        lr=0.05,
+        optimizer=Optimization(name="SGD", args={}),
+        base=base,
     )
     data = PreferenceDataModule(
         VOTES, view=MODULES[kind], tokenizer=model, max_tokens=128, batch_size=4, split=Split(val_share=0)
@@ -91,7 +97,7 @@ def test_what_the_reference_of_dpo_says_on_a_small_base_is_not_remembered_for_ot
     fleet = make_fleet(tmp_path, small={"weight_bits": 4})
     module, _, data = federate_language(DPOModule, tiny_model, 1, fleet=fleet, clients_per_round=6)
     assert module.base_bits == 16
-    fresh = DPOModule(tiny_model, lora_rank=2)
+    fresh = DPOModule(tiny_model, lora=Lora(rank=2))
     fresh.configure_model()
     for batch in data.train_dataloader():
         torch.testing.assert_close(module.reference_log_probs(batch), fresh.reference_pass(batch))
@@ -148,7 +154,9 @@ def test_what_is_sent_is_what_was_planned(algorithm, channel, tmp_path, tiny_mod
         fleet=make_fleet(tmp_path, fast={}),
         channel=CHANNELS[channel](),
     )
-    module = SelectorModule(tiny_model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={})
+    module = SelectorModule(
+        tiny_model, lora=Lora(rank=2), lr=0.05, optimizer=Optimization(name="SGD", args={})
+    )
     data = PreferenceDataModule(
         "toy:votes?num_clients=2&votes_per_client=10",
         **nested(

@@ -8,6 +8,8 @@ from chat_stub import ChatStub, say
 from tiny_world import write_rows
 
 from fedlight.evaluation.judge import BothPositions
+from fedlight.evaluation.tasks.sampling import Sampling
+from fedlight.generators.chat_server import Sending
 from fedlight.generators.endpoint import ChatEndpoint
 from fedlight.judges.chat_judge import ASPECTS, ChatJudge, judge_prompt, read_ratings
 from fedlight.judges.duels import duels, made_judge
@@ -173,9 +175,8 @@ def endpoint(stub, tmp_path, **changes):
     settings = {
         "model": "judge",
         "api_key_variable": None,
-        "temperature": 0.0,
-        "wait_seconds": 0.01,
-        "concurrent": 1,
+        "sampling": Sampling(temperature=0.0),
+        "sending": Sending(wait_seconds=0.01, concurrent=1),
     }
     return ChatEndpoint(stub.base_url, cache=str(tmp_path / "cache"), **settings | changes)
 
@@ -233,7 +234,12 @@ def test_replies_that_cannot_be_read_are_counted_and_said(tmp_path, caplog):
         )
         assert judge.scores(FIELDS[:2], ["odd", "good"], ["fine", "bad"]) == [0.5, 1.0]
         ours = run_folder(tmp_path / "ours", ["odd", *["good"] * 5])
-        init = {"base_url": stub.base_url, "model": "judge", "temperature": 0, "api_key_variable": None}
+        init = {
+            "base_url": stub.base_url,
+            "model": "judge",
+            "sampling": {"temperature": 0},
+            "api_key_variable": None,
+        }
         of = {
             "class_path": "fedlight.generators.endpoint.ChatEndpoint",
             "init_args": {**init, "cache": str(tmp_path / "c")},

@@ -140,7 +140,11 @@ def test_the_prompts(tmp_path, tiny_model):
             f"--model.model={tiny_model}",
             "--data.limit=3",
         ),
-        *("--model.max_new_tokens=2", "--model.completions=1", "--trainer.accelerator=cpu"),
+        *(
+            "--model.completions.max_new_tokens=2",
+            "--model.completions.number=1",
+            "--trainer.accelerator=cpu",
+        ),
         f"--trainer.default_root_dir={tmp_path}",
     )
     assert outcome.code == 0, outcome.err

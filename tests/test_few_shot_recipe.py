@@ -74,7 +74,7 @@ def test_baselines_differ_from_the_method_in_what_their_names_say(tmp_path):
         },
         "fedavg": algorithm,
         "fedprox": algorithm,
-        "scaffold": algorithm | {"model.init_args.optimizer", "model.init_args.lr"},
+        "scaffold": algorithm | {"model.init_args.optimizer.name", "model.init_args.lr"},
         "fedopt": algorithm | {"federated.server"},
         "fewfedweight": algorithm | {"data.init_args.synthesis"},
         "fedmit": algorithm,

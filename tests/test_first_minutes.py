@@ -89,8 +89,8 @@ def test_a_seed_out_of_range(fit, seed):
             "federated.channel.up: there is no class 'Clip'; did you mean 'ClipAndNoise'?",
         ),
         (
-            ["--model.lora_rnk=3"],
-            "model: SelectorModule has no setting 'lora_rnk'; did you mean 'lora_rank'?",
+            ["--model.dtyp=fp32"],
+            "model: SelectorModule has no setting 'dtyp'; did you mean 'dtype'?",
         ),
         (
             ["--max_epochs=3"],
@@ -106,7 +106,7 @@ def test_a_seed_out_of_range(fit, seed):
             "a text with a colon in it is read as a map: write it into a config file",
         ),
         (["--data.format.choice_template=Better\n{a}"], "choice_template has no slot {response_a}"),
-        (["--model.lora_alpha=0"], "lora_alpha=0.0 must be in (0, inf]"),
+        (["--model.lora.alpha=0"], "lora.alpha=0.0 must be in (0, inf]"),
         (["--data.source="], "source is empty: give the path of a"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",

@@ -7,6 +7,7 @@ from torch import nn
 
 from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.devices.quantization import QuantizedBase, quantizable_layers
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 
 pytestmark = pytest.mark.gpu
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 def load(model, base):
     with torch.device("cuda"):
-        module = SelectorModule(model, base=base, dtype="bf16", lora_dropout=0.0)
+        module = SelectorModule(model, base=base, dtype="bf16", lora=Lora(dropout=0.0))
         module.configure_model()
     return module
 

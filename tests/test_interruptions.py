@@ -159,7 +159,7 @@ MEMORIES = [
         "--federated.memory.limit_mib=0",
     ),
     *("--federated.channel=Wire", "--federated.channel.up=TopK", "--federated.channel.up.share=0.2"),
-    *("--model.optimizer=SGD", "--model.optimizer_args={}", "--model.lr=0.05", "--trainer.max_epochs=4"),
+    *("--model.optimizer.name=SGD", "--model.optimizer.args={}", "--model.lr=0.05", "--trainer.max_epochs=4"),
 ]
 MOMENTS_OF_A_FIT = [
     (FederatedLoop, "on_train_batch_start", second_epoch_second_batch),

@@ -15,7 +15,7 @@ from fedlight.datamodules.federated.rounds import RoundPlan
 from fedlight.devices.device import known_devices
 from fedlight.devices.forecast import Remedy
 from fedlight.federation.client import Visit
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.selector import SelectorModule
 from fedlight.plan.plan import make_plan
 from fedlight.plan.shapes import known_shapes
@@ -70,7 +70,7 @@ def test_all_that_it_writes(tmp_path):
 
 
 def test_bytes_are_those_of_the_adapter_that_a_run_sends():
-    module = SelectorModule(model="toy", lora_rank=8)
+    module = SelectorModule(model="toy", lora=Lora(rank=8))
     module.configure_model()
     sent = {name: weight.detach() for name, weight in trained_parameters(module).items()}
     plan, found = planned("--config=selector.yaml", NO_DATA)
@@ -83,11 +83,11 @@ def test_bytes_are_those_of_the_adapter_that_a_run_sends():
 
 
 def test_several_visits_of_a_client_are_planned_together():
-    module = SelectorModule(model="toy", lora_rank=8)
+    module = SelectorModule(model="toy", lora=Lora(rank=8))
     module.configure_model()
     sent = {name: weight.detach() for name, weight in trained_parameters(module).items()}
     body = len(save({name: value for name, value in sent.items() if "lora_B" not in name}))
-    few = ["--config=selector.yaml", NO_DATA, "--model.lora_rank=8"]
+    few = ["--config=selector.yaml", NO_DATA, "--model.lora.rank=8"]
     plain, _ = planned(*few)
     fedrep = ["--federated.algorithm=FedRep", "--federated.algorithm.private=[lora_B]"]
     rep, _ = planned(*few, *fedrep, "--federated.algorithm.head_epochs=2")
@@ -123,12 +123,12 @@ def test_ranks_of_no_device_are_said_to_be_left_out():
     assert advice(planned(*few, "--federated.algorithm.ranks={pixel_8_pro: 2}")[0]) == []
 
 
-HETLORA = ("--model.lora_rank=8", "--federated.algorithm=HetLoRA")
+HETLORA = ("--model.lora.rank=8", "--federated.algorithm=HetLoRA")
 
 
 def at_rank(rank):
     """The plan of clients that all have a module of that rank."""
-    _, found = planned("--config=selector.yaml", NO_DATA, f"--model.lora_rank={rank}")
+    _, found = planned("--config=selector.yaml", NO_DATA, f"--model.lora.rank={rank}")
     return {name: (one.fit, one.job.flops, one.job.bytes_up) for name, one in found.items()}
 
 
@@ -208,7 +208,7 @@ AUTO = [*WAYS["forward"], "--federated.forward.only_where_needed=true"]
 BY_RANK = {
     "": [],
     "1": [*HETLORA, "--federated.algorithm.ranks={phone: 1}"],
-    "4": ["--model.lora_rank=8", "--federated.algorithm=FlexLoRA", "--federated.algorithm.ranks=[2, 4]"],
+    "4": ["--model.lora.rank=8", "--federated.algorithm=FlexLoRA", "--federated.algorithm.ranks=[2, 4]"],
 }
 """LoRA rank of all clients in a run's rows -> arguments; "" without ranks."""
 

@@ -49,6 +49,7 @@ PUBLIC = {
     *("Identity", "Wire", "Quantize", "TopK", "ClipAndNoise", "Fleet", "Device"),
     # language models and their data
     *("SelectorModule", "FeatureSelectorModule", "SFTModule", "DPOModule", "RewardModule", "ProjectorModule"),
+    *("Lora", "Optimization", "Completions", "Sampling", "Execution"),
     *("PreferenceDataModule", "InstructionDataModule", "PromptDataModule", "CompletionPairDataModule"),
     *("EmbeddingDataModule", "HashedEncoder", "SentenceEncoder"),
     # what clients train on besides their own

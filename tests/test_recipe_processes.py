@@ -31,7 +31,7 @@ def recipe(tiny_model, tmp_path_factory):
         "data.source": PROMPTS,
         "data.limit": 6,
         "data.eval_batch_size": 2,
-        "model.max_new_tokens": 6,
+        "model.completions.max_new_tokens": 6,
     }
     stages = {
         "selector": {"fit": "selector.yaml", "with": {**common, **selector}},

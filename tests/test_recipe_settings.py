@@ -82,8 +82,8 @@ def test_selectors_are_trained_as_in_tables_3_and_4(recipe, stage):
     loop = found.federated.init_args
     assert (loop.clients_per_round, loop.local_steps) == (TABLES[name]["clients_per_round"], 30)
     model = found.model.init_args
-    assert (model.optimizer, tuple(model.optimizer_args["betas"])) == ("AdamW", (0.9, 0.95))
-    assert (model.lr, model.lr_schedule) == (1e-5, "constant")
+    assert (model.optimizer.name, tuple(model.optimizer.args["betas"])) == ("AdamW", (0.9, 0.95))
+    assert (model.lr, model.optimizer.schedule) == (1e-5, "constant")
     assert found.data.init_args.batch_size == 32
     assert found.data.init_args.max_tokens == TABLES[name]["max_tokens"]
 
@@ -107,13 +107,13 @@ def test_dpo_as_in_tables_3_and_4(recipe):
     assert found.trainer.max_epochs == 5
     assert found.data.init_args.batch_size == 32
     model = found.model.init_args
-    assert (model.optimizer, model.lr, model.beta) == ("RMSprop", 1e-6, 0.1)
+    assert (model.optimizer.name, model.lr, model.beta) == ("RMSprop", 1e-6, 0.1)
 
 
 @pytest.mark.parametrize("stage", ["selector", "fedbiscuit", "dpo", "reward", "feddpo", "fedavg"])
 def test_lora_as_in_appendix_b1(recipe, stage):
     model = recipe[1](stage).model.init_args
-    assert (model.lora_rank, model.lora_alpha, model.lora_dropout) == (8, 16, 0.05)
+    assert (model.lora.rank, model.lora.alpha, model.lora.dropout) == (8, 16, 0.05)
 
 
 @pytest.mark.parametrize("stage", ["reward", "feddpo", "fedavg"])

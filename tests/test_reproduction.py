@@ -82,8 +82,8 @@ def test_the_papers_values_are_in_their_places(loaded):
     )
     assert (
         run["model.init_args.lr"],
-        run["model.init_args.lora_rank"],
-        run["model.init_args.lora_alpha"],
+        run["model.init_args.lora.rank"],
+        run["model.init_args.lora.alpha"],
     ) == (5e-5, 16, 16)
     chosen = run["data.init_args.augmentation"]["init_args"]
     assert (chosen["clusters"], chosen["alpha"], chosen["number"]) == (10, 0.7, 5000)
@@ -164,12 +164,12 @@ def test_scaffold_and_it_alone_trains_with_sgd(name, twin):
     scaffold = [a for a in found.values() if a["federated.algorithm"]["class_path"] == "Scaffold"]
     assert len(scaffold) == (7 if name == "feddca_table2" else 1)
     for arguments in scaffold:
-        assert arguments["model.init_args.optimizer"] == "SGD"
+        assert arguments["model.init_args.optimizer.name"] == "SGD"
         assert arguments["model.init_args.lr"] >= 0.1
         assert arguments["trainer.gradient_clip_val"] == 1.0
     for stage, arguments in found.items():
         if "scaffold" not in stage:
-            assert "model.init_args.optimizer" not in arguments
+            assert "model.init_args.optimizer.name" not in arguments
 
 
 @pytest.mark.parametrize("domain", ["financial", "mathematical"])

@@ -15,7 +15,7 @@ CASES = {
     "federated": [],
     "central": ["--federated=null", "--data.batch_size=16"],
     "nf4": ["--model.base=nf4", "--trainer.limit_val_batches=0"],
-    "classifier": ["--model.head=classifier", "--data.format.form=pair", "--model.lr_schedule=cosine"],
+    "classifier": ["--model.head=classifier", "--data.format.form=pair", "--model.optimizer.schedule=cosine"],
 }
 
 
@@ -94,7 +94,7 @@ def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):
         in outcome.err
     )
     # What does not belong to the optimizer is as the config says, not as the checkpoint has it.
-    printed = fedlight(*arguments, "--model.lora_dropout=0.2", going_on, "--print_config").out
+    printed = fedlight(*arguments, "--model.lora.dropout=0.2", going_on, "--print_config").out
     assert "lora_dropout: 0.2" in printed
     assert fedlight("test", *arguments[1:], "--model.lr=0.5", going_on).code == 0
 
@@ -119,7 +119,7 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
         (1, 3),
         [
             *("--federated.algorithm=Scaffold", "--federated.memory=ClientMemories", "--model.lr=0.5"),
-            *("--federated.memory.limit_mib=0", "--model.optimizer=SGD", "--model.optimizer_args={}"),
+            *("--federated.memory.limit_mib=0", "--model.optimizer.name=SGD", "--model.optimizer.args={}"),
             "--federated.clients_per_round=4",
         ],
     ),

@@ -312,7 +312,7 @@ def test_what_changes_the_last_bits(tiny_model, tmp_path):
     losses = []
     for at_once in (1, 2):
         folder = tmp_path / str(at_once)
-        dropout = ("--model.lora_dropout=0", f"--federated.clients_at_once={at_once}")
+        dropout = ("--model.lora.dropout=0", f"--federated.clients_at_once={at_once}")
         assert fedlight("fit", *tiny_selector(tiny_model, folder, *dropout)).code == 0
         losses.append([float(row["loss"]) for row in table(folder / "visits.csv")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -72,7 +72,7 @@ def value(place: str) -> Any:
         ValueError: the file has no such key.
 
     Example:
-        >>> value("conf/methods/fedbis.yaml: model.init_args.lora_rank"), value("805, all")
+        >>> value("conf/methods/fedbis.yaml: model.init_args.lora.rank"), value("805, all")
         (8, '805, all')
     """
     found = KEY.fullmatch(place)

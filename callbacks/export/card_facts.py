@@ -189,19 +189,17 @@ def settings_of(
     """Return what decides the training, in the words of a card, from the settings of module, loop and datamodule.
 
     Examples:
-        >>> settings_of({"lr": 0.1, "lora_rank": 8, "lora_alpha": 16}, {"local_steps": 5}, {})
+        >>> settings_of({"lr": 0.1, "lora": {"rank": 8, "alpha": 16}}, {"local_steps": 5}, {})
         {'local steps': 5, 'learning rate': 0.1, 'LoRA': 'rank 8, alpha 16'}
     """
-    lora = (
-        f"rank {model['lora_rank']}, alpha {model.get('lora_alpha', 0):g}" if "lora_rank" in model else None
-    )
+    lora, optimizer = model.get("lora"), model.get("optimizer")
     found = {
         "clients a round": federated.get("clients_per_round"),
         "local steps": federated.get("local_steps"),
         "batch size": data.get("batch_size"),
         "learning rate": model.get("lr"),
-        "optimizer": model.get("optimizer"),
-        "LoRA": lora,
+        "optimizer": optimizer["name"] if isinstance(optimizer, Mapping) else optimizer,
+        "LoRA": f"rank {lora['rank']}, alpha {lora['alpha']:g}" if lora else None,
         "seed": model.get("seed"),
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -73,7 +73,8 @@ class Opened:
             OSError: the base cannot be loaded.
             ValueError: the weights do not fit it.
         """
-        settings = {**self.settings, "vllm": None, **changes}
+        execution = {**self.settings.get("execution", {}), "vllm": None}
+        settings = {**self.settings, "execution": execution, **changes}
         if self.checkpoint is not None:
             return self._load_checkpoint(settings)
         if self.is_on_merged_base:

@@ -170,12 +170,9 @@ def _model(draft: Draft) -> str:
     model: {scalar(draft.wishes.model)}{OF_MODEL.get(draft.method, "")}
     base: plain                        # int8 and nf4 quantize the frozen base
     dtype: {draft.dtype}                        # of the base; with auto, results would depend on the machine
-    lora_rank: 8
-    lora_alpha: 16
-    lora_dropout: 0.05
+    lora: {{rank: 8, alpha: 16, dropout: 0.05}}
     lr: {draft.lr}
-    lr_schedule: cosine                # over the rounds
-    optimizer: AdamW
+    optimizer: {{name: AdamW, schedule: cosine}}    # over the rounds
     seed: ${{seed_everything}}"""
 
 

@@ -15,10 +15,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fedlight.datamodules.rows.columns import replace_surrogates
+from fedlight.support.checks import check_fields, refuse_below
 
 LONGEST_WAIT_SECONDS = 600.0
 HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "connection"}
@@ -44,33 +46,48 @@ class TransientError(Exception):
         self.seconds = seconds
 
 
+@dataclass(frozen=True)
+class Sending:
+    """How requests are sent, and tried again.
+
+    Args:
+        timeout_seconds: longest wait for one answer, above 0.
+        retries: most further tries of one request, >= 0.
+        wait_seconds: first wait between two tries, >= 0; each further one is twice as long.
+        concurrent: requests under way at the same time, >= 1.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    timeout_seconds: float = 60.0
+    retries: int = 6
+    wait_seconds: float = 1.0
+    concurrent: int = 8
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        refuse_below(1, concurrent=self.concurrent)
+        if self.timeout_seconds <= 0 or self.retries < 0 or self.wait_seconds < 0:
+            raise ValueError(
+                f"timeout_seconds={self.timeout_seconds} must be above 0, retries={self.retries} and "
+                f"wait_seconds={self.wait_seconds} at least 0"
+            )
+
+
 class ChatServer:
     """Client of one server; ``outside`` is the server's host, None where it is this machine.
 
     Args:
         base_url: what ``/chat/completions`` is put behind.
         api_key_variable: environment variable that holds the key; None: no key is sent.
-        timeout_seconds: longest wait for one answer, above 0.
-        retries: most further tries of one request, >= 0.
-        wait_seconds: first wait between two tries, >= 0; each further one is twice as long.
+        sending: waits and tries.
 
     Raises:
-        ValueError: a setting is out of range, or ``base_url`` is no address of a server.
+        ValueError: ``api_key_variable`` is no name, or ``base_url`` is no address of a server.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        api_key_variable: str | None,
-        timeout_seconds: float,
-        retries: int,
-        wait_seconds: float,
-    ) -> None:
-        if timeout_seconds <= 0 or retries < 0 or wait_seconds < 0:
-            raise ValueError(
-                f"timeout_seconds={timeout_seconds} must be above 0, retries={retries} and "
-                f"wait_seconds={wait_seconds} at least 0"
-            )
+    def __init__(self, base_url: str, api_key_variable: str | None, sending: Sending) -> None:
         if api_key_variable is not None and not (
             api_key_variable.isascii() and api_key_variable.isidentifier()
         ):
@@ -81,7 +98,7 @@ class ChatServer:
         self.base_url, self.host = base_url.rstrip("/"), host_of(base_url)
         self.outside = None if is_this_machine(self.host) else self.host
         self.api_key_variable = api_key_variable
-        self.timeout_seconds, self.retries, self.wait_seconds = timeout_seconds, retries, wait_seconds
+        self.sending = sending
         self._has_answered = False
 
     def check(self) -> None:
@@ -92,10 +109,8 @@ class ChatServer:
             raise ModuleNotFoundError(MISSING) from None
         self._key()
 
-    def ask(
-        self, requests: Mapping[str, Mapping[str, Any]], at_once: int, keep: Callable[[str, Answer], None]
-    ) -> None:
-        """Send requests (name -> JSON body) side by side, at most ``at_once`` at a time; the first failure ends all of them.
+    def ask(self, requests: Mapping[str, Mapping[str, Any]], keep: Callable[[str, Answer], None]) -> None:
+        """Send requests (name -> JSON body) side by side, at most ``concurrent`` at a time; a failure ends all of them.
 
         ``keep`` is called with each name and answer as they come, in another thread, one call after the other.
 
@@ -103,10 +118,10 @@ class ChatServer:
             OSError: the server cannot be reached, refuses, or failed ``retries + 1`` times.
         """
         self.check()
-        _in_own_loop(self._ask_all(requests, at_once, keep))
+        _in_own_loop(self._ask_all(requests, keep))
 
     async def _ask_all(
-        self, requests: Mapping[str, Mapping[str, Any]], at_once: int, keep: Callable[[str, Answer], None]
+        self, requests: Mapping[str, Mapping[str, Any]], keep: Callable[[str, Answer], None]
     ) -> None:
         waiting = iter(requests.items())
         async with self._client() as client:
@@ -117,7 +132,7 @@ class ChatServer:
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(at_once, len(requests))):
+                    for _ in range(min(self.sending.concurrent, len(requests))):
                         group.create_task(serve())
             except BaseExceptionGroup as failed:
                 raise failed.exceptions[0] from None
@@ -139,22 +154,22 @@ class ChatServer:
             trust_env=self.outside is not None,  # this machine is asked without a proxy
             event_hooks={"request": [strip]},
             # To connect takes less than the whole, so that an absent host is told from a slow one.
-            timeout=Timeout(self.timeout_seconds, connect=0.9 * self.timeout_seconds),
+            timeout=Timeout(self.sending.timeout_seconds, connect=0.9 * self.sending.timeout_seconds),
         )
         return AsyncOpenAI(
             base_url=self.base_url, api_key=key or "none", max_retries=0, http_client=http_client
         )
 
     async def _ask(self, client: Any, body: Mapping[str, Any]) -> Answer:
-        for tries in range(self.retries + 1):
+        for tries in range(self.sending.retries + 1):
             try:
                 return (await self._ask_once(client, body))._replace(retries=tries)
             except TransientError as failure:
-                seconds = waiting_time(tries, self.wait_seconds, failure.seconds)
-                if tries == self.retries or seconds > LONGEST_WAIT_SECONDS:
+                seconds = waiting_time(tries, self.sending.wait_seconds, failure.seconds)
+                if tries == self.sending.retries or seconds > LONGEST_WAIT_SECONDS:
                     asked = f", and asks to wait {seconds:.0f} s" if seconds > LONGEST_WAIT_SECONDS else ""
                     raise OSError(
-                        f"{self.base_url}: {failure}, in try {tries + 1} of {self.retries + 1}{asked}; what was "
+                        f"{self.base_url}: {failure}, in try {tries + 1} of {self.sending.retries + 1}{asked}; what was "
                         "answered is kept: give the same command again later, or raise retries or timeout_seconds"
                     ) from None
                 await asyncio.sleep(seconds)
@@ -165,7 +180,7 @@ class ChatServer:
 
         try:
             # The limit of the package holds between two bytes, this one for the whole answer, however slowly it drips.
-            async with asyncio.timeout(self.timeout_seconds):
+            async with asyncio.timeout(self.sending.timeout_seconds):
                 reply = await client.post(
                     "/chat/completions", cast_to=HttpxBinaryResponseContent, body=dict(body)
                 )
@@ -185,7 +200,7 @@ class ChatServer:
         return read_answer(reply.content)
 
     def _too_slow(self) -> TransientError:
-        return TransientError(f"no answer within timeout_seconds={self.timeout_seconds:g}")
+        return TransientError(f"no answer within timeout_seconds={self.sending.timeout_seconds:g}")
 
     def _unreachable(self, reason: str) -> Exception:
         """Return what to raise: a server that has answered before is waited for, another is refused at once."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlight.datamodules.instructions.augmentation import settings_of
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.generators.answer_cache import AnswerCache
-from fedlight.generators.chat_server import Answer, ChatServer
-from fedlight.generators.request_costs import Costs, Limits, Prices, costs_of
-from fedlight.support.checks import Checked, check_range, refuse_below
+from fedlight.generators.chat_server import Answer, ChatServer, Sending
+from fedlight.generators.request_costs import Budget, Costs, costs_of
+from fedlight.support.checks import Checked
 from fedlight.support.needs import Need, Package, Server
 from fedlight.support.seeding import derive_seed
 
@@ -90,21 +91,13 @@ class ChatEndpoint(TextGenerator):
         model: its name at the server.
         api_key_variable: environment variable of the key, which is never kept, logged or saved; None: no key is sent.
         system: a system message before each prompt, if any.
-        temperature: 0 or more; at 0 a prompt that comes several times is asked once.
-        top_p: share of the probability to draw from, in (0, 1].
-        max_tokens: most tokens of an answer.
+        sampling: temperature, at 0 of which a prompt that comes several times is asked once, and length of answers.
         stop: an answer ends before any of these texts.
         seed: where it is given, a seed that follows from it is sent along; another asks anew.
         extra: more fields of a request; null removes one: ``{max_tokens: null, max_completion_tokens: 512}``.
-        keep_cut: return what was cut off at ``max_tokens``, too; else it counts as no answer.
-        timeout_seconds: longest wait for one answer.
-        retries: most further tries of one request.
-        wait_seconds: the first wait between two tries.
-        concurrent: requests under way at the same time.
-        prompt_price: of a million tokens of prompts, in any currency.
-        answer_price: of a million tokens of answers.
-        max_requests: most that this process sends; more are refused before the first is sent. None: no limit.
-        max_cost: most that it may spend, by these prices; likewise.
+        keep_cut: return what was cut off at ``max_new_tokens``, too; else it counts as no answer.
+        sending: waits, tries, and requests under way at the same time.
+        budget: limits on requests and money, by the prices of tokens.
         cache: folder of the answers; None keeps none.
 
     Attributes:
@@ -114,10 +107,7 @@ class ChatEndpoint(TextGenerator):
         ValueError: a setting is out of range.
     """
 
-    without_effect = (
-        *("api_key_variable", "timeout_seconds", "retries", "wait_seconds", "concurrent", "cache"),
-        *("prompt_price", "answer_price", "max_requests", "max_cost"),
-    )
+    without_effect = ("api_key_variable", "sending", "budget", "cache")
 
     def __init__(
         self,
@@ -125,43 +115,23 @@ class ChatEndpoint(TextGenerator):
         model: str,
         api_key_variable: str | None = "OPENAI_API_KEY",
         system: str | None = None,
-        temperature: float = 0.7,
-        top_p: float = 1.0,
-        max_tokens: int = 512,
+        sampling: Sampling = Sampling(),
         stop: list[str] | None = None,
         seed: int | None = None,
         extra: dict[str, Any] | None = None,
         keep_cut: bool = False,
-        timeout_seconds: float = 60.0,
-        retries: int = 6,
-        wait_seconds: float = 1.0,
-        concurrent: int = 8,
-        prompt_price: float | None = None,
-        answer_price: float | None = None,
-        max_requests: int | None = None,
-        max_cost: float | None = None,
+        sending: Sending = Sending(),
+        budget: Budget = Budget(),
         cache: str | None = "~/.cache/fedlight/answers",
     ) -> None:
         if not model:
             raise ValueError("model='' must be a name")
-        check_range("temperature", temperature, 0, float("inf"))
-        check_range("top_p", top_p, 0, 1, above_low=True)
-        refuse_below(1, max_tokens=max_tokens, concurrent=concurrent)
-        self.base_url, self.model, self.api_key_variable, self.system = (
-            base_url,
-            model,
-            api_key_variable,
-            system,
-        )
-        self.temperature, self.top_p, self.max_tokens, self.stop = temperature, top_p, max_tokens, stop
+        self.base_url, self.model, self.api_key_variable = base_url, model, api_key_variable
+        self.system, self.sampling, self.stop = system, sampling, stop
         self.seed, self.extra, self.keep_cut = seed, extra, keep_cut
-        self.timeout_seconds, self.retries, self.wait_seconds = timeout_seconds, retries, wait_seconds
-        self.concurrent, self.cache = concurrent, cache
-        self.prompt_price, self.answer_price = prompt_price, answer_price
-        self.max_requests, self.max_cost = max_requests, max_cost
-        self._limits = Limits(max_requests, max_cost, Prices(prompt_price, answer_price))
+        self.sending, self.budget, self.cache = sending, budget, cache
         self.counts = Usage()
-        self._server = ChatServer(base_url, api_key_variable, timeout_seconds, retries, wait_seconds)
+        self._server = ChatServer(base_url, api_key_variable, sending)
         self._cache = AnswerCache(cache)
         self.sends_to = self._server.outside
 
@@ -193,7 +163,7 @@ class ChatEndpoint(TextGenerator):
             answers[key] = answer
 
         if wanted:
-            self._server.ask(wanted, self.concurrent, keep)
+            self._server.ask(wanted, keep)
         return [self._text(answers[key]) for key in keys]
 
     def costs(self, prompts: Sequence[str], draw: int = 0) -> Costs:
@@ -215,9 +185,9 @@ class ChatEndpoint(TextGenerator):
         return keys, answers, {k: body for k, (body, _) in zip(keys, bodies, strict=True) if k not in answers}
 
     def _checked(self, keys: Sequence[str], wanted: Mapping[str, Mapping[str, Any]]) -> Costs:
-        most = (self.extra or {}).get("max_completion_tokens") or self.max_tokens
-        costs = costs_of(wanted.values(), len(set(keys)) - len(wanted), most, self._limits.prices)
-        self._limits.check(costs, self.counts.asked, self.counts.prompt_tokens, self.counts.completion_tokens)
+        most = (self.extra or {}).get("max_completion_tokens") or self.sampling.max_new_tokens
+        costs = costs_of(wanted.values(), len(set(keys)) - len(wanted), most, self.budget.prices)
+        self.budget.check(costs, self.counts.asked, self.counts.prompt_tokens, self.counts.completion_tokens)
         return costs
 
     def _bodies(self, prompts: Sequence[str], draw: int) -> Iterator[tuple[dict[str, Any], str]]:
@@ -225,7 +195,7 @@ class ChatEndpoint(TextGenerator):
         seen: Counter[str] = Counter()
         for prompt in prompts:
             # Without a temperature all draws have the same answer, which is asked for once.
-            which = f"{draw}.{seen[prompt]}" if self.temperature > 0 else "0.0"
+            which = f"{draw}.{seen[prompt]}" if self.sampling.temperature > 0 else "0.0"
             seen[prompt] += 1
             yield self._body(prompt, which), which
 
@@ -234,9 +204,9 @@ class ChatEndpoint(TextGenerator):
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [*system, {"role": "user", "content": prompt}],
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "max_tokens": self.max_tokens,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_new_tokens,
             "stop": self.stop,
             "seed": None if self.seed is None else derive_seed(self.seed, "endpoint", which) >> 1,  # 31 bits
             **(self.extra or {}),

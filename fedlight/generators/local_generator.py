@@ -1,5 +1,6 @@
 """Language model on this machine as a text generator: no prompt leaves it."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -9,13 +10,15 @@ from typing import Any
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.vectors.encoders import content_digest
 from fedlight.devices import hardware
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.modules.language.adapter_folders import adapter_checksum
+from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
 from fedlight.processes.work import for_each
-from fedlight.support.checks import check_range, refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 
@@ -34,9 +37,7 @@ class LocalGenerator(TextGenerator):
         base: ``plain``, ``int8`` or ``nf4``: the number form of its weights.
         template: name or text with one slot, such as ``alpaca_no_input``; ``chat``: the tokenizer's own chat template; None:
             the bare prompt, for a base model without instruction tuning.
-        temperature: 0 for greedy decoding.
-        top_p: share of the probability to draw from, in (0, 1].
-        max_new_tokens: most tokens of an answer.
+        sampling: temperature and length of the answers.
         stop: an answer ends before any of these texts, or of the template's. None: `STOP`, for Self-Instruct's prompts.
         keep_cut: return what was cut off at ``max_new_tokens``, too; else it counts as no answer.
         batch_size: prompts at once.
@@ -58,9 +59,7 @@ class LocalGenerator(TextGenerator):
         adapter: str | None = None,
         base: str = "plain",
         template: str | None = None,
-        temperature: float = 0.7,
-        top_p: float = 1.0,
-        max_new_tokens: int = 512,
+        sampling: Sampling = Sampling(),
         stop: list[str] | None = None,
         keep_cut: bool = False,
         batch_size: int = 16,
@@ -69,12 +68,9 @@ class LocalGenerator(TextGenerator):
         seed: int = 0,
         trust_remote_code: bool = False,
     ) -> None:
-        check_range("temperature", temperature, 0, float("inf"))
-        check_range("top_p", top_p, 0, 1, above_low=True)
-        refuse_below(1, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        refuse_below(1, batch_size=batch_size)
         self.model, self.adapter, self.base, self.dtype = model, adapter, base, dtype
-        self.template, self.temperature, self.top_p = template, temperature, top_p
-        self.max_new_tokens, self.keep_cut = max_new_tokens, keep_cut
+        self.template, self.sampling, self.keep_cut = template, sampling, keep_cut
         self.stop = list(STOP) if stop is None else stop
         if not all(self.stop):
             raise ValueError(f"stop={self.stop}: an empty text would end every answer at once")
@@ -111,7 +107,9 @@ class LocalGenerator(TextGenerator):
         texts = [self._template.render({slot: prompt}).text for prompt in prompts]
         lengths = [len(row) for row in encode_prompts(module.tokenizer, texts)]
         limit = getattr(module.causal_lm.config, "max_position_embeddings", None) or float("inf")
-        fits = [index for index, length in enumerate(lengths) if length + self.max_new_tokens <= limit]
+        fits = [
+            index for index, length in enumerate(lengths) if length + self.sampling.max_new_tokens <= limit
+        ]
         fits.sort(key=lambda index: lengths[index])  # a batch is as wide as its longest
         batches = [fits[start : start + self.batch_size] for start in range(0, len(fits), self.batch_size)]
         generated = for_each(lambda rows: self._answer([texts[row] for row in rows], draw), batches)
@@ -147,7 +145,7 @@ class LocalGenerator(TextGenerator):
             base=self.base,
             dtype=self.dtype,
             adapter=self.adapter,
-            trust_remote_code=self.trust_remote_code,
+            execution=Execution(trust_remote_code=self.trust_remote_code),
         )
 
     def _loaded(self) -> SFTModule:
@@ -160,15 +158,13 @@ class LocalGenerator(TextGenerator):
         """Return the answers to a batch, and the number of those that were cut off."""
         generated = self._module.generate(
             texts,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            max_new_tokens=self.max_new_tokens,
+            **dataclasses.asdict(self.sampling),
             seed=derive_seed(self.seed, "local generator", draw, *texts),
             stop=self.stop,
         )
         answers = [text for (text,) in generated]
         lengths = [len(row) for row in encode_prompts(self._module.tokenizer, answers)]
-        cut = [length >= CUT_SHARE * self.max_new_tokens for length in lengths]
+        cut = [length >= CUT_SHARE * self.sampling.max_new_tokens for length in lengths]
         kept = [
             answer if self.keep_cut or not is_cut else "" for answer, is_cut in zip(answers, cut, strict=True)
         ]

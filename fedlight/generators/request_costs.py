@@ -23,8 +23,8 @@ class Prices:
         both = (self.prompt or 0.0, self.answer or 0.0)
         if (self.prompt is None) != (self.answer is None) or not all(0 <= cost < math.inf for cost in both):
             raise ValueError(
-                f"prompt_price={self.prompt} and answer_price={self.answer}: give both, per million tokens and at least 0, "
-                "or none"
+                f"prices.prompt={self.prompt} and prices.answer={self.answer}: give both, per million tokens and at least "
+                "0, or none"
             )
 
     def of(self, prompt_tokens: float, answer_tokens: float) -> float | None:
@@ -63,8 +63,17 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits on a process's requests and money, None for none; ValueError below 0, or for ``max_cost`` without prices."""
+class Budget:
+    """Limits on what one process sends and spends.
+
+    Args:
+        max_requests: most requests; more are refused before the first is sent. None: no limit.
+        max_cost: most that it may spend, by ``prices``; likewise.
+        prices: of a million tokens of prompts and of answers.
+
+    Raises:
+        ValueError: a limit is below 0, or ``max_cost`` has no prices.
+    """
 
     max_requests: int | None = None
     max_cost: float | None = None
@@ -77,9 +86,7 @@ class Limits:
                 f"max_requests={self.max_requests} and max_cost={self.max_cost} must be at least 0"
             )
         if self.max_cost is not None and self.prices.prompt is None:
-            raise ValueError(
-                f"max_cost={self.max_cost} needs prompt_price and answer_price, per million tokens"
-            )
+            raise ValueError(f"max_cost={self.max_cost} needs prices, of a million tokens each")
 
     def check(self, costs: Costs, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
         """Raise ValueError if ``costs``, on top of what this process has sent and received so far, would pass a limit."""
@@ -93,7 +100,7 @@ class Limits:
         if costs.requests and self.max_cost is not None and (spent or 0) + (costs.most or 0) > self.max_cost:
             raise ValueError(
                 f"max_cost={self.max_cost:g}, but there are {costs}, behind {spent or 0:.2f} that was spent: nothing more "
-                "is asked; raise max_cost, lower max_tokens, or judge fewer prompts"
+                "is asked; raise max_cost, lower sampling.max_new_tokens, or judge fewer prompts"
             )
 
 

@@ -46,7 +46,7 @@ ANSWER 2 {mark}: {form}"""
 
 
 class ChatJudge(Judge):
-    """Judge that asks a `fedlight.generators.endpoint.ChatEndpoint` with ``temperature: 0``, or a local model.
+    """Judge that asks a `fedlight.generators.endpoint.ChatEndpoint` with ``sampling: {temperature: 0}``, or a local model.
 
     Equal answers are not shown. Earlier replies come from the endpoint's cache, so a stopped judgement resumes. The
     costs of an endpoint are logged before the first request.

@@ -15,6 +15,7 @@ from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.generators.local_generator import make_ready
 from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
+from fedlight.modules.language.base_model import Execution
 from fedlight.modules.sft import SFTModule
 from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Model, Need
@@ -76,7 +77,11 @@ class LocalJudge(Judge):
         self.question, self.most_words, self.batch_size = Template.named(question), most_words, batch_size
         self.too_long = self.unread = 0
         self._module = SFTModule(
-            model, base=base, dtype=dtype, adapter=adapter, trust_remote_code=trust_remote_code
+            model,
+            base=base,
+            dtype=dtype,
+            adapter=adapter,
+            execution=Execution(trust_remote_code=trust_remote_code),
         )
 
     @classmethod

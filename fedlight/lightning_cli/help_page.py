@@ -154,7 +154,9 @@ def classes_of(base: str) -> list[str]:
     """
     names = classes_in("federation")
     headers: dict[str, str] = {}
-    for file in sorted((Path(fedlight.__file__).parent / "federation").rglob("*.py")):  # bases are not all public
+    for file in sorted(
+        (Path(fedlight.__file__).parent / "federation").rglob("*.py")
+    ):  # bases are not all public
         text = file.read_text(encoding="utf-8")
         headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", text, re.MULTILINE))
     derived = {base}

@@ -6,7 +6,7 @@ indented text. The line is made of the innermost part.
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 from fedlight.lightning_cli.class_names import find_object, last_part
@@ -38,6 +38,7 @@ MOVED = {
     "step_schedule": ("parts", "add fedlight.StepSchedules with next_round=restart to parts"),
     "product_error": ("parts", "add fedlight.ProductError to parts"),
 }
+"""Former setting -> a setting of the class that had it, and what stands in its place."""
 NESTED = {
     "split": ("val_source", "val_split", "test_source", "test_split", "holdout", "val_share", "val_max"),
     "format": (
@@ -53,9 +54,26 @@ NESTED = {
         *("encoder", "choice_values", "twins_together"),
     ),
     "rows": ("few_shot", "pseudo_labels", "canaries", "taught_turns"),
+    "lora": ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
+    "optimizer": ("optimizer_args", "lr_schedule"),
+    "completions": ("temperature", "top_p", "max_new_tokens"),
+    "execution": ("trust_remote_code", "gradient_checkpointing", "prefix", "vllm"),
+    "sampling": ("temperature", "top_p", "max_new_tokens", "max_tokens"),
+    "sending": ("timeout_seconds", "retries", "wait_seconds", "concurrent"),
+    "budget": ("max_requests", "max_cost", "prompt_price", "answer_price"),
+    "warmup": ("warmup_share", "warmup_epochs", "warmup_batch_size", "lr"),
+    "gradients": ("batch_size",),
 }
-MOVED |= {name: (group, f"{name} is {group}.{name} now") for group, names in NESTED.items() for name in names}
-"""Former setting -> a setting of the class that had it, and what stands in its place."""
+"""Setting that others stand below -> their former names, beside it."""
+RENAMED = {
+    "lr_schedule": "optimizer.schedule",
+    "max_tokens": "sampling.max_new_tokens",
+    "prompt_price": "budget.prices.prompt",
+    "answer_price": "budget.prices.answer",
+}
+"""Former setting -> its place below another, where the words differ."""
+OF_VALUE = {"optimizer": "name", "completions": "number"}
+"""Setting that was a value and has others below it now -> the one of these that is that value."""
 
 
 def one_line(
@@ -105,6 +123,9 @@ def one_line(
     if match := re.search(r"but (\S+) is abstract", message):
         names = _names(_concrete(find_object(match[1])))
         return f"{where}{match[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
+    last = key.rpartition(".")[2]
+    if last in OF_VALUE and (match := re.search(r"Unable to load config ['\"]([^'\"]*)", message)):
+        return f"{where}it has settings below it: give --{key}.{OF_VALUE[last]}={match[1]}"
     return where + _expected(message)
 
 
@@ -127,6 +148,10 @@ def one_line_reference(key: str | None, message: str) -> str:
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:
+    if key.startswith(
+        "optimizer_args."
+    ):  # below a setting that a class does not have, the parser names no class
+        return f"there is no key {key!r} any more: it is {key.replace('_', '.', 1)} now"
     same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)
     return f"there is no key {key!r}{hint or '; --help all lists all keys'}"
@@ -164,10 +189,21 @@ def _no_setting(path: str | None, option: str) -> str:
         name for cls in getattr(kind, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
     ]
     settings = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
-    moved = MOVED.get(option.partition(".")[0])
+    first = option.partition(".")[0]
+    moved = MOVED.get(first)
     if moved is not None and moved[0] in settings:
         return f"{_last(path)} has no setting {option!r} any more: {moved[1]}"
+    if place := _place(first, settings):
+        return f"{_last(path)} has no setting {first!r} any more: it is {place} now"
     return f"{_last(path)} has no setting {option!r}{near(option, settings) or _has(settings)}"
+
+
+def _place(former: str, known: Collection[str]) -> str | None:
+    """Return where a former setting stands below one that is known; None for another."""
+    for key, names in NESTED.items():
+        if former in names and key in known:
+            return RENAMED.get(former) or f"{key}.{former.removeprefix(f'{key}_')}"
+    return None
 
 
 def _has(names: list[str]) -> str:

@@ -154,9 +154,8 @@ def _workload(
         predict_payloads(loop.algorithm, visits, client, state, gone, again) for again in (False, True)
     )
     options = module.options
-    optimizer = make_optimizer(
-        options.optimizer, [nn.Parameter(torch.zeros(1))], options.lr, options.optimizer_args or {}
-    )
+    name, args = options.optimizer["name"], options.optimizer["args"] or {}
+    optimizer = make_optimizer(name, [nn.Parameter(torch.zeros(1))], options.lr, args)
     # The visit that trains most takes most memory.
     trains = max(
         (message.start for message in sent), key=lambda start: sum(value.numel() for value in start.values())
@@ -178,7 +177,7 @@ def _workload(
         "batch_size": batch_size,
         "max_tokens": tokens,
         "batches": work.num_batches,
-        "optimizer": options.optimizer,
+        "optimizer": name,
         "trained_parameters": sum(weight.numel() for weight in state.values()),
         "frozen_parameters": sum(w.numel() for w in meter.module.parameters() if not w.requires_grad),
         "deadline_seconds": None if loop.fleet is None else loop.fleet.deadline_seconds,

@@ -139,7 +139,11 @@ def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
     number = _num_rows(data, "train", data.get("limit"), rows)
     if number is None:
         return None
-    tokens = (model.get("completions") or 1) * (model.get("max_new_tokens") or 0)
+    written = model.get("completions") or {
+        "number": 1,
+        "max_new_tokens": 0,
+    }  # a module of one's own may have none
+    tokens = written["number"] * written["max_new_tokens"]
     return number * (tokens + (data.get("max_tokens") or 0)) * BYTES_PER_TOKEN
 
 

@@ -89,7 +89,7 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
     """Return the finding of a stage, with ``rates`` of models that were measured before."""
     options, data = _options(parsed), parsed.config["data"]["init_args"]
     what, model = f"{GENERATION}{parsed.stage.name}", options["model"]
-    texts, new = data["limit"] * options["completions"], options["max_new_tokens"]
+    texts, new = data["limit"] * options["completions"]["number"], options["completions"]["max_new_tokens"]
     said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
     if not _fits(model):
         return unknown(what, f"{said}; not timed, as {model} may be too large for this machine")
@@ -110,7 +110,11 @@ def _writes(parsed: ParsedStage) -> bool:
     if parsed.stage.command != "predict" or parsed.stage.is_done or parsed.namespace is None:
         return False
     options, data = _options(parsed), parsed.config["data"]["init_args"]
-    return bool(data.get("limit")) and "completions" in options and options.get("vllm") is None
+    return (
+        bool(data.get("limit"))
+        and "completions" in options
+        and options.get("execution", {}).get("vllm") is None
+    )
 
 
 def _options(parsed: ParsedStage) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def _is_language_model(parsed: ParsedStage) -> bool:
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
     model, data = config["model"]["init_args"], config["data"]["init_args"]
-    names = ("lora_rank", "lora_targets", "base", "dtype", "optimizer", "gradient_checkpointing")
+    names = ("lora", "base", "dtype", "optimizer", "execution")
     return (*(str(model.get(name)) for name in names), data.get("batch_size"), data.get("max_tokens"))
 
 

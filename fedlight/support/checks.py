@@ -16,7 +16,7 @@ from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from fedlight.support.files import BoundError, read_text
 
@@ -55,6 +55,9 @@ class Checked:
         ValueError: FederatedLoop: algorithm='FedProks' must be an Algorithm or None: give an object, algorithm=FedProx()
     """
 
+    maps: ClassVar[tuple[str, ...]] = ()
+    """Nested settings that the class also takes as maps, as its checkpoints have them."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the arguments; copies, which are made without any, are not checked."""
         if cls.__init__ is object.__init__ and (args or kwargs):
@@ -72,8 +75,9 @@ def check_fields(made: object) -> None:
 
 
 def _refuse_unfit(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    maps = getattr(cls, "maps", ())
     for name, value, hint in _given(cls, args, kwargs):
-        if not fits(value, hint):
+        if not fits(value, hint) and not (name in maps and isinstance(value, Mapping)):
             raise ValueError(_describe(cls, name, value, hint))
 
 

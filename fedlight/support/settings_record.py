@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 CLASS = "class"
 MOST_ITEMS = 1000
 MOST_NAMED = 3
+Nested = TypeVar("Nested")
 Difference = tuple[str, Any, Any]
 """Name of a setting, its value before and its value now."""
 OWN_PATH = re.compile(r"^fedlight\.(?:[a-z_0-9]+\.)+(?=\w)")
@@ -58,7 +59,7 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
 
 
 def with_plain_values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings for a checkpoint, with paths as texts and numbers of numpy as Python's.
+    """Return settings for a checkpoint: nested ones as maps, paths as texts and numbers of numpy as Python's.
 
     Examples:
         >>> with_plain_values({"model": Path("my_model"), "lr": np.float64(0.5)})
@@ -69,9 +70,21 @@ def with_plain_values(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Path)
         else value.item()
         if isinstance(value, np.generic)
+        else dataclasses.asdict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type)
         else value
         for name, value in settings.items()
     }
+
+
+def made_of(kind: type[Nested], given: Nested | Mapping[str, Any]) -> Nested:
+    """Return nested settings, which a checkpoint has as a map.
+
+    Examples:
+        >>> made_of(complex, {"real": 1.0, "imag": 2.0})
+        (1+2j)
+    """
+    return kind(**given) if isinstance(given, Mapping) else given
 
 
 def refuse_other_settings(saved: Mapping[str, Any], new: Mapping[str, Any], remedy: str) -> None:

@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +17,35 @@ from torch import Tensor, nn
 
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.checks import check_choice
+from fedlight.support.checks import check_choice, check_fields, check_range
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import first_line
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters and the layers that have them.
+
+    Args:
+        rank: r of the adapter.
+        alpha: the adapter is scaled by ``alpha / rank``.
+        dropout: in [0, 1], on the adapter's input; the base's own dropout is off.
+        targets: ``all-linear``, a regular expression, or names of layers.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    rank: int = 8
+    alpha: float = 16
+    dropout: float = 0.05
+    targets: str | list[str] = "all-linear"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_range("lora.rank", self.rank, 1, float("inf"))
+        check_range("lora.alpha", self.alpha, 0, float("inf"), above_low=True)  # at 0 nothing is trained
+        check_range("lora.dropout", self.dropout, 0, 1)
 
 
 def add_adapters(
@@ -36,8 +63,9 @@ def add_adapters(
 
 def get_lora_settings(options: Any, task: str) -> dict[str, Any]:
     """Return a module's settings as arguments of PEFT's ``LoraConfig``."""
-    lora = {"r": options.lora_rank, "lora_alpha": options.lora_alpha, "lora_dropout": options.lora_dropout}
-    return lora | {"target_modules": options.lora_targets, "task_type": task}
+    lora = options.lora
+    scaled = {"r": lora["rank"], "lora_alpha": lora["alpha"], "lora_dropout": lora["dropout"]}
+    return scaled | {"target_modules": lora["targets"], "task_type": task}
 
 
 def create_adapters(
@@ -62,7 +90,7 @@ def create_adapters(
     if not isinstance(targets, str):
         layers = sorted({name.rpartition(".")[2] for name, _ in network.named_modules()} - {""})
         for target in targets:
-            check_choice("lora_targets", target.rpartition(".")[2], layers)
+            check_choice("lora.targets", target.rpartition(".")[2], layers)
     whole = {name.rpartition(".")[0] for name in new_weights}
 
     # PEFT adds modules named classifier or score to this list itself.
@@ -78,7 +106,7 @@ def create_adapters(
         except ValueError as error:
             if not isinstance(targets, str):
                 raise
-            raise ValueError(f"lora_targets={targets!r} fits no layer of this model ({error})") from error
+            raise ValueError(f"lora.targets={targets!r} fits no layer of this model ({error})") from error
         # By now PEFT has found the layers; in a network with an adapter it would take more for "all-linear".
         layers = network.peft_config[names[0]].target_modules
         for name in names[1:]:

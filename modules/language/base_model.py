@@ -8,6 +8,7 @@ the last two through bitsandbytes. Only safetensors files are read.
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +21,35 @@ from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.modules.language.streams import own_stream
 from fedlight.pretrained import hub
 from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_errors
+from fedlight.support.checks import check_fields
 from fedlight.support.console import silence_transformers
 
 BASES = ("plain", "int8", "nf4")
 _LOGGED_AS = {"plain": "base", "int8": "int8 base with the rest", "nf4": "nf4 base, computed"}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a language model is executed: what it costs, not what it computes.
+
+    Args:
+        trust_remote_code: run code that comes with the model.
+        gradient_checkpointing: compute activations twice instead of keeping them: less memory, about a third more time.
+        prefix: ``auto``: texts of a batch that begin alike share a row where that saves time; ``off``: a row per text.
+        vllm: further arguments of ``vllm.LLM``, such as ``{"gpu_memory_utilization": 0.4}``, with which vLLM completes
+            prompts; ``{}`` for its defaults. None: ``transformers`` completes them.
+
+    Raises:
+        ValueError: a setting is of another type.
+    """
+
+    trust_remote_code: bool = False
+    gradient_checkpointing: bool = False
+    prefix: str = "auto"
+    vllm: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def load_base(
@@ -35,7 +61,7 @@ def load_base(
     num_labels: int | None = None,
     seed: int = 0,
 ) -> tuple[Any, list[str]]:
-    """Load a base model without dropout of its own, as it is frozen and ``lora_dropout`` is the dropout of training.
+    """Load a base model without dropout of its own, as it is frozen and ``lora.dropout`` is the dropout of training.
 
     A quantized base, or one in another number type than its files, is read tensor by tensor: at no time is there a copy of
     it beside it. A plain base in the type of its files is a map of them, which processes share.

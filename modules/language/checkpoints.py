@@ -89,7 +89,7 @@ def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -
         ...
         ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: ...
     """
-    names = ("lr", "optimizer", "optimizer_args", "lr_schedule")
+    names = ("lr", "optimizer")
     was, now = ({name: described(settings.get(name)) for name in names} for settings in (saved, own))
     refuse_other_settings(was, now, "start anew from its adapter by the setting adapter")
 
@@ -114,7 +114,7 @@ def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> 
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise ValueError(
             f"this checkpoint does not fit the module: {min(wrong)}{more}; "
-            "set num_adapters, lora_rank, lora_targets, adapter and head as they were"
+            "set num_adapters, lora, adapter and head as they were"
         )
     with torch.no_grad():
         for name, weight in own.items():

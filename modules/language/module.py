@@ -19,12 +19,15 @@ from torch.utils.checkpoint import checkpoint
 
 from fedlight.devices.measure.number_type import DTYPES, NumberType, choose_dtype
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.evaluation.tasks.sampling import Completions
 from fedlight.modules import vllm_engine
 from fedlight.modules.evaluation import Results, evaluate_together
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
 from fedlight.modules.language.generation import Request, complete, encode_prompts
-from fedlight.modules.language.optimizers import SCHEDULES, check_optimizer, configure_optimizer
+from fedlight.modules.language.optimizers import Optimization, configure_optimizer
 from fedlight.modules.language.readout import SharedPrefix, check_readout
 from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.processes.work import once
@@ -34,7 +37,7 @@ from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_precision, check_range
 from fedlight.support.needs import Model, Need, Package
 from fedlight.support.seeding import derive_seed
-from fedlight.support.settings_record import with_plain_values
+from fedlight.support.settings_record import made_of, with_plain_values
 
 Batch = dict[str, Any]
 Texts = Sequence[str]
@@ -47,36 +50,24 @@ class LanguageModule(Checked, LightningModule):
     Args:
         model: hub name, folder, or ``"toy"`` for the embedded model.
         base: ``plain``, ``int8`` or ``nf4``: the number form of the frozen base.
-        lora_rank: r of the adapter.
-        lora_alpha: the adapter is scaled by ``lora_alpha / lora_rank``.
-        lora_dropout: in [0, 1], on the adapter's input; the base's own dropout is off.
-        lora_targets: ``all-linear``, a regular expression, or names of layers.
+        lora: rank, scale, dropout and layers of new adapters.
         lr: learning rate, above 0.
-        optimizer: name of a class in ``torch.optim``.
-        optimizer_args: further arguments of the optimizer, such as ``{"betas": [0.9, 0.95]}``.
-        lr_schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
+        optimizer: optimizer and schedule of the learning rate.
         dtype: number type of the base: ``fp32``, ``bf16``, ``fp16`` or ``auto``, the fastest here, see
             `fedlight.devices.measure.number_type`. A run that goes on from a checkpoint keeps what ``auto`` was on a CPU.
         adapter: a folder of `save_adapter` to start from, with its rank, alpha, dropout and targets. A folder with
             several adapters decides their number; from a folder with one all ``num_adapters`` start.
         merge_adapter: add ``adapter`` to the base's weights and train a new one, instead of training it further.
-        completions: texts per prompt in ``predict_step``.
-        temperature: sampling temperature of these texts; 0 is greedy.
-        top_p: share of the probability to draw from, in (0, 1].
-        max_new_tokens: most tokens of a completion.
+        completions: number and sampling of the texts that ``predict_step`` writes to a prompt.
         seed: seed of new weights, of dropout and of the completions.
-        trust_remote_code: run code that comes with the model.
         num_adapters: adapters on the one base, equal at the start; one at a time is active, see `use_adapter`.
-        vllm: further arguments of ``vllm.LLM``, such as ``{"gpu_memory_utilization": 0.4}``, with which vLLM completes
-            prompts; ``{}`` for its defaults. None: ``transformers`` completes them.
-        prefix: ``auto``: texts of a batch that begin alike share a row where that saves time; ``off``: a row per text.
-        gradient_checkpointing: compute activations twice instead of keeping them: less memory, about a third more time.
+        execution: code of the model, memory and time.
 
     Attributes:
         task: PEFT's name for the kind of model.
         num_labels: outputs of a classification head; None for a language model's own head.
         dropout_masks: masks of the adapters' dropout.
-        shared_prefix: hidden states of texts that begin alike, by ``prefix``.
+        shared_prefix: hidden states of texts that begin alike, by ``execution.prefix``.
         batch_form: entry of a batch -> its dimensions, 0 where they are not checked.
         data_hint: the same in words, with the datamodule and the setting that provide it.
 
@@ -88,47 +79,35 @@ class LanguageModule(Checked, LightningModule):
     num_labels: int | None = None
     batch_form: ClassVar[Mapping[str, int]] = {}
     data_hint = ""
+    maps = ("lora", "optimizer", "completions", "execution")
 
     def __init__(
         self,
         model: str,
         base: str = "plain",
-        lora_rank: int = 8,
-        lora_alpha: float = 16,
-        lora_dropout: float = 0.05,
-        lora_targets: str | list[str] = "all-linear",
+        lora: Lora = Lora(),
         lr: float = 1e-5,
-        optimizer: str = "AdamW",
-        optimizer_args: dict[str, Any] | None = None,
-        lr_schedule: str = "constant",
+        optimizer: Optimization = Optimization(),
         dtype: str = "auto",
         adapter: str | None = None,
         merge_adapter: bool = False,
-        completions: int = 1,
-        temperature: float = 0.7,
-        top_p: float = 1.0,
-        max_new_tokens: int = 80,
+        completions: Completions = Completions(),
         seed: int = 0,
-        trust_remote_code: bool = False,
         num_adapters: int = 1,
-        vllm: dict[str, Any] | None = None,
-        prefix: str = "auto",
-        gradient_checkpointing: bool = False,
+        execution: Execution = Execution(),
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.save_hyperparameters(with_plain_values(self.hparams))
+        execution = made_of(Execution, execution)
+        nested: dict[str, Any] = {"lora": made_of(Lora, lora), "optimizer": made_of(Optimization, optimizer)}
+        nested |= {"completions": made_of(Completions, completions), "execution": execution}
+        self.save_hyperparameters(with_plain_values({**self.hparams, **nested}))
         check_choice("base", base, base_model.BASES)
         check_choice("dtype", dtype, ("auto", *DTYPES))
-        check_choice("lr_schedule", lr_schedule, SCHEDULES)
-        check_optimizer(optimizer, optimizer_args or {})
         check_range("num_adapters", num_adapters, 1, float("inf"))
-        check_range("lora_rank", lora_rank, 1, float("inf"))
-        check_range("lora_alpha", lora_alpha, 0, float("inf"), above_low=True)  # at 0 nothing is trained
-        check_range("lora_dropout", lora_dropout, 0, 1)
         check_range("lr", lr, 0, float("inf"), above_low=True)
         adapter_folders.check_merge(merge_adapter, adapter, base)
-        if vllm is not None:
+        if execution.vllm is not None:
             vllm_engine.check_settings(self.options)
         self._engine: vllm_engine.VLLMEngine | None = None
         self.network: Any = None
@@ -136,7 +115,7 @@ class LanguageModule(Checked, LightningModule):
         self.base: dict[str, Any] = {}
         self._number_type: NumberType | None = None
         self.dropout_masks = DropoutMasks()
-        self.shared_prefix = SharedPrefix(prefix)
+        self.shared_prefix = SharedPrefix(execution.prefix)
         self._warned_of_length = False
         self._evaluated = Results()
         self._train_sums: dict[str, list[tuple[Tensor, list[int]]]] | None = None
@@ -144,12 +123,16 @@ class LanguageModule(Checked, LightningModule):
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
         """Return the model, and vLLM where it is set, which a dry run looks for."""
-        engine = [] if settings.get("vllm") is None else [Package("vllm", "'fedlight[vllm]'")]
+        engine = (
+            []
+            if (settings.get("execution") or {}).get("vllm") is None
+            else [Package("vllm", "'fedlight[vllm]'")]
+        )
         return [Model(settings["model"]), *engine]
 
     @property
     def options(self) -> Any:
-        """Arguments of the constructor, as attributes."""
+        """Arguments of the constructor, as attributes; nested ones are maps."""
         return self.hparams
 
     # Loading
@@ -157,28 +140,28 @@ class LanguageModule(Checked, LightningModule):
     def setup(self, stage: str) -> None:
         check_precision(str(self.trainer.precision))
         options, data = self.options, getattr(self.trainer, "datamodule", None)
-        config = base_model.read_config(options.model, options.trust_remote_code)
+        config = base_model.read_config(options.model, options.execution["trust_remote_code"])
         check_max_tokens(config, options.model, data)
         if self.network is None:  # a base that is loaded may have the type of a checkpoint
             # Processes that measure may find unlike types.
             self._number_type = NumberType(*once(lambda: tuple(self._choose_dtype())))
 
     def _choose_dtype(self) -> NumberType:
-        config = base_model.read_config(self.options.model, self.options.trust_remote_code)
+        config = base_model.read_config(self.options.model, self.options.execution["trust_remote_code"])
         return choose_dtype(self.options.dtype, torch.get_default_device(), base_model.width_of(config))
 
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        tokenizer = base_model.load_tokenizer(self.options.model, self.options.trust_remote_code)
+        tokenizer = base_model.load_tokenizer(self.options.model, self.options.execution["trust_remote_code"])
         names = self.adapter_names  # refuses a folder that does not fit, before the base is loaded
         network, new = self.load_base()
         merged = self.options.adapter if self.options.merge_adapter else None
         self.base = checkpoints.describe_base(network, new, self.options.model, self.options.base, merged)
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
-        if self.options.gradient_checkpointing:
+        if self.options.execution["gradient_checkpointing"]:
             self.checkpoint_gradients(True)
-        if self.options.vllm is not None:
+        if self.options.execution["vllm"] is not None:
             vllm_engine.check_network(self.network)
         seed_dropout(self.network, self.dropout_masks)
         from fedlight.stacking.fused_lora import fuse_lora  # imports PEFT
@@ -188,7 +171,8 @@ class LanguageModule(Checked, LightningModule):
 
     def load_base(self) -> tuple[Any, list[str]]:
         """Return the base without an adapter, and the names of its parameters that are in no folder."""
-        options = {name: self.options[name] for name in ("model", "base", "trust_remote_code", "seed")}
+        options = {name: self.options[name] for name in ("model", "base", "seed")}
+        options["trust_remote_code"] = self.options.execution["trust_remote_code"]
         self._number_type = self._number_type or self._choose_dtype()
         base_model.log_number_type(self.options.base, self._number_type)
         dtype = self._number_type.name
@@ -210,7 +194,7 @@ class LanguageModule(Checked, LightningModule):
     def checkpoint_gradients(self, enabled: bool) -> None:
         """Keep all activations, or only the inputs of the layers and recompute the rest on the same random numbers.
 
-        With ``gradient_checkpointing`` they are always recomputed.
+        With ``execution.gradient_checkpointing`` they are always recomputed.
 
         Raises:
             ValueError: the architecture does not support it.
@@ -219,7 +203,7 @@ class LanguageModule(Checked, LightningModule):
         # reentrant checkpoints need.
         contexts = self.dropout_masks.checkpoint_contexts
         function = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
-        enabled = enabled or self.options.gradient_checkpointing
+        enabled = enabled or self.options.execution["gradient_checkpointing"]
         self.causal_lm._set_gradient_checkpointing(enable=enabled, gradient_checkpointing_func=function)
 
     @property
@@ -379,7 +363,7 @@ class LanguageModule(Checked, LightningModule):
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
         requests = [Request(prompts, seed)]
-        if self.options.vllm is not None:
+        if self.options.execution["vllm"] is not None:
             [texts] = self._complete_by_vllm([None if raw else {}], requests, settings)
             return texts
         with adapters.disable_adapters(self.network, raw):
@@ -421,7 +405,7 @@ class LanguageModule(Checked, LightningModule):
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
         requests = [Request(own, seed) for own, seed in zip(prompts, seeds, strict=True)]
-        if self.options.vllm is not None:
+        if self.options.execution["vllm"] is not None:
             return self._complete_by_vllm(states, requests, settings)
         stacked = StackedAdapters(self, adapters.trained_parameters(self))
         if not asked:
@@ -464,11 +448,11 @@ class LanguageModule(Checked, LightningModule):
             )
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        options = {name: self.options[name] for name in ("temperature", "top_p", "max_new_tokens")}
+        sampling = dict(self.options.completions)
         # Not from batch_idx: a run that is resumed at the tenth batch counts it as the first.
         seed = derive_seed(self.options.seed, "completions", *batch["prompt"])
         stop = batch.get("stop", ())
-        return self.generate(batch["prompt"], n=self.options.completions, seed=seed, stop=stop, **options)
+        return self.generate(batch["prompt"], n=sampling.pop("number"), seed=seed, stop=stop, **sampling)
 
     # Saving
 

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +11,35 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fedlight.support.checks import check_choice
+from fedlight.support.checks import check_choice, check_fields
 from fedlight.support.torch_parts import use_fused_kernel
 
 SCHEDULES = ("constant", "cosine")
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
 """Arguments of torch's optimizers that choose how a step is computed."""
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """Optimizer of a module, and its learning rate as a function of the round.
+
+    Args:
+        name: name of a class in ``torch.optim``.
+        args: further arguments of the optimizer, such as ``{"betas": [0.9, 0.95]}``.
+        schedule: ``constant``, or ``cosine`` from ``lr`` to 0 over ``trainer.max_epochs`` (epochs are rounds).
+
+    Raises:
+        ValueError: torch has no such optimizer, it has no such argument, or the schedule is misspelt.
+    """
+
+    name: str = "AdamW"
+    args: dict[str, Any] | None = None
+    schedule: str = "constant"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_choice("optimizer.schedule", self.schedule, SCHEDULES)
+        check_optimizer(self.name, self.args or {})
 
 
 def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
@@ -32,15 +56,17 @@ def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
         >>> check_optimizer("AdamW", {"beta": [0.9, 0.95]})
         Traceback (most recent call last):
         ...
-        ValueError: optimizer_args of AdamW='beta': did you mean 'betas'?
+        ValueError: optimizer.args of AdamW='beta': did you mean 'betas'?
     """
-    check_choice("optimizer", name, [key for key, value in vars(torch.optim).items() if _is_optimizer(value)])
+    check_choice(
+        "optimizer.name", name, [key for key, value in vars(torch.optim).items() if _is_optimizer(value)]
+    )
     if "lr" in args:
-        raise ValueError("optimizer_args has 'lr': set lr itself")
+        raise ValueError("optimizer.args has 'lr': set lr itself")
     parameters = inspect.signature(getattr(torch.optim, name)).parameters
     for key in args:
         check_choice(
-            f"optimizer_args of {name}", key, [key for key in parameters if key not in ("params", "lr")]
+            f"optimizer.args of {name}", key, [key for key in parameters if key not in ("params", "lr")]
         )
 
 
@@ -86,7 +112,7 @@ def cosine(max_epochs: int | None) -> Callable[[int], float]:
     """
     if max_epochs is None or max_epochs < 1:
         raise ValueError(
-            f"lr_schedule='cosine' needs an end: trainer.max_epochs={max_epochs}, set it above 0"
+            f"optimizer.schedule='cosine' needs an end: trainer.max_epochs={max_epochs}, set it above 0"
         )
     return lambda epoch: (1 + math.cos(math.pi * min(epoch, max_epochs) / max_epochs)) / 2
 
@@ -95,12 +121,12 @@ def configure_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> Opti
     """Return the optimizer of a module's settings, with its schedule if they name one.
 
     Args:
-        module: LightningModule whose ``options`` have ``optimizer``, ``optimizer_args``, ``lr`` and ``lr_schedule``.
+        module: LightningModule whose ``options`` have ``lr`` and, as a map, ``optimizer``.
         parameters: the trained parameters.
     """
-    options = module.options
-    optimizer = make_optimizer(options.optimizer, parameters, options.lr, options.optimizer_args or {})
-    if options.lr_schedule == "constant":
+    settings = module.options.optimizer
+    optimizer = make_optimizer(settings["name"], parameters, module.options.lr, settings["args"] or {})
+    if settings["schedule"] == "constant":
         return optimizer
     schedule = LambdaLR(optimizer, cosine(module.trainer.max_epochs))
     return {"optimizer": optimizer, "lr_scheduler": schedule}

@@ -216,7 +216,7 @@ def _explain_dropout(causal_lm: nn.Module) -> str:
     rates += [layer.p for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]
     if not (rate := max(rates, default=0.0)):
         return ""
-    return f"dropout of {rate:g} draws for each text: in training each has a row, and shares it with lora_dropout=0"
+    return f"dropout of {rate:g} draws for each text: in training each has a row, and shares it with lora.dropout=0"
 
 
 def _is_stacked(causal_lm: nn.Module) -> bool:

@@ -36,9 +36,11 @@ def make_skeleton(module: Any, dtype: str = "bf16") -> Any:
     options = module.options
     settings = {name: value for name, value in options.items() if not name.startswith("_")}  # _class_path
     made = _construct(type(module), {**settings, "base": "plain", "dtype": dtype})
-    network = _make_base(options.model, DTYPES[dtype], options.trust_remote_code, module.num_labels)
+    network = _make_base(
+        options.model, DTYPES[dtype], options.execution["trust_remote_code"], module.num_labels
+    )
     made.network = _add_adapters(network, module)
-    if options.gradient_checkpointing:
+    if options.execution["gradient_checkpointing"]:
         made.checkpoint_gradients(True)
     return made
 

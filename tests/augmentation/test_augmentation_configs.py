@@ -106,7 +106,7 @@ def test_the_setting_of_the_paper(domain, tiny_model, tmp_path):
         [f"--data=data/{domain}_instructions.yaml"] if domain else []
     )
     ran(
-        *("fit", *arguments, *short(tmp_path / "run", tiny_model), "--model.lora_targets=all-linear"),
+        *("fit", *arguments, *short(tmp_path / "run", tiny_model), "--model.lora.targets=all-linear"),
         *(
             f"--data.source={files[own]}",
             f"--data.public_source={json.dumps(others)}",

@@ -13,7 +13,9 @@ from tiny_world import table, write_rows
 
 from fedlight.augmentation.direct import DirectRetrieval
 from fedlight.augmentation.feddca import FedDCA
+from fedlight.augmentation.less.example_gradients import ExampleGradients
 from fedlight.augmentation.less.less import LESS
+from fedlight.augmentation.less.warm_up import WarmUp
 from fedlight.augmentation.random_sampling import RandomSampling
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
 from fedlight.callbacks.logs.visit_log import VisitLog
@@ -26,6 +28,8 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.server import FedAvgM
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 from tests.support.nested import nested
 
@@ -65,7 +69,9 @@ def feddca():
 
 
 def run(folder, model, data, rounds=2, callbacks=(), ckpt=None, **loop):
-    module = SFTModule(model, lora_rank=2, lr=0.05, optimizer="SGD", optimizer_args={}, lora_dropout=0.0)
+    module = SFTModule(
+        model, lora=Lora(rank=2, dropout=0.0), lr=0.05, optimizer=Optimization(name="SGD", args={})
+    )
     loop = [FederatedLoop(clients_per_round=2, local_steps=3, **loop)] if loop else []
     kept = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     options = {"limit_val_batches": 0, "default_root_dir": folder, "enable_checkpointing": kept}
@@ -107,8 +113,13 @@ def test_augmented_clients_are_clients_with_more_rows(name, tiny_model, tmp_path
 
 
 def small_less(model):
-    sizes = {"lora_rank": 2, "dimension": 64, "warmup_share": 0.5, "warmup_epochs": 1, "batch_size": 2}
-    return LESS(model, NUMBER, TEMPLATE, max_tokens=64, lora_targets="all-linear", device="cpu", **sizes)
+    sizes = {
+        "lora": Lora(2, 512, 0.1),
+        "dimension": 64,
+        "warmup": WarmUp(0.5, 1),
+        "gradients": ExampleGradients(batch_size=2),
+    }
+    return LESS(model, NUMBER, TEMPLATE, max_tokens=64, device="cpu", **sizes)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """LESS against its equations written out, and on rows of three kinds of which each client has one."""
 
 import random
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from fedlight.augmentation.less import scores as less_scores
+from fedlight.augmentation.less.example_gradients import ExampleGradients
 from fedlight.augmentation.less.less import LESS
+from fedlight.augmentation.less.warm_up import WarmUp
+from fedlight.modules.language.adapters import Lora
 from fedlight.toy import world
 
-SMALL = {"dtype": "fp32", "lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.0, "lr": 0.01, "dimension": 128}
-SMALL |= {"warmup_share": 0.3, "warmup_epochs": 2, "warmup_batch_size": 3, "batch_size": 4, "max_tokens": 80}
+ADAPTER, WARM_UP = partial(Lora, 2, 4, 0.0, r".*\.[qkvo]_proj"), WarmUp(0.3, 2, 3, 0.01)
+SMALL = {"dtype": "fp32", "lora": ADAPTER(), "warmup": WARM_UP, "dimension": 128}
+SMALL |= {"gradients": ExampleGradients(batch_size=4), "max_tokens": 80}
 SMALL |= {"template": "{instruction}", "device": "cpu"}
 
 
@@ -96,7 +102,7 @@ def test_equals_the_equations_written_out(tiny_model, monkeypatch, way):
         def __call__(self, vectors):
             return torch.cat([part.flatten(1) for part in vectors.values()], dim=1)
 
-    options = {**SMALL, "gradients": way}
+    options = {**SMALL, "gradients": ExampleGradients(way, 4)}
     projected = LESS(tiny_model, 30, **options).augment(CLIENTS, PUBLIC, seed=3)
     monkeypatch.setattr(less_scores, "RandomProjection", Whole)
     added = LESS(tiny_model, 30, **options).augment(CLIENTS, PUBLIC, seed=3)
@@ -116,7 +122,7 @@ def test_a_row_follows_from_seed_and_texts_alone(tiny_model):
     torch.rand(5)
     np.random.rand(5)
     state = torch.get_rng_state()
-    options = {**SMALL, "batch_size": 7, "lora_dropout": 0.0}
+    options = {**SMALL, "gradients": ExampleGradients(batch_size=7)}
     second = LESS(tiny_model, 4, **options).augment(CLIENTS, PUBLIC, seed=0)
     assert torch.equal(torch.get_rng_state(), state)
     assert {client: rows[:4] for client, rows in rows_of(first).items()} == rows_of(second)
@@ -136,7 +142,14 @@ def test_rows_of_the_clients_own_kind_are_chosen():
     """By the embedded model: of 10 rows for each client, where a third would be right by chance, nearly all are."""
     clients = {f"c{kind}": make_rows([kind] * 6, seed=kind + 10) for kind in range(3)}
     public = make_rows([row % 3 for row in range(60)], seed=4)
-    options = {**SMALL, "lora_rank": 4, "lr": 1e-3, "template": "alpaca", "dimension": 1024, "batch_size": 12}
+    options = {
+        **SMALL,
+        "lora": replace(ADAPTER(), rank=4),
+        "warmup": replace(WARM_UP, lr=1e-3),
+        "template": "alpaca",
+        "dimension": 1024,
+        "gradients": ExampleGradients(batch_size=12),
+    }
     added = LESS("toy", 10, **options).augment(clients, public, seed=0)
     for kind in range(3):
         rows = rows_of(added)[f"c{kind}"]
@@ -194,7 +207,9 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
     (folder / "0-1.npy").write_bytes(b"cut off")
     taken.clear()
     # Other sizes of batches, and more rows wanted: the same scores.
-    added = LESS(tiny_model, 5, **{**kept, "batch_size": 5}).augment(CLIENTS, PUBLIC, seed=0)
+    added = LESS(tiny_model, 5, **{**kept, "gradients": ExampleGradients(batch_size=5)}).augment(
+        CLIENTS, PUBLIC, seed=0
+    )
     assert rows_of(added) == rows_of(expected)
     assert scores_of(added)["a"] == pytest.approx(scores_of(expected)["a"], abs=1e-5)
     assert sum(taken) == 2 * 8 + 8 + 14
@@ -203,7 +218,7 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
     assert {client: rows[:5] for client, rows in more.items()} == added
     assert sum(taken) == 2 * 8
     taken.clear()
-    LESS(tiny_model, 5, **{**kept, "lora_rank": 3}).augment(
+    LESS(tiny_model, 5, **{**kept, "lora": replace(ADAPTER(), rank=3)}).augment(
         CLIENTS, PUBLIC[:5], seed=0
     )  # nothing is mixed up
     assert sum(taken) == 2 * (8 + 5)
@@ -213,25 +228,26 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
     ("change", "message"),
     [
         ({"number": 0}, "number=0 must be at least 1"),
-        ({"warmup_share": 0}, r"warmup_share=0 must be in \(0, 1\]"),
-        ({"warmup_epochs": 0}, "warmup_epochs=0 must be at least 1"),
+        (lambda: {"warmup": WarmUp(share=0)}, r"warmup.share=0 must be in \(0, 1\]"),
+        (lambda: {"warmup": WarmUp(epochs=0)}, "epochs=0 must be at least 1"),
         ({"dimension": 0}, "dimension=0 must be at least 1"),
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"base": "nf4", "gradients": "func"}, "set gradients to 'layers'"),
+        (lambda: {"gradients": ExampleGradients(batch_size=0)}, "batch_size=0 must be at least 1"),
+        ({"base": "nf4", "gradients": ExampleGradients("func")}, "set it to 'layers'"),
         ({"base": "int4"}, "did you mean 'int8'"),
-        ({"gradients": "layer"}, "did you mean 'layers'"),
-        ({"lora_dropout": 2}, r"lora_dropout=2 must be in \[0, 1\]"),
-        ({"lr": 0}, r"lr=0 must be in \(0"),
+        (lambda: {"gradients": ExampleGradients("layer")}, "did you mean 'layers'"),
+        (lambda: {"lora": Lora(dropout=2)}, r"lora.dropout=2 must be in \[0, 1\]"),
+        ({"warmup": WarmUp(lr=0)}, r"lr=0 must be in \(0"),
         ({"template": "alpacca"}, "alpaca"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_read(change, message):
     with pytest.raises(ValueError, match=message):
+        change = change() if callable(change) else change
         LESS(**{"model": "no/such/model", "number": 3, **SMALL, **change})
 
 
 def test_settings_hold_what_the_result_depends_on(tiny_model):
     less = LESS(tiny_model, 3, **SMALL)
     assert less.settings() == {"class": "LESS", "model": tiny_model, "number": 3, "base": "plain"} | {
-        name: value for name, value in SMALL.items() if name not in ("batch_size", "device")
-    } | {"lora_targets": r".*\.[qkvo]_proj"}
+        name: value for name, value in SMALL.items() if name not in ("gradients", "device")
+    } | {name: {"class": type(SMALL[name]).__name__, **vars(SMALL[name])} for name in ("lora", "warmup")}

@@ -28,7 +28,7 @@ def arguments(tmp_path, model, run, generator):
         },
     }
     config = {
-        "model": {"class_path": "SFTModule", "init_args": {"model": model, "lora_rank": 2}},
+        "model": {"class_path": "SFTModule", "init_args": {"model": model, "lora": {"rank": 2}}},
         "data": {
             "class_path": "AugmentedInstructionDataModule",
             "init_args": {
@@ -125,7 +125,7 @@ def test_a_missing_key_is_one_line(endpoint, tmp_path, tiny_model, monkeypatch):
 
 
 def test_a_local_model_from_yaml(tmp_path, tiny_model):
-    init_args = {"model": tiny_model, "max_new_tokens": 6, "keep_cut": True, "temperature": 1.0}
+    init_args = {"model": tiny_model, "sampling": {"max_new_tokens": 6, "temperature": 1.0}, "keep_cut": True}
     generator = {"class_path": "LocalGenerator", "init_args": init_args}
     outcome = fedlight(*arguments(tmp_path, tiny_model, "run", generator))
     assert outcome.code == 0, outcome.err

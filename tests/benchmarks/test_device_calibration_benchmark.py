@@ -19,6 +19,7 @@ from device_calibration import (
 )
 
 from fedlight.devices.cost import CostMeter
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 pytestmark = pytest.mark.slow  # a whole benchmark
@@ -71,7 +72,7 @@ def test_operations_are_those_of_the_batch_that_is_trained(tmp_path):
     model = save_model(tmp_path, 32, TINY)
     batch = make_batch(case, TINY.words)
     assert batch["input_ids"].shape == (2, 8)
-    meter = CostMeter(SFTModule(model, lora_rank=8, lora_dropout=0.0))
+    meter = CostMeter(SFTModule(model, lora=Lora(rank=8, dropout=0.0)))
     products = 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 128)
     least = 2 * 2 * (2 * 8 * products + 2 * 7 * 32 * TINY.words)  # forward, and backward of the inputs
     assert least < device_calibration.step_flops(meter, case) < 2 * least  # LoRA and attention come on top

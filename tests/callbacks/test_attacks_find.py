@@ -13,6 +13,7 @@ from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.extraction import matches, memory_metrics
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 STEPS = 40
@@ -30,7 +31,7 @@ def learn_by_heart(folder, *callbacks, kind=SFTModule, steps=STEPS):
     """One batch of all rows, again and again: the module and the data."""
     rows = random_rows(folder / "rows.jsonl", clients=2, rows=8)
     data = make_data(rows, val_share=0.4, batch_size=14, canaries=Canaries(repeats=2, length=3))
-    module = kind("toy", lora_rank=16, lora_alpha=32, lr=0.007, lora_dropout=0.0, seed=1)
+    module = kind("toy", lora=Lora(rank=16, alpha=32, dropout=0.0), lr=0.007, seed=1)
     fit("toy", folder, *callbacks, data=data, module=module, max_epochs=steps)
     return module, data
 

@@ -26,6 +26,7 @@ from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 SHARED = Path(os.environ.get("FEDLIGHT_SHARED", "nowhere"))
@@ -74,7 +75,7 @@ def fit(source, folder, **settings):
             visits.append([(row["client"], row["split"], row["loss"]) for row in loop.visit_records])
 
     loop = FederatedLoop(algorithm=FewFedPIT(beta=0.5), clients_per_round=2)
-    module = SFTModule(str(STORIES), lora_rank=4, lora_dropout=0, lr=0.001, dtype="fp32")
+    module = SFTModule(str(STORIES), lora=Lora(rank=4, dropout=0), lr=0.001, dtype="fp32")
     trainer = L.Trainer(max_epochs=2, default_root_dir=folder, callbacks=[loop, Visits()], **TRAINER)
     trainer.fit(module, datamodule=data)
     files = [folder / f"synthetic/round_{number:04d}.jsonl" for number in range(2)]

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import MeanMetric
 
 from fedlight.callbacks.loop.fitted_step import FittedStep
+from fedlight.modules.language.adapters import Lora
 
 Pair = namedtuple("Pair", "x y")
 
@@ -284,7 +285,7 @@ def test_preferred_pairs(tiny_model, bits):
         ids = torch.randint(5, 50, (5, 12), generator=generator)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
-    module = DPOModule(tiny_model, dtype="fp32", lora_dropout=0.0)
+    module = DPOModule(tiny_model, dtype="fp32", lora=Lora(dropout=0.0))
     module.configure_model()
     with torch.no_grad():
         for name, weight in module.state_dict().items():

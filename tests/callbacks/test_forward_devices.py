@@ -13,6 +13,8 @@ from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 
 GIB = 2**30
@@ -106,7 +108,9 @@ def test_forward_passes_on_a_quantized_base(bits, tiny_model, tmp_path):
 
     def losses(train):
         forward = ZerothOrder() if train == "forward" else None
-        module = SFTModule(tiny_model, lora_rank=2, dtype="fp32", optimizer="SGD", lr=1e-12)
+        module = SFTModule(
+            tiny_model, lora=Lora(rank=2), dtype="fp32", optimizer=Optimization(name="SGD"), lr=1e-12
+        )
         data = PreferenceDataModule(
             VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, split=Split(val_share=0)
         )
@@ -153,7 +157,13 @@ def test_groups_hold_one_kind_of_training(tiny_model, tmp_path):
     """Language models with seeded dropout: alone and side by side the same, also in fleets with both kinds."""
 
     def run(at_once, **loop):
-        module = SFTModule(tiny_model, lora_rank=2, lora_dropout=0.1, dtype="fp32", optimizer="SGD", lr=1e-3)
+        module = SFTModule(
+            tiny_model,
+            lora=Lora(rank=2, dropout=0.1),
+            dtype="fp32",
+            optimizer=Optimization(name="SGD"),
+            lr=1e-3,
+        )
         data = PreferenceDataModule(
             VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, split=Split(val_share=0)
         )

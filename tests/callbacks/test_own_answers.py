@@ -18,6 +18,7 @@ from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 NAMES = ("anna", "ben", "carla", "dan", "eva", "finn")
@@ -61,7 +62,7 @@ def fit(model, rows, folder, *callbacks, rounds=2, **options):
         callbacks=list(callbacks),
     )
     L.seed_everything(1, verbose=False)
-    module = SFTModule(model, lr=0.05, lora_dropout=0.1, seed=1)
+    module = SFTModule(model, lr=0.05, lora=Lora(dropout=0.1), seed=1)
     trainer.fit(module, datamodule=data)
     return module, trainer
 

@@ -14,6 +14,7 @@ from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.selector import SelectorModule
 
 # Two comparisons in both orders, the label of each, and the log-odds of the right answer under three selectors.
@@ -73,7 +74,9 @@ def test_after_local_training(tmp_path):
         batch_size=4,
         eval_batch_size=3,
     )
-    module = SelectorModule(encoder, head="classifier", dtype="fp32", optimizer="SGD", lr=2.0)
+    module = SelectorModule(
+        encoder, head="classifier", dtype="fp32", optimizer=Optimization(name="SGD"), lr=2.0
+    )
     loop = FederatedLoop(LocalOnly(), clients_per_round=2, local_steps=4)
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
     trainer = L.Trainer(

@@ -17,6 +17,7 @@ from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.modules.feature_selector import FeatureSelectorModule
+from fedlight.modules.language.optimizers import Optimization
 
 DIMENSION, CLIENTS = 8, [f"p{i}" for i in range(8)]
 
@@ -43,7 +44,7 @@ class Pairs(FederatedDataModule):
 def train(algorithm, at_once=1, num_adapters=1, rounds=8):
     """Return the module, the loop and the accuracy of what each client has of its own."""
     module = FeatureSelectorModule(
-        DIMENSION, hidden=6, num_adapters=num_adapters, optimizer="SGD", lr=0.3, seed=2
+        DIMENSION, hidden=6, num_adapters=num_adapters, optimizer=Optimization(name="SGD"), lr=0.3, seed=2
     )
     loop = FederatedLoop(algorithm, clients_per_round=8, local_steps=4, clients_at_once=at_once)
     own_models = num_adapters == 1

@@ -11,6 +11,7 @@ from tiny_world import write_rows
 from fedlight.callbacks.scores.sample_answers import SampleAnswers
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.split import Split
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 from fedlight.report.sections import answers
 from fedlight.runs.run import read_runs
@@ -46,7 +47,7 @@ def fit(model, folder, *callbacks, val_share=0.2, **options):
         max_epochs=2, callbacks=[*callbacks], default_root_dir=folder, enable_model_summary=False, **settings
     )
     L.seed_everything(0)
-    module = SFTModule(model, lora_rank=2, lora_alpha=4, lr=0.05, **options)
+    module = SFTModule(model, lora=Lora(rank=2, alpha=4), lr=0.05, **options)
     trainer.fit(module, datamodule=data)
     return module, data
 

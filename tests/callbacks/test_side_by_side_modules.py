@@ -13,6 +13,8 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -24,7 +26,12 @@ ALGORITHMS = {"FedAvg": FedAvg, "FedProx": lambda: FedProx(0.5), "Scaffold": Sca
 
 def make(kind, model, optimizer="SGD", lr=0.02, **settings):
     # At twice the rate the untrained selector multiplies rounding by ten in four steps.
-    made = {"lora_rank": 2, "lora_dropout": 0.0, "dtype": "fp32", "optimizer": optimizer, "lr": lr}
+    made = {
+        "lora": Lora(rank=2, dropout=0.0),
+        "dtype": "fp32",
+        "optimizer": Optimization(optimizer),
+        "lr": lr,
+    }
     module = MODULES[kind](model, **made | settings)
     module.configure_model()
     generator = torch.Generator().manual_seed(7)
@@ -65,7 +72,7 @@ def test_adamw_with_dropout_and_clipping(kind, tiny_model):
     """Masks follow from a client's batch, so they are those that it has alone."""
 
     def run(at_once):
-        module = make(kind, tiny_model, "AdamW", 1e-3, lora_dropout=0.2)
+        module = make(kind, tiny_model, "AdamW", 1e-3, lora=Lora(rank=2, dropout=0.2))
         settings = {"gradient_clip_val": 0.5}
         loop = {"rounds": 2, "local_steps": 2, "settings": settings}
         return fit(module, votes(kind, tiny_model), at_once, **loop)

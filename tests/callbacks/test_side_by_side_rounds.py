@@ -14,6 +14,8 @@ from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.server import FedAdam
+from fedlight.modules.language import adapters
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 
 NAN, INF = float("nan"), float("inf")
@@ -115,7 +117,13 @@ def test_validation_of_a_run_that_is_stopped_inside_a_group_sees_the_global_mode
 
 
 def language(tmp_path, at_once, tiny_model, devices, batch_size=4, **loop):
-    module = SFTModule(tiny_model, lora_rank=2, lora_dropout=0.1, dtype="fp32", optimizer="SGD", lr=0.05)
+    module = SFTModule(
+        tiny_model,
+        lora=adapters.Lora(rank=2, dropout=0.1),
+        dtype="fp32",
+        optimizer=Optimization(name="SGD"),
+        lr=0.05,
+    )
     data = PreferenceDataModule(
         VOTES,
         view="sft",
@@ -206,7 +214,9 @@ def test_training_metrics_are_means_over_the_examples_of_a_round(tiny_model):
             logged.append({name: float(value) for name, value in named if name.startswith("train/")})
 
     for at_once in (1, 3):
-        module = SFTModule(tiny_model, lora_rank=2, dtype="fp32", optimizer="SGD", lr=0.05)
+        module = SFTModule(
+            tiny_model, lora=adapters.Lora(rank=2), dtype="fp32", optimizer=Optimization(name="SGD"), lr=0.05
+        )
         data = PreferenceDataModule(
             VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=4, split=Split(val_share=0)
         )

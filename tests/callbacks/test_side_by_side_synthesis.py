@@ -10,6 +10,8 @@ from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 from tests.support.nested import nested
 
@@ -43,7 +45,13 @@ def test_visits_side_by_side_are_on_what_each_client_has_chosen(name, tiny_model
             "algorithm": ALGORITHMS[name](),
             "settings": settings,
         }
-        module = SFTModule(tiny_model, lr=0.02, dtype="fp32", lora_dropout=0.1, lora_rank=2, optimizer="SGD")
+        module = SFTModule(
+            tiny_model,
+            lr=0.02,
+            dtype="fp32",
+            lora=Lora(dropout=0.1, rank=2),
+            optimizer=Optimization(name="SGD"),
+        )
         return fit(module, data, at_once, rounds=2, **loop)
 
     (alone, rows, _, own), (beside, others, groups, other) = run(1), run(3)

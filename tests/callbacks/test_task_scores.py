@@ -16,6 +16,7 @@ from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 TEMPLATE = "{instruction}"
@@ -63,7 +64,7 @@ def fit(model, rows, folder, *callbacks, ckpt_path=None, **options):
         partition=Partition(by="iid", num_clients=2),
         batch_size=2,
     )
-    module = SFTModule(model, lr=0.05, lora_dropout=0.1, seed=1)
+    module = SFTModule(model, lr=0.05, lora=Lora(dropout=0.1), seed=1)
     trainer = make_trainer(folder, *callbacks, **options)
     L.seed_everything(1, verbose=False)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)

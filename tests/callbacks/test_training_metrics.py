@@ -11,6 +11,8 @@ from fedlight import DPOModule, FederatedLoop, PreferenceDataModule
 from fedlight.callbacks.loop.visits.contributions import TrainingMetrics
 from fedlight.datamodules.rows.split import Split
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 
 
 class Noted(DPOModule):
@@ -48,7 +50,10 @@ class EachRound(L.Callback):
 
 
 def fit(tiny_model, broken=None, callbacks=(), **loop):
-    module, each = Noted(tiny_model, optimizer="SGD", lr=0.1, lora_dropout=0.0), EachRound()
+    module, each = (
+        Noted(tiny_model, optimizer=Optimization(name="SGD"), lr=0.1, lora=Lora(dropout=0.0)),
+        EachRound(),
+    )
     module.broken = broken
     loop = FederatedLoop(FedAvg(), clients_per_round=3, local_steps=2, **loop)
     trainer = L.Trainer(

@@ -17,6 +17,7 @@ from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.judge import Judge
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import Lora
 from fedlight.toy import rows
 
 SHORT = {"max_new_tokens": 6, "seed": 5}
@@ -65,7 +66,7 @@ def fit(model, folder, *callbacks, epochs=2, ckpt_path=None, **options):
         max_epochs=epochs, callbacks=[*callbacks], default_root_dir=folder, **settings | options
     )
     L.seed_everything(1, verbose=False)
-    module = DPOModule(model, lr=0.05, lora_dropout=0.1)
+    module = DPOModule(model, lr=0.05, lora=Lora(dropout=0.1))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     return module, trainer
 

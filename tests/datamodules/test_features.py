@@ -22,6 +22,7 @@ from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.modules.feature_selector import FeatureSelectorModule
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.support.needs import Model
 from tests.support.nested import nested
 
@@ -115,7 +116,7 @@ def test_a_dry_run_looks_for_the_encoder():
 @pytest.mark.parametrize("algorithm", [FedAvg, Scaffold, LocalOnly])
 def test_clients_side_by_side_train_as_alone(build, algorithm, hidden):
     def run(at_once):
-        module = FeatureSelectorModule(hidden=hidden, optimizer="SGD", lr=0.5)
+        module = FeatureSelectorModule(hidden=hidden, optimizer=Optimization(name="SGD"), lr=0.5)
         return fit(module, build(val_share=0), at_once, algorithm=algorithm())
 
     (alone, rows, _, own), (beside, others, groups, other) = run(1), run(4)
@@ -131,7 +132,9 @@ def test_clients_side_by_side_train_as_alone(build, algorithm, hidden):
 @pytest.mark.parametrize("hidden", [0, 3])
 def test_clients_of_several_heads_share_a_batch(build, hidden):
     def run(at_once):
-        module = FeatureSelectorModule(hidden=hidden, optimizer="SGD", lr=0.5, num_adapters=3)
+        module = FeatureSelectorModule(
+            hidden=hidden, optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=3
+        )
         algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, weighting="normalized")
         loop = {"rounds": 5, "algorithm": algorithm, "settings": {"limit_val_batches": 1.0}}
         return fit(module, build(), at_once, **loop)
@@ -146,7 +149,7 @@ def test_clients_of_several_heads_share_a_batch(build, hidden):
 
 def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
     source = build().train_rows[0]
-    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
+    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=2)
     algorithm = FedBiscuit(
         warmup_rounds=1, regroup_every=1, assignment=NearestGroups(), weighting="normalized"
     )
@@ -168,7 +171,7 @@ def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
 
 
 def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
-    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
+    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=2)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, build(val_share=0), rounds=3, algorithm=algorithm)
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": 1}
@@ -177,7 +180,7 @@ def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
     data = PreferenceDataModule(
         str(file), columns=COLUMNS, format=Format(form="features"), split=Split(val_share=0), batch_size=4
     )
-    alone = FeatureSelectorModule(optimizer="SGD", lr=0.5)
+    alone = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5)
     fit(alone, data, rounds=3, algorithm=FedAvg(weighting="normalized"), clients_per_round=2)
     found, expected = (of.heads[name].head.weight for of, name in ((module, "adapter0"), (alone, "default")))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -190,7 +193,7 @@ def test_a_client_without_a_known_group_takes_the_nearest(build, tmp_path):
     data = PreferenceDataModule(
         str(file), columns=COLUMNS, format=Format(form="features"), split=Split(val_share=0), batch_size=4
     )
-    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=3)
+    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=3)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, data, rounds=6, algorithm=algorithm)
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": int(np.argmin(algorithm.losses["p3"]))}
@@ -206,7 +209,7 @@ def test_a_client_without_a_known_group_takes_the_nearest(build, tmp_path):
 
 
 def test_own_model_of_a_client_with_weights_is_the_mixture(build, tmp_path):
-    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
+    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=2)
     algorithm = FedBiscuit(1, 1, SoftGroups(), weighting="normalized", group_by="own")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
     data = build(test_source=build().train_rows[0])
@@ -237,7 +240,7 @@ OTHERS = {
         {},
         r"the checkpoint was trained with lr=0\.5 and goes on with it, not with lr=0\.25",
     ),
-    "optimizer": ({"optimizer": "Adam"}, {}, r"trained with optimizer=SGD"),
+    "optimizer": ({"optimizer": Optimization("Adam")}, {}, r"trained with optimizer\.name=SGD"),
     "encoder": ({}, {"encoder": HashedEncoder(seed=1)}, r"trained with data\.client_examples="),
     "votes": ({}, {"source": opposite}, r"trained with data\.client_examples="),
     "lam": (
@@ -260,7 +263,7 @@ def test_a_run_goes_on_with_the_same_settings_encoder_and_votes_alone(build, tmp
         if "source" in others:
             data.train_rows = (others["source"](tmp_path / "others.jsonl"), "train")
         data.encoder = others.get("encoder", data.encoder)
-        module = FeatureSelectorModule(hidden=2, **{"optimizer": "SGD", "lr": 0.5} | of_module)
+        module = FeatureSelectorModule(hidden=2, **{"optimizer": Optimization("SGD"), "lr": 0.5} | of_module)
         save = ModelCheckpoint(
             tmp_path / "saved", filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True
         )
@@ -292,7 +295,7 @@ def with_clients_of_another_group_tested(build, tmp_path, num_adapters, **option
         format=Format(form="features"),
         batch_size=4,
     )
-    module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=num_adapters)
+    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=num_adapters)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), **options)
     fit(module, data, rounds=3, clients_per_round=2, algorithm=algorithm, callbacks=[accuracy])

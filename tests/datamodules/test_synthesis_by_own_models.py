@@ -10,6 +10,7 @@ from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = SelfGenerationPrompts(
@@ -56,7 +57,7 @@ def make_data(model, folder):
 
 @pytest.mark.parametrize("base", ["plain", "int8"])  # of int8 one client writes after the other
 def test_candidates_are_those_of_one_client_after_the_other(base, tiny_model, tmp_path):
-    module = SFTModule(tiny_model, base=base, dtype="fp32", lora_rank=2, lora_dropout=0.1)
+    module = SFTModule(tiny_model, base=base, dtype="fp32", lora=Lora(rank=2, dropout=0.1))
     module.configure_model()
     calls, write = [], module.causal_lm.generate
     module.causal_lm.generate = lambda **inputs: calls.append(len(inputs["input_ids"])) or write(**inputs)

@@ -14,6 +14,7 @@ from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataMo
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
@@ -59,7 +60,7 @@ def fit(tmp_path, model):
             enable_checkpointing=bool(callbacks),
             callbacks=[FederatedLoop(algorithm, clients_per_round=3), seen, *callbacks],
         )
-        module = SFTModule(model, lr=0.01, dtype="fp32", lora_dropout=0.0)
+        module = SFTModule(model, lr=0.01, dtype="fp32", lora=Lora(dropout=0.0))
         trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
         return {name: weight.clone() for name, weight in module.state_dict().items()}, seen.rows, data
 

@@ -7,6 +7,7 @@ from stacked import Points
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.memory import resting_footprint
 from fedlight.devices.shape import BatchShape
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
 
@@ -19,10 +20,10 @@ SHAPES = {
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_of_a_language_model(kind, checkpointing, tiny_model):
-    whole, shape = kind(tiny_model, lora_rank=6), SHAPES[kind]
+    whole, shape = kind(tiny_model, lora=Lora(rank=6)), SHAPES[kind]
     costs = {}
     for rank in (1, 2, 6):
-        meter, own = CostMeter(whole, lora_rank=rank), CostMeter(kind(tiny_model, lora_rank=rank))
+        meter, own = CostMeter(whole, lora_rank=rank), CostMeter(kind(tiny_model, lora=Lora(rank=rank)))
         costs[rank] = meter.cost(shape, checkpointing)
         assert costs[rank] == own.cost(shape, checkpointing)
         for bits in (16, 4):

@@ -26,7 +26,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client import Client, Visit, Visiting
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -54,7 +54,7 @@ def deep(folder):
 def wide(folder):
     """Grouped attention, and at the labelled tokens more logits than activations."""
     sizes = {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return DPOModule(resized(make_model(folder), vocab_size=3000, head_dim=24, **sizes), lora_dropout=0)
+    return DPOModule(resized(make_model(folder), vocab_size=3000, head_dim=24, **sizes), lora=Lora(dropout=0))
 
 
 def encoder(folder):
@@ -210,7 +210,7 @@ def test_predictions_of_forward_passes_for_a_base_in_16_bits(build, tmp_path):
 
 def test_a_forward_only_visit_takes_hardly_more_than_inference():
     """Of the shape of Qwen2-0.5B: 24 layers, 8 texts of 128 tokens; backpropagation takes several times as much."""
-    module = SFTModule(str(path("shapes/qwen2_0.5b")), lora_rank=16)
+    module = SFTModule(str(path("shapes/qwen2_0.5b")), lora=Lora(rank=16))
     meter, shape = CostMeter(module), BatchShape(8, 128, 8 * 64)
     resting = resting_footprint(meter.module, 16, 8)
     found = {way: fit([shape], meter, 2**50, resting, way).footprint for way in ("backprop", "forward")}

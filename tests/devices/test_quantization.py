@@ -9,6 +9,7 @@ from torch import nn
 
 from fedlight.devices.quantization import HEADS, QuantizedBase, quantizable_layers
 from fedlight.modules.language import base_model
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 
 FORMS = {8: "int8", 4: "nf4"}
@@ -16,7 +17,7 @@ FORMS = {8: "int8", 4: "nf4"}
 
 def load(model, **settings):
     """A selector whose adapter counts."""
-    module = SelectorModule(model, **{"dtype": "fp32", "lora_dropout": 0.0, **settings})
+    module = SelectorModule(model, **{"dtype": "fp32", "lora": Lora(dropout=0.0), **settings})
     module.configure_model()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -18,6 +18,8 @@ from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataMo
 from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
 from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
 from fedlight.federation.client import Client, Visit, Work
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 from tests.support.nested import nested
 
@@ -113,7 +115,7 @@ def state_of(module):
 
 
 def fit(data, folder, weighting="performance", rounds=2):
-    module = SFTModule("toy", lora_dropout=0.0, lr=LR, optimizer="SGD", dtype="fp32")
+    module = SFTModule("toy", lora=Lora(dropout=0.0), lr=LR, optimizer=Optimization(name="SGD"), dtype="fp32")
     loop, recorder = FederatedLoop(FewFedWeight(weighting), clients_per_round=2), Recorder()
     trainer(rounds, [loop, recorder], default_root_dir=folder, limit_val_batches=0).fit(module, data)
     return module, loop, recorder

@@ -135,7 +135,7 @@ def test_names_of_digits_are_those_of_clients():
 
 
 def test_what_is_refused_when_the_parameters_are_known():
-    with pytest.raises(ValueError, match=r"4 is above the rank 3 .* model.lora_rank to 5"):
+    with pytest.raises(ValueError, match=r"4 is above the rank 3 .* model.lora.rank to 5"):
         largest_rank(state(), {"a": 4, "b": 5})
     with pytest.raises(ValueError, match="no trained parameter is the A or B"):
         largest_rank({"head.weight": torch.ones(2, 2)})

@@ -266,4 +266,4 @@ def test_that_it_estimates_is_said_once_under_other_optimizers_with_the_remedy(o
     assert len(lines) == (said is not None)
     if said:
         assert said in lines[0]
-        assert "torch.optim.SGD without momentum (model.optimizer=SGD)" in lines[0]
+        assert "torch.optim.SGD without momentum (model.optimizer.name=SGD)" in lines[0]

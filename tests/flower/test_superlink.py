@@ -152,7 +152,7 @@ CASES = {
     "fedbis": Case(ARGS),
     "fedprox": Case([*ARGS, "--federated.algorithm=FedProx", "--federated.algorithm.mu=0.1"]),
     "scaffold": Case(
-        [*ARGS, "--federated.algorithm=Scaffold", "--model.optimizer=SGD", "--model.optimizer_args={}"]
+        [*ARGS, "--federated.algorithm=Scaffold", "--model.optimizer.name=SGD", "--model.optimizer.args={}"]
     ),
     "fedbiscuit": Case(
         [

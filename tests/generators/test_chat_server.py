@@ -12,6 +12,7 @@ from chat_stub import ChatStub, Reply, refuse, say
 
 from fedlight.generators.chat_server import (
     ChatServer,
+    Sending,
     TransientError,
     host_of,
     is_this_machine,
@@ -25,13 +26,13 @@ KEY = "sk-secret-123"
 
 def answer_of(server):
     answers = {}
-    server.ask({"name": {"model": "m", "messages": []}}, 1, answers.__setitem__)
+    server.ask({"name": {"model": "m", "messages": []}}, answers.__setitem__)
     return answers["name"]
 
 
 def ask(stub, base_url=None, key=None, **options):
-    options = {"timeout_seconds": 60.0, "retries": 3, "wait_seconds": 0.001, **options}
-    return answer_of(ChatServer(base_url or stub.base_url, key, **options))
+    sending = Sending(**{"retries": 3, "wait_seconds": 0.001, **options})
+    return answer_of(ChatServer(base_url or stub.base_url, key, sending))
 
 
 def fails_then_answers(*failures):
@@ -143,9 +144,12 @@ def test_the_first_failure_ends_the_requests_that_wait_or_are_under_way():
 
     kept = {}
     with ChatStub(script) as stub:
-        server, begin = ChatServer(stub.base_url, None, 60.0, 3, 30.0), time.monotonic()
+        server, begin = (
+            ChatServer(stub.base_url, None, Sending(retries=3, wait_seconds=30.0, concurrent=3)),
+            time.monotonic(),
+        )
         with pytest.raises(OSError, match=r"400 \(broken\)"):
-            server.ask({name: {"which": name} for name in "abcd"}, 3, kept.__setitem__)
+            server.ask({name: {"which": name} for name in "abcd"}, kept.__setitem__)
         assert time.monotonic() - begin < 20
         assert sorted(body["which"] for body in stub.bodies) == ["a", "b", "c"]
     assert not kept
@@ -180,7 +184,7 @@ def test_a_server_that_is_not_there_is_refused_at_once():
 
 def test_one_that_was_there_before_is_waited_for():
     with ChatStub(lambda body, number: say("x")) as stub:
-        server = ChatServer(stub.base_url, None, 60.0, 2, 0.001)
+        server = ChatServer(stub.base_url, None, Sending(retries=2, wait_seconds=0.001))
         assert answer_of(server).text == "x"
     with pytest.raises(OSError, match=r"cannot be reached any more .*, in try 3 of 3"):
         answer_of(server)
@@ -203,10 +207,8 @@ def test_without_a_key_nothing_is_sent(key, words, monkeypatch):
 def test_no_log_has_the_key_or_the_prompt(reply, monkeypatch, caplog):
     monkeypatch.setenv("THE_KEY", KEY)
     with ChatStub(lambda body, number: reply) as stub, caplog.at_level("DEBUG"), suppress(OSError):
-        server = ChatServer(stub.base_url, "THE_KEY", 60.0, 0, 0.001)
-        server.ask(
-            {"name": {"messages": [{"role": "user", "content": "private words"}]}}, 1, lambda *kept: None
-        )
+        server = ChatServer(stub.base_url, "THE_KEY", Sending(retries=0, concurrent=1))
+        server.ask({"name": {"messages": [{"role": "user", "content": "private words"}]}}, lambda *kept: None)
     assert stub.headers[0]["Authorization"] == f"Bearer {KEY}"
     logged = "\n".join(record.getMessage() for record in caplog.records)
     assert "POST" in logged
@@ -217,7 +219,7 @@ def test_no_log_has_the_key_or_the_prompt(reply, monkeypatch, caplog):
 @pytest.mark.parametrize("given", [KEY, "", "$THE_KEY", "THE KEY"])
 def test_a_key_in_place_of_its_variable_is_refused_and_not_told(given):
     with pytest.raises(ValueError, match="not the name of an environment variable") as told:
-        ChatServer("http://localhost/v1", given, 1.0, 0, 0.0)
+        ChatServer("http://localhost/v1", given, Sending())
     assert KEY not in str(told.value)
 
 

@@ -6,19 +6,28 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from chat_stub import ChatStub, Reply, refuse, say
 
 from fedlight.datamodules.instructions.augmentation import settings_of
+from fedlight.evaluation.tasks.sampling import Sampling
+from fedlight.generators.chat_server import Sending
 from fedlight.generators.endpoint import ChatEndpoint, TextGenerator
 
 KEY = "sk-secret-123"
+ONE_BY_ONE = Sending(wait_seconds=0.001, concurrent=1)
 
 
 def endpoint(stub, tmp_path, **options):
-    options = {"api_key_variable": None, "wait_seconds": 0.001, "cache": str(tmp_path / "answers"), **options}
+    options = {
+        "api_key_variable": None,
+        "sending": Sending(wait_seconds=0.001),
+        "cache": str(tmp_path / "answers"),
+        **options,
+    }
     return ChatEndpoint(stub.base_url, "m", **options)
 
 
@@ -33,7 +42,9 @@ def test_answers_come_in_the_order_of_the_prompts_however_long_each_takes(tmp_pa
 
     with ChatStub(script) as stub:
         prompts = [str(i) for i in range(8)]
-        assert endpoint(stub, tmp_path, concurrent=4).complete(prompts) == [f"to {i}" for i in range(8)]
+        assert endpoint(stub, tmp_path, sending=Sending(concurrent=4)).complete(prompts) == [
+            f"to {i}" for i in range(8)
+        ]
         assert 2 <= stub.most_under_way <= 4
 
 
@@ -48,14 +59,16 @@ def test_half_a_character_is_replaced_in_answers_and_on_disk(tmp_path):
 
 def test_one_at_a_time_where_one_is_asked_for(tmp_path):
     with ChatStub(echo) as stub:
-        endpoint(stub, tmp_path, concurrent=1).complete(["a", "b", "c"])
+        endpoint(stub, tmp_path, sending=ONE_BY_ONE).complete(["a", "b", "c"])
         assert stub.most_under_way == 1
         assert stub.prompts == ["a", "b", "c"]
 
 
 def test_the_request_has_what_was_set_and_nothing_else(tmp_path):
     with ChatStub(echo) as stub:
-        endpoint(stub, tmp_path, system="be short", temperature=0.5, max_tokens=9).complete(["a"])
+        endpoint(
+            stub, tmp_path, system="be short", sampling=Sampling(temperature=0.5, max_new_tokens=9)
+        ).complete(["a"])
         more = {"stop": ["\n"], "seed": 3, "extra": {"max_tokens": None, "max_completion_tokens": 5}}
         endpoint(stub, tmp_path, **more).complete(["a"])
     assert stub.bodies[1].pop("seed") >= 0
@@ -71,7 +84,9 @@ def test_a_rerun_asks_nothing_and_needs_no_key(tmp_path, monkeypatch):
         first = endpoint(stub, tmp_path, api_key_variable="THE_KEY")
         answers = first.complete(["a", "b"])
         monkeypatch.delenv("THE_KEY")
-        again = endpoint(stub, tmp_path, api_key_variable="THE_KEY", timeout_seconds=9, concurrent=1)
+        again = endpoint(
+            stub, tmp_path, api_key_variable="THE_KEY", sending=Sending(timeout_seconds=9, concurrent=1)
+        )
         assert again.complete(["b", "a"]) == answers[::-1]
         assert len(stub.bodies) == 2
     assert (first.counts.asked, first.counts.cached) == (2, 0)
@@ -85,18 +100,25 @@ def test_what_was_answered_before_a_failure_is_not_asked_again(tmp_path):
         return refuse(400) if body["messages"][-1]["content"] == "c" and failing[0] else echo(body, number)
 
     with ChatStub(script) as stub:
-        asking = endpoint(stub, tmp_path, concurrent=1)
+        asking = endpoint(stub, tmp_path, sending=ONE_BY_ONE)
         with pytest.raises(OSError, match="status 400"):
             asking.complete(["a", "b", "c", "d"])
         assert stub.prompts == ["a", "b", "c"]  # the error stops the rest
         failing[0] = False
-        assert endpoint(stub, tmp_path, concurrent=1).complete(["a", "b", "c"]) == ["to a", "to b", "to c"]
+        assert endpoint(stub, tmp_path, sending=ONE_BY_ONE).complete(["a", "b", "c"]) == [
+            "to a",
+            "to b",
+            "to c",
+        ]
         assert stub.prompts == ["a", "b", "c", "c"]
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"temperature": 0.1}, {"top_p": 0.9}, {"max_tokens": 7}, {"seed": 1}, {"system": "s"}, {"stop": ["x"]}],
+    [
+        *({"sampling": Sampling(temperature=0.1)}, {"sampling": Sampling(top_p=0.9)}),
+        *({"sampling": Sampling(max_new_tokens=7)}, {"seed": 1}, {"system": "s"}, {"stop": ["x"]}),
+    ],
     ids=str,
 )
 def test_another_setting_asks_anew(change, tmp_path):
@@ -108,19 +130,19 @@ def test_another_setting_asks_anew(change, tmp_path):
 
 def test_a_prompt_twice_is_drawn_twice_but_at_temperature_0_asked_once(tmp_path):
     with ChatStub(lambda body, number: say(f"draw {number}")) as stub:
-        drawing = endpoint(stub, tmp_path, concurrent=1)
+        drawing = endpoint(stub, tmp_path, sending=ONE_BY_ONE)
         assert drawing.complete(["a", "a"]) == ["draw 0", "draw 1"]
         assert drawing.complete(["a", "a", "a"]) == ["draw 0", "draw 1", "draw 2"]
         assert drawing.complete(["a", "a"], draw=1) == ["draw 3", "draw 4"]
         assert drawing.complete(["a"]) + drawing.complete(["a"], draw=1) == ["draw 0", "draw 3"]
-        greedy = endpoint(stub, tmp_path, temperature=0.0)
+        greedy = endpoint(stub, tmp_path, sampling=Sampling(temperature=0.0))
         assert greedy.complete(["a", "a"]) + greedy.complete(["a"], draw=1) == ["draw 5"] * 3
         assert len(stub.bodies) == 6
 
 
 def test_every_draw_has_its_seed(tmp_path):
     with ChatStub(echo) as stub:
-        drawing = endpoint(stub, tmp_path, seed=5, concurrent=1)
+        drawing = endpoint(stub, tmp_path, seed=5, sending=ONE_BY_ONE)
         drawing.complete(["a", "a"])
         drawing.complete(["a"], draw=1)
         seeds = [body["seed"] for body in stub.bodies]
@@ -161,14 +183,15 @@ def test_the_disk_has_neither_key_nor_prompt_and_others_cannot_read_it(tmp_path,
 
 
 def test_settings_are_what_the_answers_depend_on():
-    asking = ChatEndpoint("https://api.example.com/v1", "m", extra={"a": 1}, retries=2)
+    asking = ChatEndpoint("https://api.example.com/v1", "m", extra={"a": 1}, sending=Sending(retries=2))
     expected = {
         "class": "ChatEndpoint",
         "base_url": "https://api.example.com/v1",
         "model": "m",
         "system": None,
     }
-    expected |= {"temperature": 0.7, "top_p": 1.0, "max_tokens": 512, "stop": None, "seed": None}
+    sampling = {"class": "Sampling", "temperature": 0.7, "top_p": 1.0, "max_new_tokens": 512}
+    expected |= {"sampling": sampling, "stop": None, "seed": None}
     assert asking.settings() == {**expected, "extra": {"a": 1}, "keep_cut": False}
     json.dumps(asking.settings())
     assert asking.sends_to == "api.example.com"
@@ -190,19 +213,23 @@ def test_what_is_counted(tmp_path):
         return refuse(500) if number == 0 else refuse(400, "context length") if too_long else echo(body, 0)
 
     with ChatStub(script) as stub:
-        asking = endpoint(stub, tmp_path, concurrent=1)
+        asking = endpoint(stub, tmp_path, sending=ONE_BY_ONE)
         assert asking.complete(["a", "long", "b"]) == ["to a", "", "to b"]
     counted = {"asked": 3, "cached": 0, "retries": 1, "cut": 0, "too_long": 1}
     assert asking.usage() == {**counted, "prompt_tokens": 14, "completion_tokens": 6}
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -0.1}, {"top_p": 0.0}, {"max_tokens": 0}, {"concurrent": 0}, {"model": ""}]
+    ("kind", "options"),
+    [
+        *((Sampling, {"temperature": -0.1}), (Sampling, {"top_p": 0.0}), (Sampling, {"max_new_tokens": 0})),
+        *((Sending, {"concurrent": 0}), (partial(ChatEndpoint, "http://localhost/v1"), {"model": ""})),
+    ],
 )
-def test_bad_settings_are_refused(options):
+def test_bad_settings_are_refused(kind, options):
     (name,) = options
     with pytest.raises(ValueError, match=name):
-        ChatEndpoint(**{"base_url": "http://localhost/v1", "model": "m", **options})
+        kind(**options)
 
 
 def test_nothing_asked_nothing_sent(tmp_path):

@@ -10,8 +10,10 @@ import pytest
 from chat_stub import ChatStub, Reply, say
 from tiny_world import write_rows
 
+from fedlight.evaluation.tasks.sampling import Sampling
+from fedlight.generators.chat_server import Sending
 from fedlight.generators.endpoint import ChatEndpoint
-from fedlight.generators.request_costs import TOKENS_PER_MESSAGE, Limits, Prices, tokens_of
+from fedlight.generators.request_costs import TOKENS_PER_MESSAGE, Budget, Prices, tokens_of
 from fedlight.judges.chat_judge import ChatJudge
 from fedlight.judges.duels import duels
 from fedlight.judges.pairwise import mark_of, pairwise_prompt, read_verdict
@@ -24,9 +26,8 @@ def endpoint(stub, cache, **changes):
     settings = {
         "model": "judge",
         "api_key_variable": None,
-        "temperature": 0.0,
-        "max_tokens": 50,
-        "concurrent": 1,
+        "sampling": Sampling(0.0, max_new_tokens=50),
+        "sending": Sending(concurrent=1),
     }
     return ChatEndpoint(stub.base_url, cache=str(cache), **settings | changes)
 
@@ -54,7 +55,7 @@ def shorter(body, number):
 
 def test_costs_are_those_of_the_requests_that_are_not_saved(tmp_path):
     with ChatStub(shorter) as stub:
-        asked = endpoint(stub, tmp_path, prompt_price=2.0, answer_price=10.0, system="Be brief.")
+        asked = endpoint(stub, tmp_path, budget=Budget(prices=Prices(2.0, 10.0)), system="Be brief.")
         texts = ["x" * 400, "y" * 40]
         costs = asked.costs([*texts, texts[0]])  # what comes twice is asked once
         assert (costs.requests, costs.saved, costs.most_answer_tokens) == (2, 0, 100)
@@ -84,35 +85,44 @@ def test_tokens_are_counted_in_bytes():
 
 def test_limits_refuse_before_the_first_request(tmp_path):
     with ChatStub(shorter) as stub:
-        prices = {"prompt_price": 1.0, "answer_price": 1.0}
+        prices = Prices(1.0, 1.0)
         with pytest.raises(
             ValueError, match=r"max_requests=1, but there are 2 requests.*set max_requests to 2 or more"
         ):
-            judge(stub, tmp_path, max_requests=1).verdicts(FIELDS, OURS, THEIRS)
+            judge(stub, tmp_path, budget=Budget(1)).verdicts(FIELDS, OURS, THEIRS)
         with pytest.raises(
             ValueError, match=r"max_cost=0\.0001, but there are 2 requests.*nothing more is asked"
         ):
-            judge(stub, tmp_path, max_cost=1e-4, **prices).verdicts(FIELDS, OURS, THEIRS)
+            judge(stub, tmp_path, budget=Budget(None, 1e-4, prices)).verdicts(FIELDS, OURS, THEIRS)
         assert stub.bodies == []
         # Both answers to be judged are saved then: nothing is left that could pass a limit.
-        assert judge(stub, tmp_path, max_requests=2, max_cost=1.0, **prices).verdicts(
-            FIELDS, OURS, THEIRS
-        ) == [0, 1, 0.5]
-        assert judge(stub, tmp_path, max_requests=0, max_cost=0.0, **prices).verdicts(
-            FIELDS, OURS, THEIRS
-        ) == [0, 1, 0.5]
+        assert judge(stub, tmp_path, budget=Budget(2, 1.0, prices)).verdicts(FIELDS, OURS, THEIRS) == [
+            0,
+            1,
+            0.5,
+        ]
+        assert judge(stub, tmp_path, budget=Budget(0, 0.0, prices)).verdicts(FIELDS, OURS, THEIRS) == [
+            0,
+            1,
+            0.5,
+        ]
         assert len(stub.bodies) == 2
 
 
 def test_a_limit_counts_what_was_sent_before(tmp_path):
     with ChatStub(lambda body, number: say("yes")) as stub:
-        asked = endpoint(stub, tmp_path, max_requests=3)
+        asked = endpoint(stub, tmp_path, budget=Budget(max_requests=3))
         asked.complete(["a", "b"])
         with pytest.raises(ValueError, match=r"there are 2 requests .*behind 2 that were sent"):
             asked.complete(["c", "d", "a"])
         asked.complete(["c", "a"])
         # The stub says that each prompt had 7 tokens and each answer 3.
-        paid = endpoint(stub, tmp_path, max_cost=100 / 1e6, prompt_price=1.0, answer_price=1.0, max_tokens=30)
+        paid = endpoint(
+            stub,
+            tmp_path,
+            budget=Budget(max_cost=100 / 1e6, prices=Prices(1.0, 1.0)),
+            sampling=Sampling(0.0, max_new_tokens=30),
+        )
         paid.complete(["e", "f"])  # at most 2 x (5 + 30), and 2 x (7 + 3) in fact
         paid.complete(["g", "h"])  # 20 + 70
         with pytest.raises(ValueError, match=r"behind 0\.00 that was spent"):
@@ -121,20 +131,20 @@ def test_a_limit_counts_what_was_sent_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("kind", "options", "why"),
     [
-        ({"max_requests": -1}, "max_requests=-1 and max_cost=None must be at least 0"),
-        ({"max_cost": 1.0}, "needs prompt_price and answer_price"),
-        ({"prompt_price": 1.0}, "give both, per million tokens"),
-        ({"prompt_price": -1.0, "answer_price": 1.0}, "at least 0"),
+        (Budget, {"max_requests": -1}, "max_requests=-1 and max_cost=None must be at least 0"),
+        (Budget, {"max_cost": 1.0}, "needs prices, of a million tokens each"),
+        (Prices, {"prompt": 1.0}, "give both, per million tokens"),
+        (Prices, {"prompt": -1.0, "answer": 1.0}, "at least 0"),
     ],
 )
-def test_settings_are_checked_at_once(options, why):
+def test_settings_are_checked_at_once(kind, options, why):
     with pytest.raises(ValueError, match=why):
-        ChatEndpoint("http://localhost:1/v1", "m", **options)
-    assert Limits(max_cost=0.0, prices=Prices(0.0, 0.0)).max_cost == 0
+        kind(**options)
+    assert Budget(max_cost=0.0, prices=Prices(0.0, 0.0)).max_cost == 0
     # A limit says nothing about the answers: saved ones are found again under another.
-    assert ChatEndpoint("http://localhost:1/v1", "m", max_requests=5).settings() == (
+    assert ChatEndpoint("http://localhost:1/v1", "m", budget=Budget(max_requests=5)).settings() == (
         ChatEndpoint("http://localhost:1/v1", "m").settings()
     )
 
@@ -249,9 +259,9 @@ def wins(stub, run, folder):
     of = {
         "base_url": stub.base_url,
         "model": "judge",
-        "temperature": 0,
+        "sampling": {"temperature": 0},
         "api_key_variable": None,
-        "concurrent": 1,
+        "sending": {"concurrent": 1},
     }
     of = {
         "class_path": "fedlight.generators.endpoint.ChatEndpoint",
@@ -304,10 +314,15 @@ def test_a_judge_that_was_killed_asks_nothing_twice(tmp_path):
 def test_duels_say_the_cost_of_all_methods_before_they_start(tmp_path, caplog):
     run, another = answers(tmp_path / "run"), answers(tmp_path / "other")
     with ChatStub(shorter) as stub, caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        of = {"base_url": stub.base_url, "model": "judge", "temperature": 0, "api_key_variable": None}
+        of = {
+            "base_url": stub.base_url,
+            "model": "judge",
+            "sampling": {"temperature": 0},
+            "api_key_variable": None,
+        }
         of = {
             "class_path": "fedlight.generators.endpoint.ChatEndpoint",
-            "init_args": {**of, "max_requests": 13, "cache": None},
+            "init_args": {**of, "budget": {"max_requests": 13}, "cache": None},
         }
         init = {"endpoint": of, "question": "{prompt}", "form": "verdict"}
         spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": init}
@@ -316,7 +331,9 @@ def test_duels_say_the_cost_of_all_methods_before_they_start(tmp_path, caplog):
         ):  # 7 pairs, both orders
             duels({"a": run, "b": another}, spec, "names", str(tmp_path / "wins"))
         assert stub.bodies == []
-        init["endpoint"]["init_args"]["max_requests"] = 28  # nothing is saved: both methods ask the same anew
+        init["endpoint"]["init_args"]["budget"] = {
+            "max_requests": 28
+        }  # nothing is saved: both methods ask the same anew
         duels({"a": run, "b": another}, spec, "names", str(tmp_path / "wins"))
         assert len(stub.bodies) == 28
     assert "ChatJudge: 14 requests (0 answers are saved already)" in caplog.text

@@ -6,15 +6,20 @@ import pytest
 import torch
 from tiny_world import make_model
 
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.generators.local_generator import LocalGenerator
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = ["anna paints walls .", "ben bakes bread . finn reads", "gina", "anna paints walls ."]
+GREEDY, DRAWN = Sampling(0.0, max_new_tokens=6), Sampling(1.0, max_new_tokens=6)
 
 
 def generator(model, **options):
-    return LocalGenerator(model, **{"device": "cpu", "max_new_tokens": 6, "keep_cut": True, **options})
+    return LocalGenerator(
+        model, **{"device": "cpu", "sampling": Sampling(max_new_tokens=6), "keep_cut": True, **options}
+    )
 
 
 def test_greedy_answers_are_those_of_the_model_in_the_order_of_the_prompts(tiny_model):
@@ -22,24 +27,24 @@ def test_greedy_answers_are_those_of_the_model_in_the_order_of_the_prompts(tiny_
     expected = [module.generate([one], temperature=0, max_new_tokens=6)[0][0] for one in PROMPTS]
     assert len(set(expected)) == 3
     for batch_size in (1, 3, 16):
-        assert generator(tiny_model, temperature=0.0, batch_size=batch_size).complete(PROMPTS) == expected
+        assert generator(tiny_model, sampling=GREEDY, batch_size=batch_size).complete(PROMPTS) == expected
 
 
 def test_draws_are_a_function_of_the_seed_and_the_prompts_and_leave_the_global_stream_alone(tiny_model):
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
-    drawn = generator(tiny_model, temperature=1.0).complete(PROMPTS)
+    drawn = generator(tiny_model, sampling=DRAWN).complete(PROMPTS)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert generator(tiny_model, temperature=1.0).complete(PROMPTS) == drawn
-    assert generator(tiny_model, temperature=1.0, seed=1).complete(PROMPTS) != drawn
-    assert generator(tiny_model, temperature=1.0).complete(PROMPTS, draw=1) != drawn
+    assert generator(tiny_model, sampling=DRAWN).complete(PROMPTS) == drawn
+    assert generator(tiny_model, sampling=DRAWN, seed=1).complete(PROMPTS) != drawn
+    assert generator(tiny_model, sampling=DRAWN).complete(PROMPTS, draw=1) != drawn
     assert drawn[0] != drawn[3]  # the same prompt twice is drawn twice
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
 def test_on_a_gpu_in_every_form_of_the_base(tiny_model, base):
-    drawing = generator(tiny_model, base=base, temperature=0.0, device="auto")
+    drawing = generator(tiny_model, base=base, sampling=GREEDY, device="auto")
     first = drawing.complete(PROMPTS)
     assert all(weight.device.type == "cuda" for weight in drawing._module.parameters())
     assert drawing.complete(PROMPTS) == first
@@ -48,26 +53,26 @@ def test_on_a_gpu_in_every_form_of_the_base(tiny_model, base):
 
 @pytest.mark.parametrize("base", ["int8", "nf4"])
 def test_a_quantized_base_answers_too(tiny_model, base):
-    assert all(generator(tiny_model, base=base, temperature=0.0).complete(PROMPTS))
+    assert all(generator(tiny_model, base=base, sampling=GREEDY).complete(PROMPTS))
 
 
 def test_an_answer_of_all_tokens_counts_as_cut(tiny_model):
-    drawing = generator(tiny_model, temperature=0.0, keep_cut=False)
+    drawing = generator(tiny_model, sampling=GREEDY, keep_cut=False)
     assert drawing.complete(PROMPTS) == [""] * 4  # an untrained model does not end
     assert drawing.usage() == {"answers": 4, "cut": 4, "too_long": 0}
 
 
 def test_one_that_comes_to_a_stop_does_not(tiny_model):
-    (whole,) = generator(tiny_model, temperature=0.0).complete(PROMPTS[:1])
+    (whole,) = generator(tiny_model, sampling=GREEDY).complete(PROMPTS[:1])
     words = whole.split()
     assert words[2] not in " ".join(words[:2])
-    stopping = generator(tiny_model, temperature=0.0, keep_cut=False, stop=[words[2]])
+    stopping = generator(tiny_model, sampling=GREEDY, keep_cut=False, stop=[words[2]])
     assert stopping.complete(PROMPTS[:1]) == [" ".join(words[:2])]
     assert stopping.usage() == {"answers": 1, "cut": 0, "too_long": 0}
 
 
 def test_a_prompt_that_does_not_fit_has_no_answer(tiny_model):  # of 256 tokens
-    drawing = generator(tiny_model, temperature=0.0)
+    drawing = generator(tiny_model, sampling=GREEDY)
     long = "anna " * 251
     assert [bool(text) for text in drawing.complete([long, PROMPTS[0]])] == [False, True]
     assert drawing.usage() == {"answers": 1, "cut": 1, "too_long": 1}
@@ -101,20 +106,20 @@ def test_a_model_without_a_chat_template_is_refused_in_one_line(tiny_model):
 
 
 def test_an_adapter_answers_otherwise(tiny_model, tmp_path):
-    module = SFTModule(tiny_model, lora_dropout=0.0)
+    module = SFTModule(tiny_model, lora=Lora(dropout=0.0))
     module.configure_model()
     for name, weight in module.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))
     module.save_adapter(tmp_path / "adapter")
-    tuned = generator(tiny_model, adapter=str(tmp_path / "adapter"), temperature=0.0)
+    tuned = generator(tiny_model, adapter=str(tmp_path / "adapter"), sampling=GREEDY)
     expected = module.generate(PROMPTS, temperature=0, max_new_tokens=6)
     assert tuned.complete(PROMPTS) == [text for (text,) in expected]
-    assert tuned.complete(PROMPTS) != generator(tiny_model, temperature=0.0).complete(PROMPTS)
+    assert tuned.complete(PROMPTS) != generator(tiny_model, sampling=GREEDY).complete(PROMPTS)
 
 
 def test_the_model_is_loaded_when_it_is_needed_and_given_back(tiny_model):
-    drawing = generator(tiny_model, temperature=0.0)
+    drawing = generator(tiny_model, sampling=GREEDY)
     assert drawing._module.network is None
     first = drawing.complete(PROMPTS)
     drawing.release()
@@ -137,9 +142,6 @@ def test_settings_know_the_content_of_folders_and_not_their_place(tiny_model, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"base": "fp4"}, "base='fp4'"),
         ({"template": "alpaca"}, "has the slots instruction, input, but a prompt fills one"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
 
@@ -36,7 +37,7 @@ def test_the_saved_adapter_is_a_peft_folder(trained, llama, tmp_path, make_sft_b
 def test_start_from_an_adapter(trained, llama, tmp_path):
     module, _ = trained
     module.save_adapter(tmp_path / "adapter")
-    again = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), lora_rank=2))
+    again = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), lora=Lora(rank=2)))
     assert same(module.state_dict(), again.state_dict())
     assert all(weight.requires_grad for name, weight in again.named_parameters() if "lora_" in name)
 
@@ -44,7 +45,7 @@ def test_start_from_an_adapter(trained, llama, tmp_path):
 def test_merge_an_adapter(trained, llama, tmp_path, make_sft_batch):
     module, _ = trained
     module.save_adapter(tmp_path / "adapter")
-    merged = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), merge_adapter=True, lora_rank=2))
+    merged = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), merge_adapter=True, lora=Lora(rank=2)))
     batch = make_sft_batch(seed=4)
     torch.testing.assert_close(module.eval().example_losses(batch), merged.eval().example_losses(batch))
     assert {value.shape[0] for name, value in merged.state_dict().items() if "lora_A" in name} == {2}

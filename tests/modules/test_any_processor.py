@@ -24,7 +24,8 @@ torch.set_num_threads(1)
 found = {"level": torch.backends.cpu.get_cpu_capability()}
 found["bf16"] = hardware.computes_bf16(torch.device("cpu"))
 for base in ("plain", "int8", "nf4"):
-    module = SelectorModule(sys.argv[1], base=base, choices=["A", "B"], optimizer="SGD", lr=0.1, lora_dropout=0.2)
+    trained = {"optimizer": {"name": "SGD"}, "lr": 0.1, "lora": {"dropout": 0.2}}
+    module = SelectorModule(sys.argv[1], base=base, choices=["A", "B"], **trained)
     module.configure_model()
     [ids, optimizer] = torch.arange(5, 41).view(4, 9), torch.optim.SGD(module.train().parameters(), lr=0.1)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 1, 0])}

@@ -11,6 +11,7 @@ from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.evaluation.judge import calibrate_letters
 from fedlight.modules.both_orders import average_orders
 from fedlight.modules.functional import choice_loss
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule, read_letters
 from fedlight.recipes import steps
 from fedlight.support.files import write_json
@@ -184,7 +185,7 @@ def test_clients_side_by_side_train_the_same(votes, llama, make_trainer, tmp_pat
     found = []
     for at_once in (1, 3):
         data = make_data(votes, llama, twins_together=True, batch_size=4)
-        module = SelectorModule(llama, orders="both", lr=0.01, dtype="fp32", lora_dropout=0.0)
+        module = SelectorModule(llama, orders="both", lr=0.01, dtype="fp32", lora=Lora(dropout=0.0))
         loop = FederatedLoop(FedAvg(), clients_per_round=3, local_steps=2, clients_at_once=at_once)
         make_trainer(max_epochs=1, limit_val_batches=0, callbacks=[loop]).fit(module, data)
         found.append(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedlight.modules.language import base_model, checkpoints
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 
@@ -103,7 +104,7 @@ def test_missing_weights(llama, tmp_path):
 
 
 def test_a_misspelt_lora_target(llama):
-    module = SFTModule(llama, lora_targets=["q_proj", "v_prj"])
+    module = SFTModule(llama, lora=Lora(targets=["q_proj", "v_prj"]))
     with pytest.raises(ValueError, match="lora_targets='v_prj': did you mean 'v_proj'"):
         module.configure_model()
 

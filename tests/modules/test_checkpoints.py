@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.module import LanguageModule
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 from fedlight.support.checkpoint_files import check_readable, newest_checkpoint
 
@@ -77,13 +79,13 @@ def test_a_checkpoint_of_another_rank(trained):
     with pytest.raises(
         ValueError, match=r"is \(8, 64\) in the checkpoint and \(4, 64\) here \(and 27 more\)"
     ):
-        SFTModule.load_from_checkpoint(path, lora_rank=4)
+        SFTModule.load_from_checkpoint(path, lora=Lora(rank=4))
 
 
 def test_a_checkpoint_with_other_targets(trained):
     _, path = trained
     with pytest.raises(ValueError, match="is not in the module"):
-        SFTModule.load_from_checkpoint(path, lora_targets=["q_proj"])
+        SFTModule.load_from_checkpoint(path, lora=Lora(targets=["q_proj"]))
 
 
 def test_a_damaged_checkpoint(trained):
@@ -105,7 +107,12 @@ def test_resumed_equals_uninterrupted(
     llama, base, make_trainer, loader, make_sft_batch, keep_every_epoch, tmp_path
 ):
     batches = [make_sft_batch(seed=seed) for seed in range(3)]
-    settings = {"base": base, "lr": 1e-2, "lora_dropout": 0.3, "lr_schedule": "cosine"}
+    settings = {
+        "base": base,
+        "lr": 1e-2,
+        "lora": Lora(dropout=0.3),
+        "optimizer": Optimization(schedule="cosine"),
+    }
     whole = SFTModule(llama, **settings)
     make_trainer(max_epochs=3, callbacks=[keep_every_epoch]).fit(whole, loader(batches))
     for epoch in range(2):
@@ -142,15 +149,15 @@ def test_a_checkpoint_made_under_the_command_line(llama, loader, tmp_path, monke
         args=[
             "--model=fedlight.modules.dpo.DPOModule",
             f"--model.model={llama}",
-            "--model.lora_targets=[q_proj]",
-            "--model.max_new_tokens=5",
+            "--model.lora.targets=[q_proj]",
+            "--model.completions.max_new_tokens=5",
         ],
     )
-    assert (cli.model.hparams.beta, cli.model.hparams.optimizer) == (0.1, "RMSprop")
+    assert (cli.model.hparams.beta, cli.model.hparams.optimizer["name"]) == (0.1, "RMSprop")
     cli.trainer.predict(cli.model, loader([{"prompt": ["the cat"]}]))
     cli.trainer.save_checkpoint(tmp_path / "x.ckpt")
     again = LanguageModule.load_from_checkpoint(tmp_path / "x.ckpt")
-    assert again.hparams.lora_targets == ["q_proj"]
+    assert again.hparams.lora["targets"] == ["q_proj"]
     assert same(cli.model.state_dict(), again.state_dict())
 
 

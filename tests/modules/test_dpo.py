@@ -8,6 +8,8 @@ import torch
 
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 
 
@@ -81,7 +83,7 @@ def test_the_first_loss_is_log_2(llama, base, make_pair_batch):
 
 def test_it_trains_in_double_precision(llama, make_trainer, loader, make_pair_batch):
     """Where tensors without a type are fp64, and the model's log-probabilities are not."""
-    module = DPOModule(llama, dtype="fp32", optimizer="SGD", lr=0.1)
+    module = DPOModule(llama, dtype="fp32", optimizer=Optimization(name="SGD"), lr=0.1)
     trainer = make_trainer(max_epochs=1, precision="64-true")
     trainer.fit(module, loader([make_pair_batch(2)]))
     assert trainer.callback_metrics["train/loss"].item() == pytest.approx(math.log(2), abs=1e-6)
@@ -96,7 +98,7 @@ def test_swapped_roles_mirror_the_margin(llama, make_pair_batch):
 
 
 def test_the_reference_is_computed_once_per_pair(llama, make_trainer, loader, make_pair_batch):
-    module = DPOModule(llama, lr=1e-3, lora_dropout=0.5)
+    module = DPOModule(llama, lr=1e-3, lora=Lora(dropout=0.5))
     module.configure_model()
     passes = []
     # 3 + 3 rows of 9 tokens per pass; eval mode and no gradient tell the reference's passes.
@@ -168,7 +170,7 @@ def test_resumed_in_the_middle_equals_uninterrupted(
     llama, make_trainer, loader, make_pair_batch, keep_every_epoch, tmp_path
 ):
     batches = [make_pair_batch(seed=seed) for seed in range(3)]
-    settings = {"lr": 1e-3, "lora_dropout": 0.3, "beta": 0.5}
+    settings = {"lr": 1e-3, "lora": Lora(dropout=0.3), "beta": 0.5}
     whole = DPOModule(llama, **settings)
     make_trainer(max_epochs=3, callbacks=[keep_every_epoch]).fit(whole, loader(batches))
     resumed = DPOModule(llama, **settings)
@@ -226,6 +228,10 @@ def test_evaluation_says_which_pairs_were_right(llama, make_trainer, loader, mak
 
 def test_defaults_are_the_papers():
     module = DPOModule("x")
-    assert (module.hparams.beta, module.hparams.lr, module.hparams.optimizer) == (0.1, 1e-6, "RMSprop")
+    assert (module.hparams.beta, module.hparams.lr, module.hparams.optimizer["name"]) == (
+        0.1,
+        1e-6,
+        "RMSprop",
+    )
     with pytest.raises(ValueError, match="beta=0 must be in"):
         DPOModule("x", beta=0)

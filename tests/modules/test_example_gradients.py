@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlight.augmentation.less.example_gradients import example_gradients
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.sft import SFTModule
 from fedlight.support.torch_parts import eval_mode
 
@@ -13,7 +13,7 @@ WAYS = ("func", "layers")
 
 def make_module(model, **options):
     """An adapter that has been trained, as B = 0 would leave A without gradients; without dropout."""
-    module = SFTModule(model, **{"dtype": "fp32", "lora_rank": 3, **options})
+    module = SFTModule(model, **{"dtype": "fp32", "lora": Lora(rank=3), **options})
     module.configure_model()
     stream = torch.Generator().manual_seed(5)
     for name, weight in trained_parameters(module).items():
@@ -42,7 +42,7 @@ def assert_same(found, expected, rtol=1e-4):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layers", ["all-linear", r".*\.[qv]_proj"])
 def test_equals_a_loop_over_examples(llama, make_sft_batch, way, layers):
-    module = make_module(llama, lora_targets=layers)
+    module = make_module(llama, lora=Lora(rank=3, targets=layers))
     batch = make_sft_batch(batch=5)
     assert_same(example_gradients(module, batch, way), one_by_one(module, batch))
 
@@ -81,7 +81,7 @@ def test_the_module_stays_as_it_was(llama, make_sft_batch, way):
 
 
 def test_both_ways_on_a_batch_of_the_embedded_model():
-    module = make_module("toy", lora_dropout=0.5)  # switched off below
+    module = make_module("toy", lora=Lora(rank=3, dropout=0.5))  # switched off below
     ids = torch.randint(5, 90, (4, 30), generator=torch.Generator().manual_seed(0))
     labels = torch.where(torch.arange(30) >= torch.tensor([[5], [10], [20], [29]]), ids, -100)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

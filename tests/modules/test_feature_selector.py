@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.modules.feature_selector import FeatureSelectorModule
+from fedlight.modules.language.optimizers import Optimization
 
 
 def batch(examples=5, dimension=6, seed=0):
@@ -118,7 +119,7 @@ def test_plain_training_reaches_logistic_regression(tmp_path):
     for _ in range(30):
         p = torch.sigmoid(d @ w)
         w += torch.linalg.solve(d.T @ (d * (p * (1 - p))[:, None]), d.T @ (y - p))
-    module = FeatureSelectorModule(dimension=3, lr=0.2, optimizer="Adam")
+    module = FeatureSelectorModule(dimension=3, lr=0.2, optimizer=Optimization(name="Adam"))
     rows = [{"features": x, "labels": t} for x, t in zip(made["features"], made["labels"], strict=True)]
     quiet(max_epochs=250, log_every_n_steps=1000).fit(
         module, DataLoader(rows, batch_size=60), loader(batch(4, 3))

@@ -4,7 +4,9 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from fedlight.evaluation.tasks.sampling import Completions
 from fedlight.modules.language import adapters
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.generation import encode_prompts, pad_left
 from fedlight.modules.sft import SFTModule
 from fedlight.pretrained import endings
@@ -15,7 +17,7 @@ PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"
 
 @pytest.fixture(scope="module")
 def module(llama):
-    module = SFTModule(llama, completions=2, max_new_tokens=5)
+    module = SFTModule(llama, completions=Completions(number=2, max_new_tokens=5))
     module.configure_model()
     return module
 
@@ -134,7 +136,7 @@ def test_prediction_can_go_on_from_a_batch(module, make_trainer, loader):
 
 def test_raw_answers_are_those_of_the_base(llama):
     settings = {"temperature": 1.0, "max_new_tokens": 8, "seed": 4}
-    tuned = SFTModule(llama, lora_dropout=0.0)
+    tuned = SFTModule(llama, lora=Lora(dropout=0.0))
     untuned = tuned.generate(PROMPTS, **settings)
     with torch.no_grad():
         for weight in tuned.state_dict().values():

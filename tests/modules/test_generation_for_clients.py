@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
 
@@ -34,7 +35,7 @@ def alone(module, states, prompts, seeds, **settings):
 
 @pytest.fixture(scope="module", params=["plain", "nf4"])
 def module(request, llama):
-    module = SFTModule(llama, base=request.param, dtype="fp32", lora_dropout=0.3)
+    module = SFTModule(llama, base=request.param, dtype="fp32", lora=Lora(dropout=0.3))
     module.configure_model()
     return module.train()
 

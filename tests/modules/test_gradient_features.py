@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlight.augmentation.less.features import Moments, RandomProjection, adam_direction, gradient_features
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.sft import SFTModule
 
 
@@ -37,7 +37,7 @@ def test_epsilon_stands_inside_the_root():
 
 
 def test_features(llama, make_sft_batch):
-    module = SFTModule(llama, dtype="fp32", lora_rank=2, lora_dropout=0.5)
+    module = SFTModule(llama, dtype="fp32", lora=Lora(rank=2, dropout=0.5))
     module.configure_model()
     weights, batch = trained_parameters(module), make_sft_batch()
     stream = torch.Generator().manual_seed(1)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.module import LanguageModule
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +30,7 @@ def same(one: dict, other: dict) -> bool:
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
 def test_a_step_trains_the_adapter_alone(llama, base, make_trainer, loader, make_sft_batch):
-    module = ready(SFTModule(llama, base=base, lr=1e-2, optimizer="SGD"))
+    module = ready(SFTModule(llama, base=base, lr=1e-2, optimizer=Optimization(name="SGD")))
     before, adapter = base_state(module), {k: v.clone() for k, v in module.state_dict().items()}
     trainer = make_trainer(max_epochs=1)
     trainer.fit(module, loader([make_sft_batch()]))
@@ -57,7 +59,7 @@ def test_quantized_bases_compute_nearly_the_same(llama, base, make_sft_batch):
 
 
 def test_dropout_is_on_in_training_and_off_in_validation(llama, make_trainer, loader, make_sft_batch):
-    module = ready(SFTModule(llama, lr=1e-9, lora_dropout=0.5))
+    module = ready(SFTModule(llama, lr=1e-9, lora=Lora(dropout=0.5)))
     with torch.no_grad():
         for name, weight in module.state_dict().items():
             weight.add_(0.1 if "lora_B" in name else 0)
@@ -79,7 +81,7 @@ def test_dropout_is_on_in_training_and_off_in_validation(llama, make_trainer, lo
 def test_dropout_depends_on_epoch_and_texts_alone(llama, make_trainer, loader, make_sft_batch):
     def train(stream: int, disturb: bool):
         torch.manual_seed(stream)
-        module = SFTModule(llama, lr=1e-2, lora_dropout=0.5)
+        module = SFTModule(llama, lr=1e-2, lora=Lora(dropout=0.5))
         if disturb:
             module.on_before_optimizer_step = lambda *_: torch.rand(3)
         make_trainer().fit(module, loader([make_sft_batch(), make_sft_batch(seed=1)]))

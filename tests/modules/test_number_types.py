@@ -16,7 +16,7 @@ from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.quantization import QuantizedBase, quantizable_layers
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language import base_model
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -52,7 +52,7 @@ def build(request, make_sft_batch, make_choice_batch, make_pair_batch):
 
     def make(kind, **settings):
         cls, model, own = MODULES[kind]
-        module = cls(request.getfixturevalue(model), **{"lora_dropout": 0.0, **own, **settings})
+        module = cls(request.getfixturevalue(model), **{"lora": Lora(dropout=0.0), **own, **settings})
         module.configure_model()
         batches = {SFTModule: make_sft_batch, SelectorModule: make_choice_batch}
         return module.eval(), batches.get(cls, make_pair_batch)()

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from fedlight.devices.memory import moment_bytes_per_weight
-from fedlight.modules.language.optimizers import make_optimizer
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization, make_optimizer
 from fedlight.modules.sft import SFTModule
 
 WITH_A_KERNEL = [
@@ -21,15 +22,15 @@ WITH_A_KERNEL = [
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "AdmaW"}, "optimizer='AdmaW': did you mean 'AdamW'"),
-        ({"optimizer_args": {"beta": 1}}, "did you mean 'betas'"),
-        ({"optimizer_args": {"lr": 1}}, "set lr itself"),
+        ({"optimizer": {"name": "AdmaW"}}, "optimizer.name='AdmaW': did you mean 'AdamW'"),
+        ({"optimizer": {"args": {"beta": 1}}}, "did you mean 'betas'"),
+        ({"optimizer": {"args": {"lr": 1}}}, "set lr itself"),
         ({"lr": 0}, r"lr=0 must be in \(0, inf\]"),
-        ({"lr_schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"optimizer": {"schedule": "cosin"}}, "did you mean 'cosine'"),
         ({"base": "nf8"}, "did you mean 'nf4'"),
         ({"dtype": "float"}, "dtype='float'"),
-        ({"lora_rank": 0}, "lora_rank=0"),
-        ({"lora_dropout": 5}, "lora_dropout=5"),
+        ({"lora": {"rank": 0}}, "lora.rank=0"),
+        ({"lora": {"dropout": 5}}, "lora.dropout=5"),
         ({"merge_adapter": True}, "set adapter to its folder"),
         ({"merge_adapter": True, "adapter": "x", "base": "nf4"}, "save_merged"),
     ],
@@ -40,7 +41,9 @@ def test_bad_settings_are_refused_before_anything_is_loaded(settings, message):
 
 
 def test_arguments_reach_the_optimizer(llama):
-    module = SFTModule(llama, lr=0.5, optimizer_args={"betas": [0.9, 0.95], "weight_decay": 0.25})
+    module = SFTModule(
+        llama, lr=0.5, optimizer=Optimization(args={"betas": [0.9, 0.95], "weight_decay": 0.25})
+    )
     module.configure_model()
     optimizer = module.configure_optimizers()
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -52,7 +55,7 @@ def test_arguments_reach_the_optimizer(llama):
 
 
 def test_cosine_moves_once_per_epoch(llama, make_trainer, loader, make_sft_batch):
-    module = SFTModule(llama, lr=1.0, lr_schedule="cosine")
+    module = SFTModule(llama, lr=1.0, optimizer=Optimization(schedule="cosine"))
     rates = []
 
     def record(*_):
@@ -65,7 +68,9 @@ def test_cosine_moves_once_per_epoch(llama, make_trainer, loader, make_sft_batch
 
 def test_cosine_without_an_end_is_refused(llama, make_trainer, loader, make_sft_batch):
     with pytest.raises(ValueError, match="max_epochs=-1, set it above 0"):
-        make_trainer(max_epochs=-1).fit(SFTModule(llama, lr_schedule="cosine"), loader([make_sft_batch()]))
+        make_trainer(max_epochs=-1).fit(
+            SFTModule(llama, optimizer=Optimization(schedule="cosine")), loader([make_sft_batch()])
+        )
 
 
 def after_steps(name, args, shapes, dtype=torch.float64, lr=lambda step: 0.1):
@@ -127,7 +132,7 @@ def test_memory_of_moments_is_that_of_the_class(name, expected):
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_clipped_steps_are_the_same(llama, make_trainer, loader, make_sft_batch, precision):
     def trained(args):
-        module = SFTModule(llama, lr=0.01, lora_dropout=0.0, optimizer_args=args)
+        module = SFTModule(llama, lr=0.01, lora=Lora(dropout=0.0), optimizer=Optimization(args=args))
         fit = make_trainer(max_epochs=2, gradient_clip_val=0.01, precision=precision)
         fit.fit(module, loader([make_sft_batch(), make_sft_batch()]))
         assert bool(fit.optimizers[0].param_groups[0]["fused"]) is (args is None)

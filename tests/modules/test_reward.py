@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.reward import RewardModule
 
 HEAD = "network.base_model.model.score.modules_to_save.default.weight"
@@ -150,7 +151,7 @@ def test_resumed_in_the_middle_equals_uninterrupted(
     llama, make_trainer, loader, make_pair_batch, keep_every_epoch, tmp_path
 ):
     batches = [make_pair_batch(seed=seed) for seed in range(3)]
-    settings = {"lr": 1e-3, "lora_dropout": 0.3}
+    settings = {"lr": 1e-3, "lora": Lora(dropout=0.3)}
     whole = RewardModule(llama, **settings)
     make_trainer(max_epochs=3, callbacks=[keep_every_epoch]).fit(whole, loader(batches))
     resumed = RewardModule(llama, **settings)
@@ -174,7 +175,7 @@ def test_one_client_is_plain_training(llama, make_trainer, loader, make_pair_bat
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             seen.append(batch)
 
-    seen, settings = [], {"lr": 1e-2, "lora_dropout": 0.3}
+    seen, settings = [], {"lr": 1e-2, "lora": Lora(dropout=0.3)}
     plain, federated = RewardModule(llama, **settings), RewardModule(llama, **settings)
     callbacks = [FederatedLoop(clients_per_round=1), Record()]
     once = {"max_epochs": 1, "limit_val_batches": 0}

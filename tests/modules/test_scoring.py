@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.scoring import encode_continuations, encode_pairs
 from fedlight.modules.sft import SFTModule
 
@@ -17,7 +18,7 @@ CONTINUATIONS = [[" the mat.", " a dog"], [" A", " B", " C"], [" warm and soft o
 
 @pytest.fixture(scope="module")
 def module(llama):
-    module = SFTModule(llama, lora_dropout=0.5)
+    module = SFTModule(llama, lora=Lora(dropout=0.5))
     module.configure_model()
     with torch.no_grad():
         for weight in module.state_dict().values():

@@ -11,6 +11,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule, choice_tokens
 
 
@@ -127,7 +128,7 @@ def test_word_level_tokenizers_are_fine():
 
 def test_a_trained_output_head_is_refused(llama):
     with pytest.raises(ValueError, match="lora_targets names the output head"):
-        ready(llama, lora_targets=["q_proj", "lm_head"])
+        ready(llama, lora=Lora(targets=["q_proj", "lm_head"]))
 
 
 def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader, make_choice_batch):

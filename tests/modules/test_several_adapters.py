@@ -7,6 +7,8 @@ from tiny_world import make_encoder
 from transformers import AutoModelForSequenceClassification
 
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
 
@@ -63,7 +65,7 @@ KINDS = {
 @pytest.fixture(params=KINDS)
 def build(request, encoder, make_choice_batch):
     """A function that builds a selector of this kind with so many adapters, and a batch for it."""
-    settings = {"model": encoder, "lora_dropout": 0.3, **KINDS[request.param]}
+    settings = {"model": encoder, "lora": Lora(dropout=0.3), **KINDS[request.param]}
     batch = small_batch() if settings["model"] in (encoder, "toy") else make_choice_batch()
     if settings["model"] in ("llama", "bert_without_pooler"):
         settings["model"] = request.getfixturevalue(settings["model"])
@@ -74,7 +76,7 @@ def build(request, encoder, make_choice_batch):
 
 def test_training_one_leaves_the_others_bit_for_bit(build, make_trainer, loader):
     make, batch = build
-    module = ready(make(lr=1e-2, optimizer_args={"weight_decay": 0.5}))
+    module = ready(make(lr=1e-2, optimizer=Optimization(args={"weight_decay": 0.5})))
     start = of(module, "adapter0")
     assert module.adapter_names == ["adapter0", "adapter1", "adapter2"]
     assert same(start, of(module, "adapter1"))
@@ -144,7 +146,7 @@ def test_one_adapter_has_its_names_and_start(llama):
 
 def test_layers_are_found_once(llama):
     """In a network that has an adapter already, a pattern also fits the layers inside of it."""
-    module = ready(SFTModule(llama, num_adapters=3, lora_targets=".*q_proj.*"))
+    module = ready(SFTModule(llama, num_adapters=3, lora=Lora(targets=".*q_proj.*")))
     assert len(of(module, "adapter0")) == len(of(module, "adapter2")) == 2 * 2
 
 

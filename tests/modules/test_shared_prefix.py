@@ -14,6 +14,8 @@ from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
 from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
 from fedlight.modules.functional import IGNORED
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.readout import SharedPrefix, hidden_states
 from fedlight.stacking import StackedAdapters
 from fedlight.stacking.shared_rows import LEAST_SHARED, pays, plan
@@ -106,7 +108,10 @@ def widths(monkeypatch):
 
 def ready(kind, folder, prefix="auto", **settings):
     """Return a module whose adapter is not at its start."""
-    module = kind(folder, **{"lora_dropout": 0.0, "dtype": "fp32", "prefix": prefix, **settings})
+    module = kind(
+        folder,
+        **{"lora": Lora(dropout=0.0), "dtype": "fp32", "execution": Execution(prefix=prefix), **settings},
+    )
     module.configure_model()
     stream = torch.Generator().manual_seed(8)
     with torch.no_grad():
@@ -209,7 +214,7 @@ def test_pairs_of_clients_side_by_side(long_llama, widths):
 def test_dropout_in_training_keeps_a_row_per_text(long_llama, said):
     batch, losses = make_pairs(), []
     for prefix in ("off", "auto"):
-        module = ready(DPOModule, long_llama, prefix, lora_dropout=0.3)
+        module = ready(DPOModule, long_llama, prefix, lora=Lora(dropout=0.3))
         with module.dropout_masks.seeded(5):
             losses.append([module.pair_log_probs(batch).detach() for _ in range(2)])
     assert all(torch.equal(one, other) for one, other in zip(*losses, strict=True))
@@ -299,4 +304,4 @@ def test_the_embedded_world_has_shorter_prompts():
 
 def test_an_unknown_setting_is_refused(long_llama):
     with pytest.raises(ValueError, match="prefix='on'"):
-        DPOModule(long_llama, prefix="on")
+        DPOModule(long_llama, execution=Execution(prefix="on"))

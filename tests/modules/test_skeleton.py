@@ -6,7 +6,8 @@ import torch
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
+from fedlight.modules.language.base_model import Execution
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -18,7 +19,7 @@ def layout(module):
 
 KINDS = [
     (SFTModule, "llama", {}),
-    (SFTModule, "llama", {"lora_targets": ["q_proj", "down_proj"], "lora_rank": 3}),
+    (SFTModule, "llama", {"lora": Lora(targets=["q_proj", "down_proj"], rank=3)}),
     (SelectorModule, "llama", {"num_adapters": 3}),
     (SelectorModule, "llama", {"head": "classifier"}),
     (SelectorModule, "bert", {"head": "classifier"}),
@@ -47,11 +48,11 @@ def test_a_skeleton_has_the_parameters_of_its_module(kind, model, settings, was_
 def test_a_constructor_of_its_own_asks_for_a_skeleton_of_its_own():
     class Smooth(SelectorModule):
         def __init__(self, smoothing=0.1):
-            super().__init__("toy", lora_rank=2)
+            super().__init__("toy", lora=Lora(rank=2))
 
     class Sketching(Smooth):
         def skeleton(self, dtype="bf16"):
-            return SelectorModule("toy", lora_rank=2).skeleton(dtype)
+            return SelectorModule("toy", lora=Lora(rank=2)).skeleton(dtype)
 
     class PassesOn(SelectorModule):
         def __init__(self, smoothing=0.1, **kwargs):
@@ -61,9 +62,9 @@ def test_a_constructor_of_its_own_asks_for_a_skeleton_of_its_own():
         ValueError, match=r"Smooth\.__init__ does not take .*'model'\): define Smooth\.skeleton\(\)"
     ):
         Smooth().skeleton()
-    expected = layout(SelectorModule("toy", lora_rank=2).skeleton())
+    expected = layout(SelectorModule("toy", lora=Lora(rank=2)).skeleton())
     assert layout(CostMeter(Sketching()).module) == expected
-    assert layout(PassesOn(0.2, model="toy", lora_rank=2).skeleton()) == expected
+    assert layout(PassesOn(0.2, model="toy", lora=Lora(rank=2)).skeleton()) == expected
 
 
 @pytest.mark.parametrize("base", ["int8", "nf4"])
@@ -85,7 +86,7 @@ def test_nothing_but_configs_is_read(llama, tmp_path):
 
 
 def test_the_adapter_to_start_from_gives_rank_and_number(llama, tmp_path):
-    first = SelectorModule(llama, num_adapters=3, lora_rank=2, lora_targets=["v_proj"])
+    first = SelectorModule(llama, num_adapters=3, lora=Lora(rank=2, targets=["v_proj"]))
     first.configure_model()
     first.save_adapter(tmp_path / "saved")
     further = SelectorModule(llama, adapter=str(tmp_path / "saved"))
@@ -110,7 +111,7 @@ def test_a_batch_has_so_many_labels_where_something_is_predicted():
 
 @pytest.mark.parametrize(("kind", "model", "settings"), [*KINDS[::3], KINDS[5], KINDS[7]])
 def test_checkpointing_changes_no_gradient_and_leaves_no_trace(kind, model, settings, request):
-    module = kind(request.getfixturevalue(model), lora_dropout=0.3, **{**settings, "dtype": "fp32"})
+    module = kind(request.getfixturevalue(model), lora=Lora(dropout=0.3), **{**settings, "dtype": "fp32"})
     module.configure_model()
     batch = module.sketch_batch(BatchShape(3, 12, 10))
     for texts in (batch, *(part for part in batch.values() if isinstance(part, dict))):
@@ -144,7 +145,8 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(kind, model, sett
 def test_gradient_checkpointing_is_a_setting(llama, make_sft_batch):
     """Losses and gradients of the plain form, with layers computed twice, and less memory is counted."""
     plain, twice = (
-        SFTModule(llama, lora_dropout=0.3, dtype="fp32", gradient_checkpointing=on) for on in (False, True)
+        SFTModule(llama, lora=Lora(dropout=0.3), dtype="fp32", execution=Execution(gradient_checkpointing=on))
+        for on in (False, True)
     )
     found = []
     for module in (plain, twice):

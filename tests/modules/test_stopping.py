@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedlight.evaluation.tasks.sampling import Completions
 from fedlight.modules.language.generation import make_stopping
 from fedlight.modules.sft import SFTModule
 
@@ -95,7 +96,7 @@ def test_a_stop_text_outside_of_a_list_is_refused(module):
 
 def test_predictions_end_before_the_stop_of_their_batch(llama):
     """Alpaca's next header comes so in the batches of a PromptDataModule."""
-    module = SFTModule(llama, max_new_tokens=10)
+    module = SFTModule(llama, completions=Completions(max_new_tokens=10))
     plain = module.predict_step({"prompt": PROMPTS}, 0)
     stop = plain[0][0][3:6]
     cut = module.predict_step({"prompt": PROMPTS, "stop": [stop]}, 0)

@@ -5,6 +5,7 @@ import gc
 import inspect
 import stat
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ import vllm_stand_in
 from safetensors.torch import load_file
 
 from fedlight.devices.quantization import QuantizedBase
+from fedlight.evaluation.tasks.sampling import Completions
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.base_model import Execution
 from fedlight.modules.sft import SFTModule
 from fedlight.stacking.client_models import work_with_models
 from fedlight.support.needs import Model, Package
@@ -20,8 +24,11 @@ PROMPTS = [["the cat", "a dog ran to the park: B day after"], [], ["c"], ["it wa
 SEEDS = [3, 4, 5, 3]
 
 
-def make_module(model, **settings):
-    module = SFTModule(model, **{"dtype": "fp16", "vllm": {}, **settings})
+def make_module(model, vllm=MappingProxyType({}), **settings):
+    module = SFTModule(
+        model,
+        **{"dtype": "fp16", "execution": Execution(vllm=None if vllm is None else dict(vllm)), **settings},
+    )
     module.configure_model()
     return module
 
@@ -138,7 +145,7 @@ def test_new_weights_have_a_new_id_and_old_files_go(started, llama):
 
 
 def test_vllm_is_started_once_with_the_modules_settings(started, llama):
-    module = make_module(llama, lora_rank=12, vllm={"gpu_memory_utilization": 0.4, "max_loras": 3})
+    module = make_module(llama, lora=Lora(rank=12), vllm={"gpu_memory_utilization": 0.4, "max_loras": 3})
     for _ in range(2):
         module.generate(["a"], max_new_tokens=2)
     [llm] = started
@@ -191,15 +198,21 @@ def test_work_with_the_models_of_clients_is_one_batch(started, llama):
         ({"base": "nf4"}, "vllm with base='nf4'.*set base to plain"),
         ({"base": "int8"}, "vllm with base='int8'"),
         ({"dtype": "fp32"}, "vllm with a base in fp32.*set dtype to bf16"),
-        ({"temperature": 0.005}, "temperature=0.005 with vllm"),
+        ({"completions": Completions(temperature=0.005)}, "temperature=0.005 with vllm"),
         ({"merge_adapter": True, "adapter": "x"}, "merge_adapter=true.*save_merged"),
-        ({"vllm": {"dtype": "half"}}, "vllm: dtype='half' follows from the module's dtype"),
-        ({"vllm": {"max_lora_rank": 64}}, "max_lora_rank=64 follows from the module's lora_rank"),
+        (
+            {"execution": Execution(vllm={"dtype": "half"})},
+            "vllm: dtype='half' follows from the module's dtype",
+        ),
+        (
+            {"execution": Execution(vllm={"max_lora_rank": 64})},
+            "max_lora_rank=64 follows from the module's lora.rank",
+        ),
     ],
 )
 def test_settings_without_counterpart_are_refused_at_once(settings, message):
     with pytest.raises(ValueError, match=message):
-        SFTModule("toy", **{"dtype": "bf16", "vllm": {}, **settings})
+        SFTModule("toy", **{"dtype": "bf16", "execution": Execution(vllm={}), **settings})
 
 
 def test_a_base_in_fp32_is_refused_when_it_is_loaded(started, llama):
@@ -215,11 +228,11 @@ def test_a_temperature_that_vllm_would_change_is_refused(started, llama, tempera
 
 def test_a_rank_above_vllms_is_refused(started, llama):
     with pytest.raises(ValueError, match="rank 513 of LoRA: vLLM takes at most 512"):
-        make_module(llama, lora_rank=513, lora_targets=["q_proj"])
+        make_module(llama, lora=Lora(rank=513, targets=["q_proj"]))
 
 
 def test_trained_weights_besides_lora_are_refused(started, llama):
-    module = SFTModule(llama, dtype="fp16", vllm={})
+    module = SFTModule(llama, dtype="fp16", execution=Execution(vllm={}))
     load = module.load_base
 
     def with_trained_norm():
@@ -248,11 +261,11 @@ def test_without_vllm_the_error_says_how_to_install_it(monkeypatch, llama):
 
 
 def test_a_dry_run_looks_for_the_package():
-    assert SFTModule.requires({"model": "toy", "vllm": {}}) == [
+    assert SFTModule.requires({"model": "toy", "execution": {"vllm": {}}}) == [
         Model("toy"),
         Package("vllm", "'fedlight[vllm]'"),
     ]
-    assert SFTModule.requires({"model": "toy", "vllm": None}) == [Model("toy")]
+    assert SFTModule.requires({"model": "toy", "execution": {"vllm": None}}) == [Model("toy")]
 
 
 def test_the_stand_in_has_vllms_own_interface():

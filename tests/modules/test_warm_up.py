@@ -5,12 +5,12 @@ import itertools
 import torch
 
 from fedlight.augmentation.less.warm_up import linear_lr, warm_up
-from fedlight.modules.language.adapters import trained_parameters
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.sft import SFTModule
 
 
 def make_module(model, **options):
-    module = SFTModule(model, dtype="fp32", lora_rank=2, **options)
+    module = SFTModule(model, **{"dtype": "fp32", "lora": Lora(rank=2), **options})
     module.configure_model()
     return module
 
@@ -18,7 +18,7 @@ def make_module(model, **options):
 def test_equals_plain_adam(llama, make_sft_batch):
     batches = [make_sft_batch(seed=seed) for seed in range(3)]
     epochs, rates = [[0, 1, 2], [2, 0, 1]], [0.01, 0.01 * 5 / 6, 0.01 * 4 / 6, 0.005, 0.01 * 2 / 6, 0.01 / 6]
-    module, expected = (make_module(llama, lora_dropout=0) for _ in range(2))
+    module, expected = (make_module(llama, lora=Lora(rank=2, dropout=0)) for _ in range(2))
     weights = trained_parameters(expected)
     optimizer = torch.optim.Adam(weights.values(), lr=1)
     step = 0
@@ -48,7 +48,7 @@ def test_dropout_follows_from_the_seed_alone(llama, make_sft_batch):
     found = []
     for seed in (0, 0, 1):
         torch.rand(3)
-        module = make_module(llama, lora_dropout=0.5, seed=seed)
+        module = make_module(llama, lora=Lora(rank=2, dropout=0.5), seed=seed)
         for name, weight in trained_parameters(module).items():
             weight.data.fill_(0.1 if "lora_A" in name else 0.0)  # so that the seed is that of dropout alone
         state = torch.get_rng_state()

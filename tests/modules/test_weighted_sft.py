@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedlight.callbacks.loop.fitted_step import FittedStep
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = ["the cat sat on", "a dog ran to the park: B day", "the cat sat on", "c"]
@@ -12,7 +13,7 @@ ANSWERS = [" the mat.", " after day", " a warm and soft one.", " A"]
 
 @pytest.fixture
 def module(llama):
-    module = SFTModule(llama, lora_dropout=0.0)
+    module = SFTModule(llama, lora=Lora(dropout=0.0))
     module.configure_model()
     with torch.no_grad():
         for weight in module.state_dict().values():

@@ -217,7 +217,7 @@ def memory_findings(recipe, tmp_path, **settings):
 @pytest.mark.slow
 def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
     """A device with room for rank 2 alone takes part where 2 is among the ranks, as in ``fedlight plan``."""
-    ranked = ["--model.lora_rank=8", "--federated.algorithm=HetLoRA"]
+    ranked = ["--model.lora.rank=8", "--federated.algorithm=HetLoRA"]
     few = ["--config=selector.yaml", "--data.source=nowhere.jsonl", *ranked]
 
     def fleet(budget):
@@ -229,7 +229,7 @@ def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
         return make_plan([*few, *more]).forecasts[0].fit.footprint.peak_bytes
 
     assert needs(2) < needs(8)
-    settings = {"model.init_args.lora_rank": 8, "federated.algorithm": "HetLoRA"}
+    settings = {"model.init_args.lora.rank": 8, "federated.algorithm": "HetLoRA"}
     settings |= {"federated.fleet": fleet(needs(2) + 0.5)}
     both = memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": [2, 8]})
     assert "1 of 1 devices can take part" in both

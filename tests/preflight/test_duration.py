@@ -22,7 +22,11 @@ ROUNDS = {
     "data.init_args.batch_size": 4,
     "data.init_args.eval_batch_size": 8,
 }
-ANSWERS = {"data.init_args.limit": 30, "model.init_args.completions": 2, "model.init_args.max_new_tokens": 20}
+ANSWERS = {
+    "data.init_args.limit": 30,
+    "model.init_args.completions.number": 2,
+    "model.init_args.completions.max_new_tokens": 20,
+}
 
 
 def forecast(folder, monkeypatch, **given):

@@ -63,7 +63,10 @@ def test_what_a_quantized_base_leaves_unquantized_is_in_the_number_type():
 
 
 def test_gradient_checkpointing_is_in_the_forecast():
-    assert counted("--model.gradient_checkpointing=true").activation_bytes < 0.8 * counted().activation_bytes
+    assert (
+        counted("--model.execution.gradient_checkpointing=true").activation_bytes
+        < 0.8 * counted().activation_bytes
+    )
 
 
 def test_a_step_is_the_second_of_two_batches_and_grows_with_the_operations(monkeypatch):

@@ -12,14 +12,18 @@ from synthetic_data import Listed, Scorer, make_data
 from thread_team import on_team
 from torch import nn
 
+from fedlight.augmentation.less.example_gradients import ExampleGradients
 from fedlight.augmentation.less.less import LESS
+from fedlight.augmentation.less.warm_up import WarmUp
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.generators.local_generator import LocalGenerator
+from fedlight.modules.language.adapters import Lora
 from fedlight.processes.team import current_team
 
 
@@ -152,7 +156,9 @@ def test_a_local_generators_batches_are_shared(monkeypatch, tiny_model):
     prompts = [f"w{number} " * (number + 1) for number in range(7)]
 
     def complete(rank=0):
-        generator = LocalGenerator(tiny_model, max_new_tokens=3, batch_size=2, device="cpu", keep_cut=True)
+        generator = LocalGenerator(
+            tiny_model, sampling=Sampling(max_new_tokens=3), batch_size=2, device="cpu", keep_cut=True
+        )
         answers = generator.complete(prompts)
         return answers, generator.usage()
 
@@ -167,8 +173,8 @@ def test_gradients_of_less_are_shared(monkeypatch, tiny_model, tmp_path):
 
     def augment(rank=0):
         less = LESS(
-            tiny_model, 4, warmup_epochs=2, warmup_share=0.3, batch_size=4, dimension=256, lora_rank=4,
-            lora_targets="all-linear", cache=str(tmp_path / str(size)), device="cpu",
+            tiny_model, 4, warmup=WarmUp(share=0.3, epochs=2), gradients=ExampleGradients(batch_size=4), dimension=256,
+            lora=Lora(4, 512, 0.1), cache=str(tmp_path / str(size)), device="cpu",
         )  # fmt: skip
         return less.augment(clients, public, seed=3), less.record()
 

@@ -9,6 +9,7 @@ from tiny_world import make_encoder, make_model
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
 from fedlight.modules.functional import IGNORED
+from fedlight.modules.language.adapters import Lora
 from fedlight.stacking import StackedAdapters
 
 
@@ -71,7 +72,7 @@ def models(tmp_path_factory):
 
 def make_module(models, kind, **settings):
     cls, make_batch, model, own = KINDS[kind]
-    settings = {"dtype": "fp32", "lora_rank": 2, "lora_dropout": 0.2, "seed": 1, **own, **settings}
+    settings = {"dtype": "fp32", "lora": Lora(rank=2, dropout=0.2), "seed": 1, **own, **settings}
     module = cls(models[model], **settings)
     module.configure_model()
     return module.train(), make_batch

@@ -13,6 +13,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.canaries import Canaries
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 from fedlight.toy.instructions import JUDGEMENTS, NUMBERS, TEMPLATE
 from fedlight.toy.world import NAMES, OBJECTS, VERBS
@@ -52,7 +53,7 @@ def fit(model, folder: Path, *callbacks, data=None, module=None, ckpt_path=None,
         default_root_dir=folder,
         callbacks=list(callbacks),
     )
-    module = module or SFTModule(model, lr=0.02, lora_dropout=0.1, seed=1)
+    module = module or SFTModule(model, lr=0.02, lora=Lora(dropout=0.1), seed=1)
     L.seed_everything(1, verbose=False)
     trainer.fit(module, datamodule=data or make_data(), ckpt_path=ckpt_path, weights_only=True)
     return module, trainer

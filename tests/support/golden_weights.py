@@ -36,6 +36,8 @@ from fedlight.datamodules.rows.split import Split
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.server import FedAdagrad, FedAvgM, FedYogi
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language import adapters
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
@@ -58,7 +60,13 @@ def language(module, data, **settings) -> dict:
 
     def make(root: Path) -> Kind:
         folder = str(root / "model")
-        model = lambda: module(folder, dtype="fp32", optimizer="SGD", lr=0.01, lora_rank=2, lora_dropout=0.1)  # noqa: E731
+        model = lambda: module(  # noqa: E731
+            folder,
+            dtype="fp32",
+            optimizer=Optimization(name="SGD"),
+            lr=0.01,
+            lora=adapters.Lora(rank=2, dropout=0.1),
+        )
         return Kind(dict(settings), model, lambda: data(folder))
 
     return make

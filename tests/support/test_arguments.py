@@ -36,7 +36,11 @@ from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.vectors.clusters import PseudoLabels
+from fedlight.evaluation.tasks.sampling import Completions, Sampling
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.base_model import Execution
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.support.checks import Checked, _constructors
 from fedlight.support.seeding import derive_seed
 
@@ -84,8 +88,8 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         (lambda: SFTModule(3), "SFTModule: model=3 must be a text"),
         (lambda: SFTModule("toy", lr="1e-3"), "SFTModule: lr='1e-3' must be a number"),
         (
-            lambda: SelectorModule("toy", lora_rank=2.0),
-            "SelectorModule: lora_rank=2.0 must be a whole number",
+            lambda: SelectorModule("toy", lora=Lora(rank=2.0)),
+            "Lora: rank=2.0 must be a whole number",
         ),
         (lambda: SelectorModule("toy", choices="AB"), "SelectorModule: choices='AB' must be a Sequence[str]"),
         (
@@ -179,7 +183,8 @@ def test_the_annotations_of_every_public_class_can_be_read():
     # Records, a protocol, and a class that says more about wrong loaders than their type
     records = {"Client", "Visit", "Visiting", "Work", "Update", "Device", "Aggregation", "GivenLoaders"}
     others = {each for each in classes if each not in checked and each.__name__ not in records}
-    assert others == {Canaries, FewShot, Partition, SelfGenerationPrompts}
+    nested = {Lora, Optimization, Completions, Sampling, Execution}
+    assert others == {Canaries, FewShot, Partition, SelfGenerationPrompts} | nested
     assert all(dataclasses.is_dataclass(each) for each in others)
     assert Algorithm in checked
 

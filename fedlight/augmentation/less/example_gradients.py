@@ -15,6 +15,7 @@ Two ways give the same result up to rounding:
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,12 +27,33 @@ from fedlight.modules.functional import IGNORED, sft_loss, token_log_probs
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.language.readout import head_logits, hidden_states
 from fedlight.modules.sft import SFTModule
-from fedlight.support.checks import check_choice
+from fedlight.support.checks import check_choice, check_fields, refuse_below
 
 Gradients = dict[str, Tensor]
 """Name of a trained weight -> ``(batch, *shape of the weight)``, fp32."""
 
 WAYS = ("layers", "func")
+
+
+@dataclass(frozen=True)
+class ExampleGradients:
+    """How the gradients of single rows are computed.
+
+    Args:
+        way: ``layers``: by the inputs and output gradients of each layer; ``func``: by ``torch.func``.
+        batch_size: rows whose gradients are in memory at once, 4 bytes per weight of the adapter and row.
+
+    Raises:
+        ValueError: a setting is misspelt or below 1.
+    """
+
+    way: str = "layers"
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_choice("gradients.way", self.way, WAYS)
+        refuse_below(1, batch_size=self.batch_size)
 
 
 def check_way(way: str, base: str) -> None:
@@ -41,12 +63,12 @@ def check_way(way: str, base: str) -> None:
         >>> check_way("func", "nf4")
         Traceback (most recent call last):
         ...
-        ValueError: gradients='func' does not go through base='nf4': set gradients to 'layers', or base to 'plain'
+        ValueError: gradients.way='func' does not go through base='nf4': set it to 'layers', or base to 'plain'
     """
-    check_choice("gradients", way, WAYS)
+    check_choice("gradients.way", way, WAYS)
     if way == "func" and base != "plain":
         raise ValueError(
-            f"gradients='func' does not go through base={base!r}: set gradients to 'layers', or base to 'plain'"
+            f"gradients.way='func' does not go through base={base!r}: set it to 'layers', or base to 'plain'"
         )
 
 
@@ -137,7 +159,7 @@ def _make_hook(
         if seen.ndim != 3 or len(seen) != size:
             raise ValueError(
                 f"gradients='layers' needs inputs (batch, tokens, width), and {name} has {tuple(seen.shape)}: set "
-                "gradients to 'func', or lora_targets to layers that see whole sequences"
+                "gradients to 'func', or lora.targets to layers that see whole sequences"
             )
 
         def add(slope: Tensor) -> None:

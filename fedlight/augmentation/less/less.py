@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.augmentation.less.example_gradients import check_way
+from fedlight.augmentation.less.example_gradients import ExampleGradients, check_way
 from fedlight.augmentation.less.scores import (
     Features,
     PaddedExamples,
@@ -28,6 +28,7 @@ from fedlight.augmentation.less.scores import (
     find_blocks,
     influence_scores,
 )
+from fedlight.augmentation.less.warm_up import WarmUp
 from fedlight.datamodules.federated.rounds import PooledSampler
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.text.encoding import encode_responses
@@ -35,9 +36,10 @@ from fedlight.datamodules.text.examples import ResponseExamples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import pad_id
 from fedlight.devices import hardware
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 from fedlight.pretrained.hub import load_tokenizer
-from fedlight.support.checks import check_range, refuse_below
+from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -46,7 +48,7 @@ from fedlight.support.types import Fields
 class LESS(Augmentation):
     """Selection of public rows by their influence on the client's own rows, which is also their score.
 
-    The defaults are those of the paper and its code. ``warmup_epochs`` gradients of every public row cost as much as
+    The defaults are those of the paper and its code. ``warmup.epochs`` gradients of every public row cost as much as
     training on the whole public set for as many epochs. A client without a row that fits into ``max_tokens`` gets nothing.
 
     Args:
@@ -54,19 +56,12 @@ class LESS(Augmentation):
         number: rows for each client, >= 1.
         template: like the datamodule's, a name or a text with slots; see `fedlight.datamodules.text.templates`.
         max_tokens: most tokens of prompt and response together; longer public rows are not selected.
-        base: ``plain``, ``int8`` or ``nf4``; the last two need ``gradients="layers"``.
-        dtype: number type of the base; see `LanguageModule`, as for the next four.
-        lora_rank: rank of the adapter that is warmed up and differentiated.
-        lora_alpha: scale of the adapter.
-        lora_dropout: dropout in the warm-up.
-        lora_targets: layers with the adapter.
-        warmup_share: share of the public rows to warm up on, in (0, 1].
-        warmup_epochs: epochs over these rows, >= 1; gradients are taken at the end of each.
-        warmup_batch_size: rows per step, >= 1.
-        lr: highest learning rate of the warm-up, which rises for 3 % of the steps and then falls to 0.
+        base: ``plain``, ``int8`` or ``nf4``; the last two need ``gradients.way="layers"``.
+        dtype: number type of the base; see `LanguageModule`, as for ``lora``.
+        lora: adapter that is warmed up and differentiated.
+        warmup: rows, epochs and learning rate of the warm-up.
         dimension: numbers of a projected gradient, >= 1.
-        batch_size: rows whose gradients are in memory at once, 4 bytes per weight of the adapter and row.
-        gradients: ``layers`` or ``func``; see `fedlight.augmentation.less.example_gradients`.
+        gradients: how gradients of single rows are computed, which changes none beyond rounding.
         device: name of torch; ``auto`` is the GPU if there is one, else the CPU.
         cache: folder for scores, from which a killed run resumes; None: beside the rows that a datamodule records.
 
@@ -74,7 +69,7 @@ class LESS(Augmentation):
         ValueError: a setting is out of range or misspelt.
     """
 
-    without_effect = ("batch_size", "gradients", "device", "cache")  # beyond rounding
+    without_effect = ("gradients", "device", "cache")  # beyond rounding
 
     def __init__(
         self,
@@ -84,31 +79,18 @@ class LESS(Augmentation):
         max_tokens: int = 2048,
         base: str = "plain",
         dtype: str = "auto",
-        lora_rank: int = 128,
-        lora_alpha: float = 512,
-        lora_dropout: float = 0.1,
-        lora_targets: str | list[str] = r".*\.[qkvo]_proj",
-        warmup_share: float = 0.05,
-        warmup_epochs: int = 4,
-        warmup_batch_size: int = 32,
-        lr: float = 2e-5,
+        lora: Lora = Lora(128, 512, 0.1, r".*\.[qkvo]_proj"),
+        warmup: WarmUp = WarmUp(),
         dimension: int = 8192,
-        batch_size: int = 8,
-        gradients: str = "layers",
+        gradients: ExampleGradients = ExampleGradients(),
         device: str = "auto",
         cache: str | None = None,
     ) -> None:
         super().__init__(number)
-        check_range("warmup_share", warmup_share, 0, 1, above_low=True)
-        refuse_below(1, max_tokens=max_tokens, warmup_epochs=warmup_epochs, dimension=dimension)
-        refuse_below(1, warmup_batch_size=warmup_batch_size, batch_size=batch_size)
-        check_way(gradients, base)
+        refuse_below(1, max_tokens=max_tokens, dimension=dimension)
+        check_way(gradients.way, base)
         self.model, self.template, self.max_tokens = model, template, max_tokens
-        self.base, self.dtype = base, dtype
-        self.lora_rank, self.lora_alpha, self.lora_dropout = lora_rank, lora_alpha, lora_dropout
-        self.lora_targets, self.lr = lora_targets, lr
-        self.warmup_share, self.warmup_epochs = warmup_share, warmup_epochs
-        self.warmup_batch_size, self.batch_size = warmup_batch_size, batch_size
+        self.base, self.dtype, self.lora, self.warmup = base, dtype, lora, warmup
         self.dimension, self.gradients, self.device, self.cache = dimension, gradients, device, cache
         Template.named(template)  # refuses an unknown name
         self._new_module(seed=0)  # refuses wrong settings before anything is read
@@ -167,15 +149,15 @@ class LESS(Augmentation):
         module = self._new_module(seed)
         with torch.device(candidates.device):
             module.configure_model()
-        features = Features(module, self.dimension, self.batch_size, self.gradients, seed)
+        features = Features(module, self.dimension, self.gradients.batch_size, self.gradients.way, seed)
         epochs = self._warm_up_batches(candidates.examples.lengths, seed)
-        scores, finished = influence_scores(features, candidates, targets, epochs, self.lr, blocks)
+        scores, finished = influence_scores(features, candidates, targets, epochs, self.warmup.lr, blocks)
         self._record = {
             "warmup_rows": len({row for epoch in epochs for batch in epoch for row in batch}),
             "warmup_losses": [round(epoch.mean_loss, 4) for epoch in finished],
             "warmup_lrs": [epoch.mean_lr for epoch in finished],
             "adapter_weights": sum(weight.numel() for weight in module.parameters() if weight.requires_grad),
-            "client_sends_bytes": 4 * self.dimension * self.warmup_epochs,
+            "client_sends_bytes": 4 * self.dimension * self.warmup.epochs,
         }
         return scores
 
@@ -183,13 +165,18 @@ class LESS(Augmentation):
         record = self._record
         return (
             f"LESS: warmed up on {record['warmup_rows']:,} rows, loss by epoch {record['warmup_losses']}; gradients of "
-            f"{record['adapter_weights']:,} weights (gradients={self.gradients!r}) in {self.dimension:,} numbers; left "
+            f"{record['adapter_weights']:,} weights ({self.gradients.way}) in {self.dimension:,} numbers; left "
             f"out: {record['public_rows_too_long']:,} public rows too long, {record['clients_without_rows']:,} clients"
         )
 
     def _new_module(self, seed: int) -> SFTModule:
-        names = ("model", "base", "dtype", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lr")
-        return SFTModule(**{name: getattr(self, name) for name in names}, seed=derive_seed(seed, "less"))
+        given: dict[str, Any] = {
+            "base": self.base,
+            "dtype": self.dtype,
+            "lora": self.lora,
+            "lr": self.warmup.lr,
+        }
+        return SFTModule(self.model, **given, seed=derive_seed(seed, "less"))
 
     def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> PaddedExamples:
         """Return the rows that fit; their examples keep their indices among all rows."""
@@ -203,11 +190,11 @@ class LESS(Augmentation):
     def _warm_up_batches(self, lengths: np.ndarray, seed: int) -> list[list[list[int]]]:
         """Return the batches of candidates of each epoch; all epochs have the same candidates."""
         seed = derive_seed(seed, "less warm-up")
-        number = max(1, round(self.warmup_share * len(lengths)))
+        number = max(1, round(self.warmup.share * len(lengths)))
         drawn = np.random.default_rng(seed).choice(len(lengths), number, replace=False)
-        sampler = PooledSampler(number, self.warmup_batch_size, seed, lengths[drawn])
+        sampler = PooledSampler(number, self.warmup.batch_size, seed, lengths[drawn])
         epochs = []
-        for epoch in range(self.warmup_epochs):
+        for epoch in range(self.warmup.epochs):
             sampler.set_epoch(epoch)
             epochs.append([drawn[batch].tolist() for batch in sampler])
         return epochs

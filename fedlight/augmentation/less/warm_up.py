@@ -6,6 +6,7 @@ falling to 0 over the others. Epochs are weighted by their mean learning rate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,35 @@ from torch import Tensor
 from fedlight.augmentation.less.features import BETAS, EPSILON, Moments
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
+from fedlight.support.checks import check_fields, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 
 RISING_SHARE = 0.03
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Training of the adapter before and between the gradients.
+
+    Args:
+        share: share of the public rows to warm up on, in (0, 1].
+        epochs: epochs over these rows, >= 1; gradients are taken at the end of each.
+        batch_size: rows per step, >= 1.
+        lr: highest learning rate, which rises for 3 % of the steps and then falls to 0.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    share: float = 0.05
+    epochs: int = 4
+    batch_size: int = 32
+    lr: float = 2e-5
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_range("warmup.share", self.share, 0, 1, above_low=True)
+        refuse_below(1, epochs=self.epochs, batch_size=self.batch_size)
 
 
 class Epoch(NamedTuple):

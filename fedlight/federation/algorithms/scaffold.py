@@ -90,7 +90,7 @@ class Scaffold(Algorithm):
             logger.warning(
                 "Scaffold is exact under plain SGD. Under %s%s its controls are estimates of another scale than the "
                 "gradients', with which a model often learns nothing: take torch.optim.SGD without momentum "
-                "(model.optimizer=SGD), at a higher learning rate than AdamW's.",
+                "(model.optimizer.name=SGD), at a higher learning rate than AdamW's.",
                 type(other[0]).__name__,
                 f" with momentum={momentum}" if momentum else "",
             )

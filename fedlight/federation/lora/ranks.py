@@ -33,7 +33,7 @@ def largest_rank(parameters: Mapping[str, Tensor], ranks: LoraRanks | None = Non
     if not pairs:
         raise ValueError(
             "clients of unlike ranks train LoRA adapters, and no trained parameter is the A or B of one: train one, such as "
-            "model.lora_rank=8, or take another algorithm"
+            "model.lora.rank=8, or take another algorithm"
         )
     largest = max(pair.rank(parameters) for pair in pairs)
     numbers = [] if ranks is None else [*ranks.values()] if isinstance(ranks, dict) else ranks
@@ -41,7 +41,7 @@ def largest_rank(parameters: Mapping[str, Tensor], ranks: LoraRanks | None = Non
     if above:
         raise ValueError(
             f"ranks={ranks!r}: {above[0]} is above the rank {largest} of the module's adapters, of which "
-            f"clients train a part: set model.lora_rank to {max(above)} or more, or lower it"
+            f"clients train a part: set model.lora.rank to {max(above)} or more, or lower it"
         )
     return largest
 
