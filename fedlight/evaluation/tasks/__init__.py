@@ -6,10 +6,12 @@ A task gets its rows and prompts from a datamodule's source, and its answers fro
 from fedlight.support.lazy import lazy_names
 
 _FILES = {
+    "Completions": "sampling",
     "ExactMatch": "exact_match",
     "GSM8K": "gsm8k",
     "HumanEval": "human_eval",
     "MultipleChoice": "multiple_choice",
+    "Sampling": "sampling",
     "Sentiment": "sentiment",
     "Task": "task",
 }
