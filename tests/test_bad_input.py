@@ -188,7 +188,7 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"), [("lora_rank=2", "does not fit the module"), ("base=nf4", "another model")]
+    ("setting", "message"), [("lora.rank=2", "does not fit the module"), ("base=nf4", "another model")]
 )
 def test_a_checkpoint_of_other_settings_is_refused(fit, checkpoint, setting, message):
     assert message in refused(fit(f"--model.{setting}", f"--ckpt_path={checkpoint}"))

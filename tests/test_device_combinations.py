@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from fleets import device_file, make_fleet
+from nested import nested
 from plain_lightning import assert_equal, trainer, weights
 from tastes import Adapters, Tastes
 from tiny_world import VOTES, fedlight, refused, table, tiny_selector
@@ -29,7 +30,6 @@ from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
-from tests.support.nested import nested
 
 MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", RewardModule: "dpo"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*`val_dataloader`")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
+from nested import nested
 from plain_lightning import assert_equal, trainer
 from scripted_generator import Scripted
 from tiny_world import table, write_rows
@@ -31,7 +32,6 @@ from fedlight.federation.server import FedAvgM
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
-from tests.support.nested import nested
 
 PEOPLE = ("anna paints walls .", "ben bakes bread .", "finn reads letters .", "gina builds sheds .")
 ROWS = [

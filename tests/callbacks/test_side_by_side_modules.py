@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nested import nested
 from stacked import assert_same_rows, fit, furthest
 from tiny_world import VOTES
 
@@ -18,7 +19,6 @@ from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
-from tests.support.nested import nested
 
 MODULES = {"selector": SelectorModule, "sft": SFTModule, "dpo": DPOModule, "reward": RewardModule}
 ALGORITHMS = {"FedAvg": FedAvg, "FedProx": lambda: FedProx(0.5), "Scaffold": Scaffold, "LocalOnly": LocalOnly}

@@ -1,6 +1,7 @@
 """Clients that make training data for themselves, side by side: each visit trains on what the client chose alone."""
 
 import pytest
+from nested import nested
 from stacked import assert_same_rows, fit, furthest
 from synthetic_data import Words
 
@@ -13,7 +14,6 @@ from fedlight.federation.algorithms.self_made.local_self_generation import Local
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
-from tests.support.nested import nested
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 SETTINGS = {"columns": COLUMNS, "template": "POST : {instruction} {input}\nCHOICE :", "max_tokens": 64}

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.rows.rows import RowsError
-from tests.support.nested import nested
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 COLUMNS = {"instruction": "instruction", "response": "output"}

@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
-from tests.support.nested import nested
 
 ROWS = [{"instruction": f"w{i}", "output": "x", "task": "far" if i < 2 else "near"} for i in range(10)]
 

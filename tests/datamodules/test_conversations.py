@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from habits import HABITS, make_tokenizer
+from nested import nested
 
 from fedlight.callbacks.scores.sample_answers import choose
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
@@ -17,7 +18,6 @@ from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.datamodules.text.chat import read_turns, write_turns
 from fedlight.evaluation.tasks.exact_match import ExactMatch
-from tests.support.nested import nested
 
 CHAT = HABITS["adds bos, bos in the template"]  # an answer's text ends with its end token
 

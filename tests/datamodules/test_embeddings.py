@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from nested import nested
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.instructions.embeddings import EmbeddingDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import HashedEncoder
-from tests.support.nested import nested
 
 NUMBER = 40
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from nested import nested
 from stacked import assert_same_rows, fit, furthest
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
@@ -24,7 +25,6 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.modules.feature_selector import FeatureSelectorModule
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.support.needs import Model
-from tests.support.nested import nested
 
 TEXTS = [f"statement {word}" for word in ("red", "green", "blue", "black", "white", "grey")]
 COLUMNS = {name: name for name in ("response_a", "response_b", "choice", "client", "group")}

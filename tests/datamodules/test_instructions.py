@@ -1,12 +1,12 @@
 import json
 
 import pytest
+from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
-from tests.support.nested import nested
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from nested import nested
 
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -10,7 +11,6 @@ from fedlight.datamodules.preferences.labelling import agreement, form_pairs, ga
 from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Comparison
-from tests.support.nested import nested
 
 
 def test_all_pairs_of_different_completions():

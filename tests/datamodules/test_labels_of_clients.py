@@ -2,10 +2,11 @@
 
 import json
 
+from nested import nested
+
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from tests.support.nested import nested
 
 
 def written(folder, rows):

@@ -4,13 +4,13 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.split import Split
-from tests.support.nested import nested
 
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
 ANSWER = "POST: {prompt} ANSWER:"

@@ -2,12 +2,12 @@ import json
 
 import numpy as np
 import pytest
+from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.datamodules.vectors.encoders import HashedEncoder
-from tests.support.nested import nested
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")
 ROWS = [

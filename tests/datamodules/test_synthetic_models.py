@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from nested import nested
 from tiny_world import make_model
 
 from fedlight.datamodules.clients.partition import Partition
@@ -12,7 +13,6 @@ from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.text.templates import Template
 from fedlight.modules.sft import SFTModule
-from tests.support.nested import nested
 
 TEMPLATE = "POST : {instruction} {input}\nCHOICE :"
 EXAMPLE = TEMPLATE + " {response}\n"

@@ -6,6 +6,7 @@ from collections import defaultdict
 import lightning as L
 import pytest
 import torch
+from nested import nested
 from plain_lightning import trainer
 from tiny_world import write_rows
 from torch.nn import functional
@@ -21,7 +22,6 @@ from fedlight.federation.client import Client, Visit, Work
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
-from tests.support.nested import nested
 
 LR = 0.05
 

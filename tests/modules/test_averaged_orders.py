@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from nested import nested
 from tiny_world import write_rows
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -15,7 +16,6 @@ from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule, read_letters
 from fedlight.recipes import steps
 from fedlight.support.files import write_json
-from tests.support.nested import nested
 
 
 def ready(*args, **kwargs) -> SelectorModule:

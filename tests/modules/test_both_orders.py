@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from nested import nested
 from tiny_world import make_encoder, write_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +16,6 @@ from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import judge_both_orders
 from fedlight.modules.both_orders import BothOrders
 from fedlight.modules.selector import SelectorModule
-from tests.support.nested import nested
 
 WORDS = [f"word{letter}" for letter in "abcdefghijklmnop"]
 

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import lightning as L
+from nested import nested
 from tiny_world import table, write_rows
 
 from fedlight.callbacks.attacks.discoverable_memorization import DiscoverableMemorization
@@ -17,7 +18,6 @@ from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 from fedlight.toy.instructions import JUDGEMENTS, NUMBERS, TEMPLATE
 from fedlight.toy.world import NAMES, OBJECTS, VERBS
-from tests.support.nested import nested
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 BOTH = ("global", "uploads")

@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from nested import nested
 from plain_lightning import Numbers, Regression
 from ranked import Ranked
 from safetensors.torch import load
@@ -56,7 +57,6 @@ from fedlight.flower.node import Node
 from fedlight.flower.parts import Parts
 from fedlight.modules.sft import SFTModule
 from fedlight.support.settings_record import digest as digest_of
-from tests.support.nested import nested
 
 pytest.importorskip("cryptography", reason="needs fedlight[flower]")  # a node signs with it
 
