@@ -19,6 +19,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,12 @@ class Watch(L.Callback):
         )
 
 
-METHODS: dict[str, tuple[Callable[[], Algorithm], int | None]] = {
-    "zero-padding": (lambda: HetLoRA(sparsity_weighted=False), None),
+METHODS: dict[str, tuple[Callable[..., Algorithm], int | None]] = {
+    "zero-padding": (partial(HetLoRA, sparsity_weighted=False), None),
     "HetLoRA": (HetLoRA, None),
     "FlexLoRA": (FlexLoRA, None),
-    "zero-padding, over holders": (lambda: HetLoRA(sparsity_weighted=False, missing="skip"), None),
-    "FlexLoRA, over holders": (lambda: FlexLoRA(missing="skip"), None),
+    "zero-padding, over holders": (partial(HetLoRA, sparsity_weighted=False, missing="skip"), None),
+    "FlexLoRA, over holders": (partial(FlexLoRA, missing="skip"), None),
     "FlexLoRA, largest rank": (FlexLoRA, RANK),
     "FlexLoRA, smallest rank": (FlexLoRA, min(CLIENT_RANKS)),
 }
@@ -141,7 +142,7 @@ def measure(method: str, rounds: int) -> list[Row]:
     """Return the rows of one method."""
     make, rank = METHODS[method]
     ranks = client_ranks() if rank is None else dict.fromkeys(client_ranks(), rank)
-    loop = FederatedLoop(make(), clients_per_round=len(ranks), local_steps=STEPS, lora_ranks=ranks)
+    loop = FederatedLoop(make(ranks=ranks), clients_per_round=len(ranks), local_steps=STEPS)
     watch = Watch(method, min(CLIENT_RANKS))
     trainer = L.Trainer(
         max_epochs=rounds,

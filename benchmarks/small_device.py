@@ -30,7 +30,7 @@ from qwen_round import GIB, SHAPE, peak_bytes, save_model
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fedlight import FederatedDataModule, FederatedLoop, Fleet, SFTModule
+from fedlight import FederatedDataModule, FederatedLoop, Fleet, SFTModule, ZerothOrder
 
 DEVICE = """memory_gib: 4
 memory_share: 0.5
@@ -74,7 +74,8 @@ def measure(folder: str, train: str, tokens: int) -> dict[str, Any]:
     device.write_text(DEVICE, encoding="utf-8")
     before = peak_bytes()
     module = SFTModule(folder, dtype="bf16", lora_rank=8, lora_dropout=0.0, lr=1e-4)
-    loop = FederatedLoop(clients_per_round=1, local_steps=1, train=train, fleet=Fleet({str(device): 1.0}))
+    forward = None if train == "backprop" else ZerothOrder(only_where_needed=True)
+    loop = FederatedLoop(clients_per_round=1, local_steps=1, forward=forward, fleet=Fleet({str(device): 1.0}))
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="cpu",

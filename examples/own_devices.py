@@ -76,8 +76,11 @@ def federate(rounds: int = 30, folder: str = "runs/own_devices") -> float:
         labels = train_set.dataset.tensors[1][train_set.indices].numpy()
         return dirichlet(labels, num_clients=50, alpha=0.3, seed=0, min_size=2)
 
-    fleet = Fleet({str(DEVICES / "board.yaml"): 0.6, str(DEVICES / "tag.yaml"): 0.2, "raspberry_pi_5": 0.2})
-    loop = FederatedLoop(clients_per_round=10, local_steps=10, fleet=fleet, over_selection=1.3)
+    fleet = Fleet(
+        {str(DEVICES / "board.yaml"): 0.6, str(DEVICES / "tag.yaml"): 0.2, "raspberry_pi_5": 0.2},
+        over_selection=1.3,
+    )
+    loop = FederatedLoop(clients_per_round=10, local_steps=10, fleet=fleet)
     trainer = L.Trainer(
         max_epochs=rounds,
         devices=1,

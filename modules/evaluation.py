@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from fedlight.processes.team import current_team
 from fedlight.processes.work import for_each
+from fedlight.support.pokes import batch_before_transfer, batch_on_device
 
 
 class Evaluates(Protocol):
@@ -70,9 +71,9 @@ def evaluate_together(module: Any, stage: str) -> Results:
 
     def evaluate(batch: Any) -> tuple[int, dict[str, Tensor]]:
         key = module.batch_key(batch)
-        batch = module._on_before_batch_transfer(plugin.convert_input(batch))
+        batch = batch_before_transfer(module, plugin.convert_input(batch))
         with context():
-            found = module.evaluation(module._apply_batch_transfer_handler(batch))
+            found = module.evaluation(batch_on_device(module, batch))
         return key, {name: values.detach().cpu() for name, values in found.items()}
 
     return Results(for_each(evaluate, _batches(loaders, _limits(trainer, stage))))

@@ -163,8 +163,7 @@ def test_selectors_by_group_on_devices(tmp_path):
         FedBiscuit(1, 2),
         clients_per_round=4,
         local_steps=2,
-        fleet=make_fleet(tmp_path, moody={"availability": 0.5}),
-        over_selection=1.5,
+        fleet=make_fleet(tmp_path, over_selection=1.5, moody={"availability": 0.5}),
     )
     module, watch = Adapters(3), Sent(loop)
     before = weights(module)
@@ -209,7 +208,7 @@ def test_a_fleet_on_the_command_line(tiny_model, tmp_path):
             tmp_path / "run",
             "--federated.fleet=devices/fleets/edge.yaml",
             f"--federated.fleet.devices={json.dumps({own: 1, 'macbook_air_m2': 1})}",
-            "--federated.over_selection=2",
+            "--federated.fleet.over_selection=2",
             f"--federated.channel={json.dumps(wire)}",
         ),
     )
@@ -231,7 +230,7 @@ def test_a_fleet_on_the_command_line(tiny_model, tmp_path):
             ["fleet=Fleet", 'fleet.devices={"iphone_12": 1}', "fleet.seeds=1"],
             "has no setting 'seeds'",
         ),
-        (["deadline_seconds=3"], "set federated.fleet"),
+        (["deadline_seconds=3"], "has no setting 'deadline_seconds' any more: set fleet.deadline_seconds"),
         (["channel=Wire", 'channel.up={"class_path": "Quantize", "init_args": {"to": "int3"}}'], "int3"),
     ],
 )

@@ -49,13 +49,13 @@ def test_every_algorithm_in_every_setting_and_nothing_else_differs(stages):
             plain, held = stages[f"{name}_{setting}"], stages[f"{prox}_{setting}"]
             like = stages[f"fedavg_{setting}"].arguments
             changed = {key for key in plain.arguments if plain.arguments[key] != like.get(key)}
-            assert changed <= {"federated.algorithm", "federated.lora_ranks", "trainer.callbacks"}
+            assert changed <= {"federated.algorithm", "trainer.callbacks"}
             assert {key for key in held.arguments if held.arguments[key] != plain.arguments[key]} == {
                 "federated.algorithm"
             }
             local = algorithm_of(held) if name == "fedavg" else algorithm_of(held)["init_args"]["local"]
             assert (local["class_path"], local["init_args"]["mu"]) == ("FedProx", 0.1)
-            assert ("federated.lora_ranks" in plain.arguments) == (name in ("het", "flex"))
+            assert ("ranks" in algorithm_of(plain)["init_args"]) == (name in ("het", "flex"))
             assert ("federated.channel" in plain.arguments) == setting.endswith("noise")
             assert plain.arguments["data.init_args.partition"]["by"] == (
                 "iid" if setting.startswith("iid") else "dirichlet"

@@ -106,7 +106,7 @@ def test_what_a_client_receives_in_later_visits_is_said():
     plain, _ = planned(*few)
     assert plain.settings["later_bytes_down"] == plain.forecasts[0].job.bytes_down
     assert advice(plain) == []
-    plan, _ = planned(*few, "--federated.algorithm=FedKSeed", "--federated.train=forward")
+    plan, _ = planned(*few, "--federated.algorithm=FedKSeed", "--federated.forward=ZerothOrder")
     later = len(save({"kseed.sums": torch.zeros(4096)}))
     assert plan.settings["later_bytes_down"] == later < plan.forecasts[0].job.bytes_down
     (line,) = advice(plan)
@@ -115,12 +115,12 @@ def test_what_a_client_receives_in_later_visits_is_said():
 
 def test_ranks_of_no_device_are_said_to_be_left_out():
     few = ["--config=selector.yaml", NO_DATA, *HETLORA]
-    plan, _ = planned(*few, "--federated.lora_ranks={pixel_8_pro: 2, pixel_8pro: 4, c001: 4}")
+    plan, _ = planned(*few, "--federated.algorithm.ranks={pixel_8_pro: 2, pixel_8pro: 4, c001: 4}")
     (line,) = advice(plan)
     assert line.startswith(
-        "federated.lora_ranks: c001, pixel_8pro: no such device, so they are taken for clients"
+        "federated.algorithm.ranks: c001, pixel_8pro: no such device, so they are taken for clients"
     )
-    assert advice(planned(*few, "--federated.lora_ranks={pixel_8_pro: 2}")[0]) == []
+    assert advice(planned(*few, "--federated.algorithm.ranks={pixel_8_pro: 2}")[0]) == []
 
 
 HETLORA = ("--model.lora_rank=8", "--federated.algorithm=HetLoRA")
@@ -133,7 +133,7 @@ def at_rank(rank):
 
 
 def test_ranks_by_device_cost_what_modules_of_these_ranks_cost():
-    ranks = "--federated.lora_ranks={pixel_8_pro: 2, iphone_xr: 4}"
+    ranks = "--federated.algorithm.ranks={pixel_8_pro: 2, iphone_xr: 4}"
     _, found = planned("--config=selector.yaml", NO_DATA, *HETLORA, ranks)
     assert {name: one.lora_rank for name, one in found.items()} == {
         name: {"pixel_8_pro": 2, "iphone_xr": 4}.get(name, 8) for name in known_devices()
@@ -147,14 +147,14 @@ def test_ranks_by_device_cost_what_modules_of_these_ranks_cost():
 def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
     """What one example at a time takes with a rank decides, to the byte."""
     few = ["--config=selector.yaml", NO_DATA, *HETLORA]
-    _, roomy = planned(*few, "--federated.lora_ranks=[8]", fleet(tiny=(1e-9, 16)))
-    _, narrow = planned(*few, "--federated.lora_ranks=[2]", fleet(tiny=(1e-9, 16)))
+    _, roomy = planned(*few, "--federated.algorithm.ranks=[8]", fleet(tiny=(1e-9, 16)))
+    _, narrow = planned(*few, "--federated.algorithm.ranks=[2]", fleet(tiny=(1e-9, 16)))
     most, least = (one["tiny"].fit.footprint.peak_bytes for one in (roomy, narrow))
     assert least < most
     budgets = {"enough": most, "less": most - 1, "least": least, "tiny": least - 1}
     devices = fleet(**{name: ((size + 0.5) / 2**30, 16) for name, size in budgets.items()})
     file = tmp_path / "plan.json"
-    outcome = fedlight("plan", *few, "--federated.lora_ranks=[2, 8]", devices, "--json", str(file))
+    outcome = fedlight("plan", *few, "--federated.algorithm.ranks=[2, 8]", devices, "--json", str(file))
     assert outcome.code == 0, outcome.err
     rows = {
         row["device"]: (row["lora_rank"], row["reason"]) for row in json.loads(file.read_text())["devices"]
@@ -192,9 +192,9 @@ def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_
         rows = [row for row in table(folder / "visits.csv") if row["peak_bytes"]]
         return max(rows, key=lambda row: (int(row["peak_bytes"]), row["client"]))
 
-    auto = "--federated.train=auto", "--federated.lora_ranks=[2, 8]"
+    auto = *AUTO, "--federated.algorithm.ranks=[2, 8]"
     for train, rank in (("backprop", 2), ("forward", 8)):
-        alone = f"--federated.train={train}", f"--federated.lora_ranks=[{rank}]"
+        alone = *WAYS[train], f"--federated.algorithm.ranks=[{rank}]"
         found = forecast(forecast(1, *alone).fit.footprint.peak_bytes, *auto)
         assert (found.lora_rank, found.fit.forward) == (rank, train == "forward")
     one = "--data.batch_size=1", "--data.twins_together=false"  # which has no smaller parts
@@ -203,10 +203,12 @@ def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_
     assert (int(row["peak_bytes"]), row["lora_rank"], row["train"]) == (least, "8", "forward")
 
 
+WAYS = {"backprop": [], "forward": ["--federated.forward=ZerothOrder"]}
+AUTO = [*WAYS["forward"], "--federated.forward.only_where_needed=true"]
 BY_RANK = {
     "": [],
-    "1": [*HETLORA, "--federated.lora_ranks={phone: 1}"],
-    "4": ["--model.lora_rank=8", "--federated.algorithm=FlexLoRA", "--federated.lora_ranks=[2, 4]"],
+    "1": [*HETLORA, "--federated.algorithm.ranks={phone: 1}"],
+    "4": ["--model.lora_rank=8", "--federated.algorithm=FlexLoRA", "--federated.algorithm.ranks=[2, 4]"],
 }
 """LoRA rank of all clients in a run's rows -> arguments; "" without ranks."""
 
@@ -214,7 +216,7 @@ BY_RANK = {
 @pytest.mark.parametrize("train", ["backprop", "forward"])
 def test_an_a_that_is_never_sent_is_in_memory_in_plan_and_run(train, fleet, tiny_model, tmp_path):
     """FFA-LoRA: A's weights rest there; by backpropagation its gradient is there too, and moments are B's alone."""
-    more = ["--federated.algorithm=FFALoRA", f"--federated.train={train}"]
+    more = ["--federated.algorithm=FFALoRA", *WAYS[train]]
     arguments = [*tiny_selector(tiny_model, tmp_path / "run"), *more, fleet(phone=(1, 16))]
     _, found = planned(*arguments)
     assert fedlight("fit", *arguments, "--trainer.max_epochs=1").code == 0
@@ -310,21 +312,21 @@ def test_what_would_let_a_small_phone_join(fleet):
 def test_a_phone_too_small_for_backpropagation_trains_by_forward_passes_alone(fleet):
     arguments = ["--config=sft.yaml", NO_DATA, "--data.batch_size=2", "--data.max_tokens=64"]
     arguments += ["--federated=FederatedLoop", "--federated.local_steps=2"]
-    auto, nothing = "--federated.train=auto", fleet(phone=(1e-6, 4))
+    nothing = fleet(phone=(1e-6, 4))
     back, needs = (
-        planned(*arguments, nothing, *more)[1]["phone"].fit.footprint.peak_bytes for more in ([], [auto])
+        planned(*arguments, nothing, *more)[1]["phone"].fit.footprint.peak_bytes for more in ([], AUTO)
     )
     assert needs < back
     phones = fleet(phone=((needs + 0.5) / 2**30, 4), large=(16, 16))
-    _, found = planned(*arguments, phones, auto)
+    _, found = planned(*arguments, phones, *AUTO)
     assert [(one.reason, one.fit.forward) for one in found.values()] == [("", True), ("", False)]
     assert found["phone"].job.flops > 0
-    outcome = fedlight("plan", *arguments, phones, auto)
+    outcome = fedlight("plan", *arguments, phones, *AUTO)
     rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in outcome.out.splitlines()]
     assert ["phone", "50%", "yes", "forward"] in rows
     assert ["large", "50%", "yes", "backprop"] in rows
     outcome = fedlight("plan", *arguments, phones)
-    assert "it could join with forward passes alone (--federated.train auto)" in outcome.out
+    assert "it could join with forward passes alone (--federated.forward ZerothOrder" in outcome.out
     assert ["phone", "50%", "out of memory", "4"] in [
         [cell.strip() for cell in line.split("│")[1:5]] for line in outcome.out.splitlines()
     ]
@@ -348,9 +350,9 @@ def test_the_deadline(fleet):
     arguments = ["--config=selector.yaml", NO_DATA, fleet(phone=(8, 16)), "--data.max_tokens=16"]
     _, found = planned(*arguments)
     seconds = found["phone"].job.seconds
-    _, in_time = planned(*arguments, f"--federated.deadline_seconds={seconds * 1.01}")
+    _, in_time = planned(*arguments, f"--federated.fleet.deadline_seconds={seconds * 1.01}")
     assert in_time["phone"].reason == ""
-    outcome = fedlight("plan", *arguments, f"--federated.deadline_seconds={seconds * 0.99}")
+    outcome = fedlight("plan", *arguments, f"--federated.fleet.deadline_seconds={seconds * 0.99}")
     assert "phone: a visit takes" in outcome.out
     assert "yes, but late" in outcome.out
 

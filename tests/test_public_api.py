@@ -36,12 +36,13 @@ PUBLIC = {
     ),
     # clients and server
     *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "FedMIT", "FewFedWeight"),
+    *("GreedyGroups", "OptimalGroups", "NearestGroups", "SoftGroups", "KnownGroups"),
     *("Ditto", "FedRep", "GlobalThenLocal", "LocalOnly", "LocalSelfGeneration"),
     *("FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"),
     *("HetLoRA", "FlexLoRA"),
     *("ZerothOrder", "FedKSeed"),
     "FedBuff",
-    *("Limits", "Part", "ProductError"),
+    *("Limits", "Part", "ProductError", "StepSchedules"),
     *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices

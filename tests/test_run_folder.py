@@ -12,8 +12,8 @@ from tiny_world import fedlight, refused, tiny_selector
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer
 from fedlight.lightning_cli.run_folder import alone_in
-from fedlight.support import contents
-from fedlight.support.contents import local_paths
+from fedlight.runs import contents
+from fedlight.runs.contents import local_paths
 
 DAMAGE = {
     "cut": lambda data: data[: len(data) // 2],

@@ -16,12 +16,20 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from fedlight.callbacks.loop.parts.optimizers import which_are_trained
+from fedlight.callbacks.loop.parts.part import Part
+from fedlight.callbacks.loop.plan import train_batches_again
+from fedlight.callbacks.loop.visits.local_work import LocalWork
+from fedlight.callbacks.loop.visits.visit import OpenGroup, call_again
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.state import write
 from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
+from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
 from fedlight.support.torch_parts import tensors, with_parts
 
 COPIED_MIB = 256
@@ -100,6 +108,32 @@ def _containers(value: Any) -> Any:
     return with_parts(value, _containers) if is_container else value
 
 
+def remembered(loop: Any) -> dict[str, Any]:
+    """Return the state of a `FederatedLoop` without its clients' memories; its module imports this one."""
+    return {
+        "federation": loop._federation.settings,
+        "rounds_done": loop.rounds_done,
+        "virtual_seconds": loop.virtual_seconds,
+        "private_rounds": {} if loop.privacy is None else dict(loop.privacy.rounds),
+        "trained": which_are_trained(loop._parameters),
+        "algorithm": loop.algorithm.state_dict(),
+        "server": loop.server.state_dict(),
+        "buffered": {} if loop._buffered is None else loop._buffered.state_dict(),
+    }
+
+
+def restore(loop: Any, state: dict[str, Any]) -> None:
+    """Give a `FederatedLoop` its state from a checkpoint."""
+    loop.rounds_done, loop.virtual_seconds = state["rounds_done"], state.get("virtual_seconds", 0.0)
+    if loop.privacy is not None:
+        loop.privacy.rounds = dict(state.get("private_rounds", {}))
+    for name in ("algorithm", "server", "memory"):
+        getattr(loop, name).load_state_dict(state[name])
+    if loop._buffered is not None:
+        loop._buffered.load_state_dict(state.get("buffered", {}))
+    rank_zero_info(f"resuming after round {loop.rounds_done}")
+
+
 class RoundStart(L.Callback):
     """Callback that holds the checkpoint from before a round until the round is over, and makes the trainer save that one.
 
@@ -139,7 +173,7 @@ class RoundStart(L.Callback):
         self._trainer = trainer
         self._trainer.callbacks = [self, *(one for one in self._trainer.callbacks if one is not self)]
         # A callback's hooks are not called for checkpoints of the weights alone, and others may come behind them.
-        self._trainer._checkpoint_connector.dump_checkpoint = self.dump
+        checkpoint_connector(self._trainer).dump_checkpoint = self.dump
 
     @property
     def is_open(self) -> bool:
@@ -153,7 +187,7 @@ class RoundStart(L.Callback):
 
     def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Return a checkpoint; replaces Lightning's method."""
-        goes_on_from = self._trainer._checkpoint_connector._loaded_checkpoint
+        goes_on_from = loading_checkpoint(self._trainer)
         if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
             held = self._before_round(self._checkpoint)
         elif self._checkpoint is None and goes_on_from:  # which the run has not loaded completely yet
@@ -171,7 +205,7 @@ class RoundStart(L.Callback):
         return checkpoint
 
     def _live(self, weights_only: bool | None) -> dict[str, Any]:
-        connector = self._trainer._checkpoint_connector
+        connector = checkpoint_connector(self._trainer)
         checkpoint: dict[str, Any] = type(connector).dump_checkpoint(connector, weights_only)
         return checkpoint
 
@@ -246,7 +280,7 @@ class RoundStart(L.Callback):
         if self._is_aggregated():
             self._release()
         elif self.is_open:
-            self.loop.break_off(pl_module)
+            self._break_off(pl_module)
         self._data = self._data_state()
 
     def on_exception(
@@ -261,12 +295,28 @@ class RoundStart(L.Callback):
         fail(exception)  # before other callbacks save something and wait for the other processes
         self._aside.close()
         self._reload_as_given(trainer)
-        self.loop.break_off(pl_module)
+        self._break_off(pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the trainer's callbacks; a checkpoint that is saved later may still be of a broken round."""
         self._reload_as_given(trainer)
         self._trainer.callbacks = [one for one in self._trainer.callbacks if one is not self]
+
+    def _break_off(self, module: L.LightningModule) -> None:
+        """Restore the global model when the trainer stops inside a round; the round does not count."""
+        loop = self.loop
+        loop.group.work.leave()
+        loop.group.unstack()  # its work is lost
+        loop.group, loop._left = OpenGroup([], LocalWork(())), None
+        call_again(module)
+        train_batches_again(module)
+        loop._run.devices.restore()
+        for part in loop._run.parts_with(Part.abort):
+            part.abort(loop._run)
+        if loop._round is not None:
+            loop._round.training.take(module, 0)
+            write(loop._round.opened, loop._parameters)
+            loop.buffers.restore()
 
     def _is_aggregated(self) -> bool:
         return self.is_open and self.loop.rounds_done > self._round_idx
@@ -304,7 +354,7 @@ def check_what_is_loaded(trainer: Any) -> None:
 
     This reads the file once more: a third of a second for each GB that the system has in RAM.
     """
-    connector = trainer._checkpoint_connector
+    connector = checkpoint_connector(trainer)
 
     def resume_start(checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
         if not checkpoint_path:

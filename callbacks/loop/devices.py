@@ -37,11 +37,12 @@ from fedlight.devices.memory import (
 from fedlight.devices.outcomes import REASONS
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.algorithm import Algorithm, predict_payloads
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel
 from fedlight.federation.client import Client, Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.lora.ranks import largest_rank, rank_of
+from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.protocols import FederatedData, KnowsBaseBits
 from fedlight.federation.state import State
 
@@ -113,7 +114,6 @@ class DeviceEmulation(NoDevices):
         jobs: client id -> what its visits cost on its device, of those that `measure` has counted.
 
     Args:
-        deadline_seconds: virtual seconds that the server waits for a round; None waits for all clients.
         wanted: number of clients that a round needs; if more are asked, the fastest count.
         seed: seed of the draws in a round, such as which clients are available.
         train: ``backprop``, ``forward`` or ``auto``, see `fedlight.devices.memory.fit`.
@@ -126,7 +126,6 @@ class DeviceEmulation(NoDevices):
     def __init__(
         self,
         fleet: Fleet,
-        deadline_seconds: float | None,
         wanted: int,
         seed: int,
         payloads: PayloadSizes,
@@ -146,7 +145,7 @@ class DeviceEmulation(NoDevices):
         self._payloads = payloads
         self._devices = fleet.assign(run.clients)
         self._names = [*fleet.devices]
-        self._deadline_seconds = deadline_seconds
+        self._deadline_seconds = fleet.deadline_seconds
         self._wanted = wanted
         self._seed = seed
         self._said = False

@@ -7,19 +7,23 @@ loggers keep their meaning.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedlight.callbacks.loop import guard, plan
 from fedlight.callbacks.loop.buffers import Policy, buffer_policy
-from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
+from fedlight.callbacks.loop.checkpoint import (
+    RoundStart,
+    check_what_is_loaded,
+    follow_what_is_saved,
+    remembered,
+    restore,
+)
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.parts import optimizers
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
@@ -37,11 +41,13 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     OpensLater,
     Run,
+    StartsRounds,
     federated_data,
     log_round,
     round_metrics,
     seed_all,
 )
+from fedlight.callbacks.loop.view import LoopView
 from fedlight.callbacks.loop.visits.contributions import Contributions
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.callbacks.loop.visits.round import OpenRound
@@ -51,30 +57,28 @@ from fedlight.callbacks.loop.visits.visit import (
     ParametersLeft,
     RankedExchange,
     adjust_gradients,
-    call_again,
     call_modules_own,
-    refuse_lost_model,
     step_losses,
 )
 from fedlight.devices.fleet import Fleet
-from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
-from fedlight.federation.client import OWN_STATE, Client, Upload, Visit, build_clients
+from fedlight.federation.client import Client, build_clients
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.lora.ranks import LoraRanks, check_lora_ranks
 from fedlight.federation.server import Average, ServerOptimizer
-from fedlight.federation.state import State, read, write
+from fedlight.federation.state import State, read
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.team import current_team
-from fedlight.support.checks import Checked, refuse_below
+from fedlight.support.checks import refuse_below
+from fedlight.support.pokes import forget_training_loader
 
 
-class FederatedLoop(Checked, L.Callback):
+class FederatedLoop(LoopView):
     """Lightning callback that turns an epoch into a communication round over the clients that the data know.
 
     The federated parameters are those that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R
@@ -90,29 +94,22 @@ class FederatedLoop(Checked, L.Callback):
         memory: store of the clients' memories between rounds; if not given, in RAM up to 256 MiB, then on disk.
         seed: seed of the sampling of clients and of everything random inside a visit.
         fleet: emulated devices of the clients; without a fleet every client trains as this machine does.
-        deadline_seconds: end of a round on the devices' virtual clock; clients that finish later are left out.
-        over_selection: factor on ``clients_per_round``: so many are asked, and the fastest ``clients_per_round`` count.
         buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
             ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
-        step_schedule: treatment of learning-rate schedules that step within a round. Every visit starts them where the round
-            began; the next round begins where the furthest visit left them (``continue``), or where this one began
-            (``restart``); see `fedlight.callbacks.loop.parts.optimizers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
-        lora_ranks: client or device -> rank of its LoRA adapters, else that of the module; or ranks of which each client has
-            the largest that fits its device. For `HetLoRA` and `FlexLoRA`; see `fedlight.federation.lora.ranks`.
-        train: ``backprop``; ``forward``, without gradients by ``zeroth_order``; ``auto``, by the first that fits the device.
-        zeroth_order: settings of forward-only visits; its defaults if not given.
+        forward: training by forward passes alone, of all clients or of those whose device has no room for gradients; None
+            trains by backpropagation.
         buffered: size of the buffer, clients at a time and weights of stale updates, for rounds that are a server step with
             the updates that arrive first on the devices' virtual clock, each from the model that its client received. It
             needs a fleet. None: a round asks a cohort and waits for it.
         limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
-        parts: further parts of each round, of your own; see `fedlight.callbacks.loop.parts.part`.
+        parts: further parts of each round, of your own (`fedlight.callbacks.loop.parts.part`), or `StepSchedules` with other
+            settings.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
         visit_records: a row for each finished visit of the current round, and for each client that dropped out of it.
-        group: visits under way, side by side; an ended group stays until the next begins or the round is over.
         virtual_seconds: duration of the rounds on the devices' clock; 0 without a fleet.
 
     Raises:
@@ -133,14 +130,9 @@ class FederatedLoop(Checked, L.Callback):
         memory: ClientMemories | None = None,
         seed: int = 0,
         fleet: Fleet | None = None,
-        deadline_seconds: float | None = None,
-        over_selection: float = 1.0,
         buffers: Policy = "refuse",
-        step_schedule: optimizers.StepSchedule = "continue",
         clients_at_once: int | Literal["auto"] = 1,
-        lora_ranks: LoraRanks | None = None,
-        train: Train = "backprop",
-        zeroth_order: ZerothOrder | None = None,
+        forward: ZerothOrder | None = None,
         buffered: FedBuff | None = None,
         limits: Limits | None = None,
         parts: Sequence[Part] = (),
@@ -152,25 +144,18 @@ class FederatedLoop(Checked, L.Callback):
         self.channel, self.aggregation = channel or Identity(), aggregation
         self.memory = memory or ClientMemories()
         self.seed, self.fleet = seed, fleet
-        self.deadline_seconds, self.over_selection = deadline_seconds, over_selection
-        self.buffers, self.step_schedule = buffer_policy(buffers), step_schedule
+        self.buffers = buffer_policy(buffers)
         self.clients_at_once = clients_at_once
-        self.lora_ranks = check_lora_ranks(lora_ranks, self.algorithm, fleet is not None)
-        self.train, self.zeroth_order = train, zeroth_order
-        self.buffered, self.limits, self.parts = buffered, limits or Limits(), [*parts]
-        guard.check_device_settings(fleet is not None, deadline_seconds, over_selection)
+        self.forward, self.buffered = forward, buffered
+        self.limits, self.parts = limits or Limits(), [*parts]
         self._left: ParametersLeft | None = None
         self.rounds_done, self.virtual_seconds = 0, 0.0
-        self._optimizers, self._schedules = (
-            optimizers.FreshOptimizers(),
-            optimizers.StepSchedules(step_schedule),
-        )
+        self._optimizers = optimizers.FreshOptimizers()
         self._limits = LimitedRounds(self.limits, self.deployed)
-        clock = fleet, deadline_seconds, over_selection
-        self._buffered = buffered_part(buffered, clients_per_round, seed, *clock)
+        self._buffered = buffered_part(buffered, clients_per_round, seed, fleet)
         self.privacy = privacy_part(aggregation, self.channel)
         self._at_once = at_once_part(clients_at_once)
-        self._forward = forward_part(train, zeroth_order, fleet, aggregation)
+        self._forward = forward_part(forward, fleet, aggregation)
         self.clients: dict[str, Client] = {}
         self.visit_records: list[Record] = []
         self.group = OpenGroup([], LocalWork(()))
@@ -207,7 +192,7 @@ class FederatedLoop(Checked, L.Callback):
             self._data.when_open(partial(self._meet_clients, trainer))
         else:
             self._meet_clients(trainer)
-            self.algorithm.check_settings(run)
+            run.check_settings(self.algorithm)
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         clients = build_clients(self._data.client_sizes())
@@ -217,19 +202,7 @@ class FederatedLoop(Checked, L.Callback):
             guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
         for part in self._run.parts_with(Part.meet):
             part.meet(self._run)
-        self._rounds = self._run.planned = self.planner_type(
-            algorithm=self.algorithm,
-            data=self._data,
-            clients=self.clients,
-            clients_per_round=self.clients_per_round,
-            over_selection=self.over_selection,
-            local_steps=self.local_steps,
-            accumulation=partial(plan.batches_per_step, trainer),
-            seed=self.seed,
-            at_once=None if self._at_once is None else self._at_once.number,
-            buffered=self._buffered,
-            team=current_team(),
-        )
+        self._rounds = self._run.planned = self.planner_type.of(self, self._data, trainer)
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -248,11 +221,10 @@ class FederatedLoop(Checked, L.Callback):
             part.attach(self._run)
         if self.fleet is not None:
             self._run.devices = emulated_devices(self, self._run)
-        plan.give_lora_ranks(self.algorithm, self.lora_ranks, self._run, self._parameters)
+        plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
-        # If the number of steps was asked for, Lightning has a loader of the visits that setup planned.
-        trainer.fit_loop._combined_loader = None
+        forget_training_loader(trainer)
 
     def _read_parameters(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Read what is federated, which the module or callbacks may have changed."""
@@ -277,7 +249,8 @@ class FederatedLoop(Checked, L.Callback):
             plan.skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
 
     def _start_algorithm(self) -> None:
-        self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
+        if isinstance(self.algorithm, StartsRounds):
+            self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
@@ -369,7 +342,7 @@ class FederatedLoop(Checked, L.Callback):
         return OpenRound(self._run, opened, state, self._exchange, contributions)
 
     def _make_exchange(self, state: State, keeps_factors: bool) -> Exchange:
-        kind = RankedExchange if self.algorithm.unlike_ranks else Exchange
+        kind = RankedExchange if isinstance(self.algorithm, UnlikeRanks) else Exchange
         return kind(
             algorithm=self.algorithm,
             channel=self.channel,
@@ -403,19 +376,7 @@ class FederatedLoop(Checked, L.Callback):
         run, module_lr = self._run, trainer.optimizers[0].param_groups[0]["lr"]
         run.devices.restore()
         hints = {"lr": module_lr, "trainer.gradient_clip_val": trainer.gradient_clip_val}
-        for part in self._run.parts_with(Part.end_visits):
-            part.end_visits(run, under_way)
-        seed_all(self.seed, "server", self.rounds_done)
-        movement = self.algorithm.finish_round(under_way.contributions.result(hints))
-        metrics: dict[str, float] = {}
-        for part in self._run.parts_with(Part.finish_round):
-            metrics |= part.finish_round(run, under_way, movement)
-        state = self.server.step(under_way.state, movement)
-        refuse_lost_model(state, self.rounds_done, self.server)
-        for part in self._run.parts_with(Part.after_step):
-            part.after_step(run, state)
-        write(state, self._parameters)
-        self.buffers.finish_round()
+        metrics = under_way.finish(hints)
         self.group, self._round = OpenGroup([], LocalWork(())), None
         self.rounds_done += 1
         metrics |= round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed) | run.logged
@@ -432,68 +393,9 @@ class FederatedLoop(Checked, L.Callback):
         if left is not None:
             left.refuse_changed()
 
-    @property
-    def visit(self) -> Visit | None:
-        """First visit of the group under way, or None."""
-        return self.group.visits[0].visiting.visit if self.group.visits else None
-
-    @property
-    def visits(self) -> list[Visit]:
-        """Visits of the group under way; they stay until the next group begins or the round is over."""
-        return [one.visiting.visit for one in self.group.visits]
-
-    @property
-    def device_name(self) -> str:
-        """Device of the visit under way; empty between visits and without a fleet."""
-        return self._run.devices.device_name(self.visit.client_id) if self.visit else ""
-
-    def break_off(self, module: L.LightningModule) -> None:
-        """Restore the global model when the trainer stops inside a round; the round does not count."""
-        self.group.work.leave()
-        self.group.unstack()  # its work is lost
-        self.group, self._left = OpenGroup([], LocalWork(())), None
-        call_again(module)
-        plan.train_batches_again(module)
-        self._run.devices.restore()
-        for part in self._run.parts_with(Part.abort):
-            part.abort(self._run)
-        if self._round is not None:
-            self._round.training.take(module, 0)
-            write(self._round.opened, self._parameters)
-            self.buffers.restore()
-
-    def own_state(self, client_id: str) -> State | None:
-        """Return parameters and buffers with which a client would go on alone; None for the global ones."""
-        memory = self.memory.load(client_id)
-        return self.buffers.own_state(memory, memory.get(OWN_STATE))
-
-    @property
-    def upload(self) -> Upload | None:
-        """Last upload of a client that the server received; None in a round before the first."""
-        return self._exchange.upload if self._exchange else None
-
-    def holding(self, state: State) -> AbstractContextManager[None]:
-        """Put ``state`` and the server's base into the module while the body runs; then restore it bit for bit."""
-        return self._run.at_server(state)
-
-    def before_round(self) -> AbstractContextManager[None]:
-        """Put the global model from before the round into the module while the body runs."""
-        self.group.unstack()
-        buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
-        return self.holding(self._under_way.opened | buffers)
-
     def remembered(self) -> dict[str, Any]:
         """Return rounds done and the states of algorithm and server, whose tensors are replaced, never changed in place."""
-        return {
-            "federation": self._federation.settings,
-            "rounds_done": self.rounds_done,
-            "virtual_seconds": self.virtual_seconds,
-            "private_rounds": {} if self.privacy is None else dict(self.privacy.rounds),
-            "trained": optimizers.which_are_trained(self._parameters),
-            "algorithm": self.algorithm.state_dict(),
-            "server": self.server.state_dict(),
-            "buffered": {} if self._buffered is None else self._buffered.state_dict(),
-        }
+        return remembered(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return rounds done and the states of algorithm, server and clients; inside a round, the states from before it."""
@@ -507,14 +409,5 @@ class FederatedLoop(Checked, L.Callback):
             ValueError: the run trains, and the checkpoint is of a federation with other settings.
         """
         self._federation.restore(state_dict["federation"])
-        self.rounds_done = state_dict["rounds_done"]
-        self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
         self._trained_before = state_dict.get("trained", {})
-        if self.privacy is not None:
-            self.privacy.rounds = dict(state_dict.get("private_rounds", {}))
-        self.algorithm.load_state_dict(state_dict["algorithm"])
-        self.server.load_state_dict(state_dict["server"])
-        self.memory.load_state_dict(state_dict["memory"])
-        if self._buffered is not None:
-            self._buffered.load_state_dict(state_dict.get("buffered", {}))
-        rank_zero_info(f"resuming after round {self.rounds_done}")
+        restore(self, state_dict)

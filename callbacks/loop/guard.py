@@ -132,18 +132,6 @@ def check_cohort(num_clients: int, **settings: int) -> None:
             )
 
 
-def check_device_settings(has_fleet: bool, deadline_seconds: float | None, over_selection: float) -> None:
-    """Raise ValueError for settings that are out of range or need a fleet."""
-    if deadline_seconds is not None and not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds={deadline_seconds} must be above 0, or null to wait for all")
-    if not 1 <= over_selection < float("inf"):
-        raise ValueError(
-            f"over_selection={over_selection} must be at least 1: so many times clients_per_round"
-        )
-    if not has_fleet and (deadline_seconds is not None or over_selection != 1):
-        raise ValueError("deadline_seconds and over_selection need devices that take their time: set fleet")
-
-
 LEAST = {
     "accumulate_grad_batches": (1, "batches for each step of the optimizer"),
     "gradient_clip_val": (0, "the largest norm or value of a gradient, null for any"),

@@ -4,8 +4,9 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -18,10 +19,12 @@ from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client, Group, Visit, uniform_cohort
-from fedlight.federation.lora.ranks import LoraRanks, largest_rank, ranks_by_hand
-from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
-from fedlight.processes.team import ALONE, Team, share
+from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
+from fedlight.federation.protocols import FederatedData, Federation, NumBatches, StreamsGroups
+from fedlight.processes.team import ALONE, Team, current_team, share
+from fedlight.support.pokes import may_stop
 from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
@@ -121,13 +124,11 @@ def number_asked(wanted: int, over_selection: float) -> int:
 
 def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
     """Return whether the round will be trained: it is not after the last, and the trainer is not asked to stop."""
-    stops = trainer.should_stop and trainer.fit_loop._can_stop_early
+    stops = trainer.should_stop and may_stop(trainer)
     return round_idx < (trainer.max_epochs or 0) and not stops
 
 
-def give_lora_ranks(
-    algorithm: Algorithm, ranks: LoraRanks | None, run: Run, parameters: Mapping[str, Tensor]
-) -> None:
+def give_lora_ranks(algorithm: Algorithm, run: Run, parameters: Mapping[str, Tensor]) -> None:
     """Give each client of an algorithm for unlike ranks its LoRA rank.
 
     It is the one set for it or its device, or the largest of a list that fits its device, or that of the module.
@@ -135,9 +136,10 @@ def give_lora_ranks(
     Raises:
         ValueError: the module has no plain LoRA adapter or one of a smaller rank; a name is of no client and no device.
     """
-    if not algorithm.unlike_ranks:
+    if not isinstance(algorithm, UnlikeRanks):
         return
-    largest, clients, devices = largest_rank(parameters, ranks), run.clients, run.devices
+    ranks, clients, devices = algorithm.ranks, run.clients, run.devices
+    largest = largest_rank(parameters, ranks)
     found = dict.fromkeys(clients, largest)
     if isinstance(ranks, Mapping):
         names = {name: devices.device_name(name) for name in clients}
@@ -206,6 +208,18 @@ def visit_cost(data: object, visit: Visit, round_idx: int) -> float:
     return float(sum(shape.examples * shape.tokens + STEP_TOKENS for shape in shapes))
 
 
+@runtime_checkable
+class PreparesRounds(Protocol):
+    """Algorithm that does something before the visits of a round can be planned, such as having clients make data."""
+
+    def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        """Prepare a round; the module holds the global state.
+
+        The cohort is all who are asked and present; with a fleet some of them may not get through. Random streams are seeded
+        for this round, and what is drawn here changes nothing drawn elsewhere.
+        """
+
+
 class RoundPlanner:
     """Planner of the rounds, whose visits the datamodule streams.
 
@@ -258,6 +272,23 @@ class RoundPlanner:
         self.buffered = buffered
         self.team = team
         self.planned: int | None = None
+
+    @classmethod
+    def of(cls, loop: Any, data: FederatedData, trainer: L.Trainer) -> Self:
+        """Return the planner of a `FederatedLoop`."""
+        return cls(
+            algorithm=loop.algorithm,
+            data=data,
+            clients=loop.clients,
+            clients_per_round=loop.clients_per_round,
+            over_selection=1.0 if loop.fleet is None else loop.fleet.over_selection,
+            local_steps=loop.local_steps,
+            accumulation=partial(batches_per_step, trainer),
+            seed=loop.seed,
+            at_once=None if loop._at_once is None else loop._at_once.number,
+            buffered=loop._buffered,
+            team=current_team(),
+        )
 
     def outline(self, round_idx: int, accumulation: int) -> None:
         """Give the data a plan of one visit, as long as the longest of all clients, before the first round is planned.
@@ -336,10 +367,11 @@ class RoundPlanner:
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""
-        with isolate_rng():
-            seed_all(self.seed, "prepare", round_idx)
-            there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
-            self.algorithm.prepare_round(round_idx, there, run)
+        there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
+        if isinstance(self.algorithm, PreparesRounds):
+            with isolate_rng():
+                seed_all(self.seed, "prepare", round_idx)
+                self.algorithm.prepare_round(round_idx, there, run)
 
     def asked(self, round_idx: int) -> list[Client]:
         """Return the clients that are asked to take part in a round."""

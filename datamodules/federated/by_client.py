@@ -9,6 +9,7 @@ from fedlight.datamodules.federated.client_reading import MakeBatches
 from fedlight.datamodules.federated.loader_by_client import ClientsOfData, LoaderByClient
 from fedlight.federation.protocols import FederatedData, TrainsRounds
 from fedlight.support.checks import Checked
+from fedlight.support.pokes import attach_datamodule, training_source
 
 Loaders = DataLoader | list[DataLoader]
 
@@ -60,7 +61,7 @@ class ByClient(Checked, L.Callback):
 
     def share_out(self, trainer: L.Trainer) -> None:
         """Replace the source of the training batches, once; called by whichever of the two callbacks comes first."""
-        source = trainer.fit_loop._data_source
+        source = training_source(trainer)
         if source is self._source:
             return
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -106,9 +107,7 @@ class FederatedWrapper(Checked, L.LightningDataModule):
     def trainer(self, trainer: L.Trainer | None) -> None:
         # Lightning sets this last when it attaches a datamodule; so the wrapped one is attached in its place.
         if trainer is not None:
-            connector = trainer._data_connector
-            assert connector._datahook_selector is not None
-            connector.attach_datamodule(connector._datahook_selector.model, self.datamodule)
+            attach_datamodule(trainer, self.datamodule)
             LoaderByClient(trainer, self.clients, self.seed, self.batch_sampler)
 
 

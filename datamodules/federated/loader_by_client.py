@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -17,6 +16,7 @@ from fedlight.datamodules.federated.client_reading import ClientReading, MakeBat
 from fedlight.datamodules.federated.rounds import VisitSampler
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Group, Visit
+from fedlight.support.pokes import set_training_source, training_source
 from fedlight.support.seeding import derive_seed
 from fedlight.support.settings_record import digest
 from fedlight.support.torch_parts import seed_streams
@@ -25,7 +25,7 @@ ClientsOfData = Callable[[Any], Mapping[Any, Any]] | Mapping[Any, Any]
 """Client id -> positions in the training set, or a function from the set to them."""
 
 
-class LoaderByClient(_DataLoaderSource):
+class LoaderByClient:
     """Source of a trainer's training batches that replaces the one in its fit loop: a datamodule, a module, or loaders.
 
     The user's loader is requested when Lightning first requests it, after ``setup`` of datamodule and module, or by
@@ -41,7 +41,7 @@ class LoaderByClient(_DataLoaderSource):
         seed: int = 0,
         make_batches: MakeBatches | None = None,
     ) -> None:
-        self.given: _DataLoaderSource = trainer.fit_loop._data_source
+        self.given = training_source(trainer)
         self.name = self.given.name
         self._trainer = trainer
         self._clients, self._seed, self._make_batches = clients, seed, make_batches
@@ -49,7 +49,7 @@ class LoaderByClient(_DataLoaderSource):
         self._loader: Any = None
         self._visits = VisitSampler([], self._read, self._read_together, JoinedBatch)
         self._round_idx = 0
-        trainer.fit_loop._data_source = self
+        set_training_source(trainer, self)
 
     @property
     def instance(self) -> Any:
@@ -59,7 +59,15 @@ class LoaderByClient(_DataLoaderSource):
     @instance.setter
     def instance(self, value: Any) -> None:
         self.given.instance = value
-        self._trainer.fit_loop._data_source = self.given
+        set_training_source(self._trainer, self.given)
+
+    def is_defined(self) -> bool:
+        """Return whether there is a training loader."""
+        return bool(self.given.is_defined())
+
+    def is_module(self) -> bool:
+        """Return whether a module or datamodule makes the training loader."""
+        return bool(self.given.is_module())
 
     def when_open(self, then: Callable[[], None]) -> None:
         """Call a function once clients and sizes are known."""

@@ -22,6 +22,10 @@ class Fleet(Checked):
         seed: seed of the draw.
         scale: divisor of the profiles' memory, speed and bandwidth, above 0; for a small model that stands in for one that
             is so many times larger.
+        deadline_seconds: end of a round on the devices' virtual clock; clients that finish later are left out. None waits
+            for all.
+        over_selection: factor on ``clients_per_round``, at least 1: so many are asked, and the fastest
+            ``clients_per_round`` count.
 
     Attributes:
         devices: name -> device, in the order given.
@@ -29,14 +33,29 @@ class Fleet(Checked):
 
     Raises:
         FileNotFoundError: there is no such profile or fleet.
-        ValueError: there is no device, a weight or the scale is not above 0, or two files have one name.
+        ValueError: there is no device, a number is out of its range, or two files have one name.
     """
 
-    def __init__(self, devices: dict[str, float] | str, seed: int = 0, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        devices: dict[str, float] | str,
+        seed: int = 0,
+        scale: float = 1.0,
+        deadline_seconds: float | None = None,
+        over_selection: float = 1.0,
+    ) -> None:
         if isinstance(devices, str):
             devices = _of_fleet(devices)
         if not 0 < scale < inf:
             raise ValueError(f"fleet.scale={scale} must be above 0; 1 leaves the devices as they are")
+        if deadline_seconds is not None and not deadline_seconds > 0:
+            raise ValueError(
+                f"fleet.deadline_seconds={deadline_seconds} must be above 0, or null to wait for all"
+            )
+        if not 1 <= over_selection < inf:
+            raise ValueError(
+                f"fleet.over_selection={over_selection} must be at least 1: so many times clients_per_round"
+            )
         if not devices:
             raise ValueError("fleet.devices is empty: name at least one, such as {pixel_8_pro: 1}")
         for name, weight in devices.items():
@@ -54,6 +73,7 @@ class Fleet(Checked):
         shares = [weight / total for weight in devices.values()]
         self.weights = dict(zip(self.devices, shares, strict=True))
         self.seed = seed
+        self.deadline_seconds, self.over_selection = deadline_seconds, over_selection
 
     def assign(self, client_ids: Iterable[str]) -> dict[str, Device]:
         """Return client id -> device, sorted by id and as near to the weights as whole clients allow.

@@ -25,6 +25,7 @@ class Federation(Protocol):
         num_rounds: rounds of the whole run.
         clients: all clients by id, also those that do not take part in the round.
         robust: whether a robust aggregation replaces the algorithm's own.
+        has_fleet: whether clients have emulated devices.
         state: the global parameters (fp32) from which the visits of the round start; before the first round there are none.
         train: how clients train: ``backprop``, ``forward``, or ``auto`` for either.
         channel: way of what is sent.
@@ -36,6 +37,7 @@ class Federation(Protocol):
     num_rounds: int
     clients: Mapping[str, Client]
     robust: bool
+    has_fleet: bool
     state: State
     train: str
     channel: Channel
@@ -263,3 +265,25 @@ def refuse_several_adapters(module: nn.Module, algorithm: str) -> None:
             f"the module has {len(module.adapter_names)} adapters, of which {algorithm} would train one: set "
             "model.num_adapters=1, or take an algorithm that shares the clients out among adapters, such as FedBiscuit"
         )
+
+
+def adapter_numbers(module: nn.Module, algorithm: str) -> tuple[list[str], dict[str, int]]:
+    """Return a module's adapters, and trained parameter -> number of its adapter.
+
+    Raises:
+        ValueError: the module has no adapters, or a trained parameter has none or two.
+    """
+    if not isinstance(module, HoldsAdapters):
+        raise ValueError(
+            f"{algorithm} trains several adapters of one module, and {type(module).__name__} has no adapter_names and "
+            "use_adapter: derive it from LanguageModule, or add both (docs/own_module.md has an example)"
+        )
+    adapters, numbers = [*module.adapter_names], dict[str, int]()
+    for name in (name for name, p in module.named_parameters() if p.requires_grad):
+        owners = [number for number, adapter in enumerate(adapters) if adapter in name.split(".")]
+        if len(owners) != 1:
+            raise ValueError(
+                f"{name} is trained and belongs to no single adapter: every group would change it"
+            )
+        numbers[name] = owners[0]
+    return adapters, numbers

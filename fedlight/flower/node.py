@@ -222,7 +222,7 @@ class Node:
         """Run a loop for a task in a new trainer."""
         folder = self._folder / digest(run)
         kept = {} if asked is None else _versions(asked)
-        changes = {"clients_per_round": 1, "over_selection": 1.0, "clients_at_once": 1, "memory": None}
+        changes = {"clients_per_round": 1, "clients_at_once": 1, "memory": None}
         loop = NodeLoop(
             **(self._settings | changes | {"limits": Limits(share=None, norm=None, enforce=False)})
         )

@@ -18,6 +18,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
 from fedlight.support.settings_record import constructor_arguments
 
@@ -30,9 +31,9 @@ OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
 EMULATED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "buffered": (lambda value: value is not None, "buffered rounds run on the virtual clock: leave it out"),
-    "train": (
-        lambda value: value == "auto",
-        "without an emulated fleet nothing decides it: set backprop or forward",
+    "forward": (
+        lambda value: bool(value and getattr(value, "init_args", value).only_where_needed),
+        "only_where_needed asks emulated devices: leave it out",
     ),
 }
 """Setting of the loop -> whether a value needs emulated devices, and why there are none, with the remedy."""
@@ -126,14 +127,14 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
         *((name, needs(settings[name]), why) for name, (needs, why) in EMULATED.items()),
         (
-            "lora_ranks",
-            settings["lora_ranks"] is not None,
+            "algorithm.ranks",
+            getattr(algorithm, "ranks", None) is not None,
             "ranks by client are the emulator's: leave it out",
         ),
         ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),
         (
             f"algorithm={type(algorithm).__name__}",
-            not algorithm.deployable,
+            isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
         ),
     )

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jsonargparse import _typehints
-
 from fedlight.lightning_cli.class_names import last_part, same_class
+from fedlight.support.pokes import parser_types
 
 THEIRS = "discard_init_args_on_class_path_change"
 """jsonargparse's function that decides, for all its ways of merging, which arguments of an old class stay."""
@@ -44,18 +43,18 @@ class DropArguments:
 @contextmanager
 def arguments_go_with_their_class() -> Iterator[None]:
     """Have the parser drop all arguments of a class, at any depth, where another class is named."""
-    theirs = getattr(_typehints, THEIRS)
+    theirs = getattr(parser_types(), THEIRS)
     if isinstance(theirs, DropArguments):  # the parser of a nested class
         yield
         return
-    setattr(_typehints, THEIRS, DropArguments(theirs))
+    setattr(parser_types(), THEIRS, DropArguments(theirs))
     try:
         yield
     finally:
-        setattr(_typehints, THEIRS, theirs)
+        setattr(parser_types(), THEIRS, theirs)
 
 
 def dropped_so_far() -> Dropped:
     """Return the arguments dropped so far from the command line that is being parsed."""
-    asked = getattr(_typehints, THEIRS)
+    asked = getattr(parser_types(), THEIRS)
     return asked.dropped if isinstance(asked, DropArguments) else {}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedlight.support.checks import check_yaml
+from fedlight.support.pokes import parser_types
 
 ENDING = "template"
 """Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
@@ -35,7 +36,7 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
         >>> typed_templates(["fit", "--data.template", r"Q: {prompt}\nA:", "--model", "toy"])
         (['fit', '--data.template=Q: {prompt}\nA:', '--model', 'toy'], {'Q: {prompt}\nA:'})
     """
-    found, texts, rest = [], set(), iter(arguments)
+    rewritten, texts, rest = [], set(), iter(arguments)
     for argument in rest:
         key, equals, text = argument.partition("=")
         value = text if equals else None
@@ -45,10 +46,10 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
             and (equals or (value := next(rest, None)) is not None)
         ):
             texts.add(as_written(str(value)))
-            found.append(f"{key}={as_written(str(value))}")
+            rewritten.append(f"{key}={as_written(str(value))}")
         else:
-            found.append(argument)
-    return found, texts
+            rewritten.append(argument)
+    return rewritten, texts
 
 
 @contextmanager
@@ -82,13 +83,11 @@ RANK = "union_subtype_sort_key"
 
 def integers_before_fractions() -> None:
     """Make all parsers of this process try int before float."""
-    from jsonargparse import _typehints  # here: a recipe is read without a parser
-
-    theirs = getattr(_typehints, RANK)
+    theirs = getattr(parser_types(), RANK)
     if isinstance(theirs(int), tuple):
         return
 
     def rank(subtype: Any) -> tuple[int, bool]:
         return theirs(subtype), subtype is float
 
-    setattr(_typehints, RANK, rank)
+    setattr(parser_types(), RANK, rank)

@@ -1,8 +1,7 @@
 """Several processes that train one federation, each its share of every round: ``trainer.strategy=client_parallel``.
 
-`strategy` starts the processes through Lightning's launchers and environments, `joining` brings them together, `team`
-exchanges what they have worked out, `watch` ends them all when one of them is gone or stopped, `work` shares the work
-around the rounds, such as generation.
+`strategy` starts the processes through Lightning's launchers and environments, `joining` brings them together and notices
+the loss of one, `team` exchanges results, and `work` shares the work around the rounds, such as generation.
 """
 
 from fedlight.support.lazy import lazy_names

@@ -1,11 +1,12 @@
 """First meeting of the processes of a team, at the address that their starter gives them."""
 
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,21 +15,120 @@ from lightning.fabric.plugins import ClusterEnvironment
 from torch import Tensor, distributed
 
 from fedlight.processes.team import Team
-from fedlight.processes.watch import GRACE_SECONDS, JOIN_SECONDS, Watch
 from fedlight.support.words import first_line
 
+JOIN_SECONDS = 600.0
+"""Until all processes have to be there."""
+GRACE_SECONDS = 3.0
+"""Until the error of a process that has closed its connections is there, if it had one."""
 SAID_AFTER_SECONDS = 10.0
 """Until a process says that it waits for the others to start."""
-_joined: dict[str, tuple[Team, Watch]] = {}
+FOR_EVER = timedelta(days=30)
+"""Wait for a process that is alive, where nothing bounds it: a visit may take hours."""
+FAILED = "fedlight/failed"
+"""Key of the store with the process that has failed first, and its error."""
+
+
+class Others:
+    """The other processes, reached by torch.distributed's gloo.
+
+    gloo notices at the next exchange when another process has closed its connections, however it ended. A process that is
+    stopped or hangs, alive for the kernel, is noticed by ``wait_seconds`` alone.
+
+    Args:
+        rank: number of this process.
+        size: number of processes, at least 2.
+        store: store of all processes.
+
+    Attributes:
+        wait_seconds: longest wait at an exchange; None: any.
+        has_failed: whether this process ends by an error.
+    """
+
+    def __init__(self, rank: int, size: int, store: Any) -> None:
+        self.rank, self.size, self._store = rank, size, store
+        self.wait_seconds: float | None = None
+        self.has_failed = False
+        store.set(f"fedlight/here/{rank}", "")
+        store.wait([f"fedlight/here/{other}" for other in range(size)], timedelta(seconds=JOIN_SECONDS))
+        store.set_timeout(timedelta(seconds=GRACE_SECONDS))
+        self._group: Any = distributed.ProcessGroupGloo(store, rank, size, FOR_EVER)
+
+    def exchange(self, data: memoryview) -> list[memoryview]:
+        """Return the bytes of all processes.
+
+        Raises:
+            ConnectionError: another process is gone, has failed, or is not here within ``wait_seconds``.
+        """
+        longest = FOR_EVER if self.wait_seconds is None else timedelta(seconds=self.wait_seconds)
+        # Process 0 finds out who is missing, so the others wait for it for longer.
+        wait = longest if self.rank == 0 else 2 * longest + timedelta(seconds=GRACE_SECONDS)
+        with self._reached(wait):
+            self._group.monitored_barrier(wait)
+            return _all_of(self._group, self.rank, self.size, data)
+
+    def add(self, tensor: Tensor) -> None:
+        """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
+        with self._reached(FOR_EVER):
+            self._group.allreduce([tensor]).wait()
+
+    @contextmanager
+    def _reached(self, wait: timedelta) -> Iterator[None]:
+        """Raise ConnectionError for torch's error of a connection; ``wait`` is the longest wait of the body."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.has_failed = True  # the store may be gone, or silent as process 0 is
+            raise ConnectionError(
+                f"{self._who(error, wait)}, so process {self.rank} ends too: start again from the newest checkpoint"
+            ) from error
+
+    def _who(self, error: RuntimeError, wait: timedelta) -> str:
+        """Return which other process ended the exchange, and how; processes other than 0 know of process 0 alone."""
+        is_late = "Timed out" in str(error)
+        late = f"is not here after {wait.total_seconds():g} seconds"
+        if self.rank > 0:
+            return f"process 0 {late}" if is_late else "process 0 has ended, and its output says why"
+        named = re.search(r"Rank (\d+) failed to pass", str(error))
+        missing = int(named[1]) if named else next(filter(self._is_gone, range(1, self.size)), None)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline and not is_late:  # its error may be on its way
+            if self._store.check([FAILED]):
+                return str(self._store.get(FAILED).decode())
+            time.sleep(0.05)
+        how = late if is_late else "is gone"
+        return (
+            f"another process is gone ({first_line(error)})"
+            if missing is None
+            else f"process {missing} {how}"
+        )
+
+    def _is_gone(self, other: int) -> bool:
+        """Return whether the connection to another process is closed, by sending a number that is never read."""
+        try:
+            self._group.send([torch.zeros(1)], other, 1).wait()
+        except RuntimeError:
+            return True
+        return False
+
+    def fail(self, why: str) -> None:
+        """Let process 0 know that this process ends because of an error; call it before the error is raised further."""
+        if not self.has_failed:
+            self.has_failed = True
+            with suppress(RuntimeError):  # the store is gone with process 0
+                self._store.compare_set(FAILED, "", f"process {self.rank} has failed ({why})")
+
+
+_joined: dict[str, tuple[Team, Others]] = {}
 """Team of this process, by its name ``"team"``: it is joined once, however many runs the process has."""
 
 
-def join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
-    """Return the team of all processes and the watch over them; the first time, wait until all are there.
+def join(environment: ClusterEnvironment) -> tuple[Team, Others]:
+    """Return the team of all processes and the way to the others; the first time, wait until all are there.
 
     Raises:
         ValueError: an earlier run of this process had another number of processes.
-        ConnectionError: the others are not there within `JOIN_SECONDS`, or one of them is gone.
+        ConnectionError: the others are not there within `JOIN_SECONDS`.
     """
     rank, size = environment.global_rank(), environment.world_size()
     if "team" in _joined:
@@ -39,34 +139,21 @@ def join(environment: ClusterEnvironment) -> tuple[Team, Watch]:
         return _joined["team"]
     host, port = environment.main_address, environment.main_port
     with _patience(rank, size, f"{host}:{port}"):
-        store = _store(rank, host, port)
-        watch = Watch(rank, size, store, host)
-        # From here on the watch ends this process when another one is gone, also while the group waits for it.
-        watch.begin()
-        group = distributed.ProcessGroupGloo(store, rank, size, timedelta(days=30))
-
-    def exchange(data: memoryview) -> list[memoryview]:
-        try:
-            with watch.waiting():
-                return _all_of(group, rank, size, data)
-        except RuntimeError as error:
-            time.sleep(GRACE_SECONDS + 1)  # meanwhile the watch ends this process and says why
-            raise ConnectionError(f"the other processes cannot be reached: {first_line(error)}") from error
-
-    _joined["team"] = Team(rank, size, exchange), watch
+        others = Others(rank, size, _store(rank, host, port))
+    _joined["team"] = Team(rank, size, others.exchange, others.add), others
     return _joined["team"]
 
 
-def joined_watch() -> Watch | None:
-    """Return the watch over the other processes; None before they have met."""
+def joined() -> Others | None:
+    """Return the way to the other processes; None before they have met."""
     return _joined["team"][1] if "team" in _joined else None
 
 
 def fail(exception: BaseException) -> None:
     """Let the other processes know that this one ends by ``exception``, if there are any."""
-    if (watch := joined_watch()) is not None:
+    if (others := joined()) is not None:
         kind, line = type(exception).__name__, first_line(exception)
-        watch.fail(kind if line == kind else f"{kind}: {line}")
+        others.fail(kind if line == kind else f"{kind}: {line}")
 
 
 def leave() -> None:
@@ -75,10 +162,7 @@ def leave() -> None:
 
 
 def _store(rank: int, host: str, port: int) -> Any:
-    """Return the store of all processes, in process 0 or in torchrun's agent, without waiting for all of them.
-
-    torch's own rendezvous waits in the store for all processes, and one that dies meanwhile is not noticed.
-    """
+    """Return the store of all processes, in process 0 or in torchrun's agent, without waiting for all of them."""
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     patience = timedelta(seconds=JOIN_SECONDS)
     is_here = rank == 0 and not has_agent

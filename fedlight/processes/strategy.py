@@ -13,20 +13,18 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.strategies.registry import _StrategyRegistry
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlight.federation.protocols import TrainsRounds
-from fedlight.processes.joining import fail, join, joined_watch
+from fedlight.processes.joining import fail, join, joined
 from fedlight.processes.team import ALONE, begin, end
 from fedlight.support.checks import Checked
+from fedlight.support.pokes import process_launcher, share_threads
 
 
 class ClientParallelStrategy(Checked, SingleDeviceStrategy):
@@ -105,15 +103,15 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         assert environment is not None
         assert devices
         if self.size > 1 and not environment.creates_processes_externally:
-            self._launcher = _SubprocessScriptLauncher(environment, len(devices), self.num_nodes)
+            self._launcher = process_launcher(environment, len(devices), self.num_nodes)
 
     def setup_environment(self) -> None:
         super().setup_environment()
         assert self.cluster_environment is not None
         if self.size > 1:
-            _set_num_threads_if_needed(max(1, self.size // self.num_nodes))
-            self.team, watch = join(self.cluster_environment)
-            watch.begin(self.wait_seconds)
+            share_threads(max(1, self.size // self.num_nodes))
+            self.team, others = join(self.cluster_environment)
+            others.wait_seconds = self.wait_seconds
             begin(self.team)
 
     def setup(self, trainer: Trainer) -> None:
@@ -142,8 +140,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
     @property
     def _has_failed(self) -> bool:
         """Whether this process ends by an error, so that the others wait for it no more."""
-        watch = joined_watch() if self.size > 1 else None
-        return watch is not None and watch.has_failed
+        others = joined() if self.size > 1 else None
+        return others is not None and others.has_failed
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all processes (or any) decide so."""
@@ -157,11 +155,9 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
     def teardown(self) -> None:
         super().teardown()
         end(self.team)
-        if self.size > 1 and (watch := joined_watch()) is not None:
-            watch.rest()
 
     @classmethod
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+    def register_strategies(cls, strategy_registry: Any) -> None:
         strategy_registry.register(
             cls.strategy_name, cls, description="shares the clients of each round out among processes"
         )

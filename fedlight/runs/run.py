@@ -11,10 +11,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from fedlight.runs.contents import OWN_FILES, digest_of
 from fedlight.runs.folders import SEED, begun, labels, methods, runs_below, versions
 from fedlight.runs.rows import Rows, merged, objects, text_can_hold
 from fedlight.support.checks import check_yaml
-from fedlight.support.contents import OWN_FILES, digest_of
 from fedlight.support.files import CHANGED, MOST_BYTES, BoundError, check_regular, csv_rows, unsealed
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedlight.support.checks import check_range
+from fedlight.support.pokes import backward_pass
 
 LANES = 1 << 16
 """Values of a lane, of which ``rate * LANES`` drop an entry."""
@@ -80,9 +81,9 @@ class DropoutMasks:
         state = self._now
         # What is computed again for a backward pass has to save as many tensors as the first time: it uses none of those.
         key = (state, x._version, rate, dtype, backward_pass())
-        found = getattr(x, _SHARED, None) if shares else None
-        if state is not None and found is not None and found[0] == key:
-            product: Tensor = found[1]
+        shared = getattr(x, _SHARED, None) if shares else None
+        if state is not None and shared is not None and shared[0] == key:
+            product: Tensor = shared[1]
             return product
         if state is None:
             state = _Pass([int(torch.randint(2**63 - 1, ()))], None)
@@ -111,11 +112,6 @@ class DropoutMasks:
         if known is None or len(known) < length:
             known = self._steps[device] = torch.arange(length, device=device) * _signed(_GOLDEN)
         return known[:length]
-
-
-def backward_pass() -> int:
-    """Return the number of the backward pass that runs in this thread, -1 outside of one."""
-    return torch._C._current_graph_task_id()
 
 
 class _During(AbstractContextManager[None]):

@@ -33,7 +33,7 @@ def batches_by_client(kind, tmp_path):
 
     L.seed_everything(0, verbose=False)
     loop = FederatedLoop(
-        clients_per_round=4, local_steps=2, fleet=make_fleet(tmp_path, **MOODY), over_selection=1.75
+        clients_per_round=4, local_steps=2, fleet=make_fleet(tmp_path, over_selection=1.75, **MOODY)
     )
     trainer(2, [loop, Watch()]).fit(kind(), FederatedWrapper(Numbers(), ten_clients))
     return seen

@@ -13,17 +13,17 @@ from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedmit import FedMIT
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import ServerStep
 from fedlight.federation.channel import Wire
@@ -50,10 +50,10 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
     ("settings", "complaint"),
     [
         (
-            {"deadline_seconds": 5.0},
-            "deadline_seconds=5.0 and over_selection=1.0 are for rounds that wait",
+            {"fleet": {"deadline_seconds": 5.0}},
+            "deadline_seconds=5.0 and fleet.over_selection=1.0 are for rounds that wait",
         ),
-        ({"over_selection": 1.5}, "over_selection=1.5 are for rounds that wait .* leave them out"),
+        ({"fleet": {"over_selection": 1.5}}, "over_selection=1.5 are for rounds that wait .* leave them out"),
         (
             {"clients_per_round": 11},
             "clients_per_round=11 is more than the 10 clients of the data: set clients_per_round=10 or less",
@@ -88,9 +88,9 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
     ],
 )
 def test_what_does_not_go_with_buffered_rounds_is_refused(settings, complaint, tmp_path):
-    fleet = make_fleet(tmp_path, phone={})
+    fleet = make_fleet(tmp_path, **settings.get("fleet", {}), phone={})
     with pytest.raises(ValueError, match=complaint):
-        rounds_of(1, **{"fleet": fleet, "buffered": FedBuff(2), **settings})
+        rounds_of(1, **{"buffered": FedBuff(2), **settings, "fleet": fleet})
 
 
 def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):

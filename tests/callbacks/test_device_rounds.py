@@ -12,6 +12,7 @@ from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.clock import IDLE_SECONDS
+from fedlight.devices.fleet import Fleet
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.server import FedAvgM
@@ -45,8 +46,8 @@ def test_some_rounds_lose_everybody_and_the_rest_go_on(tmp_path):
 
 
 def test_the_fastest_count_and_the_others_are_surplus(tmp_path):
-    fleet = make_fleet(tmp_path, fast={}, slow={"tflops": 0.1})
-    rows, _, _, fit = rounds_of(4, fleet=fleet, clients_per_round=4, over_selection=1.75)
+    fleet = make_fleet(tmp_path, over_selection=1.75, fast={}, slow={"tflops": 0.1})
+    rows, _, _, fit = rounds_of(4, fleet=fleet, clients_per_round=4)
     for idx in range(4):
         own = [row for row in rows if row["round"] == idx]
         assert len(own) == 7
@@ -67,8 +68,8 @@ def test_the_fastest_count_and_the_others_are_surplus(tmp_path):
 
 
 def test_who_is_too_slow_for_the_deadline_is_late(tmp_path):
-    fleet = make_fleet(tmp_path, fast={}, modem={"upload_mbps": 0.001})
-    rows, _, loop, _ = rounds_of(3, fleet=fleet, clients_per_round=10, deadline_seconds=1.0)
+    fleet = make_fleet(tmp_path, deadline_seconds=1.0, fast={}, modem={"upload_mbps": 0.001})
+    rows, _, loop, _ = rounds_of(3, fleet=fleet, clients_per_round=10)
     assert {row["device"]: row["reason"] for row in rows} == {"fast": "", "modem": "late"}
     assert loop.virtual_seconds == 3.0
 
@@ -84,8 +85,7 @@ def test_the_speed_of_this_machine_plays_no_part(tmp_path):
         loop = FederatedLoop(
             clients_per_round=3,
             local_steps=2,
-            fleet=make_fleet(tmp_path / folder, **fleet),
-            over_selection=1.5,
+            fleet=make_fleet(tmp_path / folder, over_selection=1.5, **fleet),
         )
         model = module()
         log = VisitLog(str(tmp_path / folder / "visits.csv"))
@@ -114,9 +114,7 @@ def test_resumed_after_any_round_equals_uninterrupted(tmp_path, algorithm):
             algorithm() if algorithm else None,
             clients_per_round=2,
             local_steps=2,
-            fleet=make_fleet(tmp_path / "devices", **devices),
-            deadline_seconds=400.0,
-            over_selection=1.5,
+            fleet=make_fleet(tmp_path / "devices", deadline_seconds=400.0, over_selection=1.5, **devices),
         )
         save = ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1, every_n_epochs=1)
         log = VisitLog(str(folder / "visits.csv"))
@@ -140,15 +138,13 @@ def test_resumed_after_any_round_equals_uninterrupted(tmp_path, algorithm):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"deadline_seconds": 5.0}, "need devices that take their time: set fleet"),
-        ({"over_selection": 1.5}, "need devices that take their time: set fleet"),
         ({"over_selection": 0.5}, "over_selection=0.5 must be at least 1"),
         ({"deadline_seconds": 0.0}, "deadline_seconds=0.0 must be above 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
-        FederatedLoop(**settings)
+        Fleet({"pixel_8_pro": 1}, **settings)
 
 
 def test_a_fleet_needs_a_base_that_can_be_quantized(tmp_path):

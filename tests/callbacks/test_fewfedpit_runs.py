@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.server import FedAdam
@@ -162,7 +162,7 @@ def test_a_fleet_of_ideal_devices_gives_the_same_bits_as_none(tmp_path):
 def test_who_does_not_get_through_drops_out_with_all_visits(tmp_path, caplog):
     """One of three devices uploads too slowly, one is away half of the time; who is away makes nothing."""
     fleet = make_fleet(
-        tmp_path, fast={}, modem={"upload_mbps": 0.001}, moody={"availability": 0.5, "tflops": 1}
+        tmp_path, 0, 1.0, 2.0, fast={}, modem={"upload_mbps": 0.001}, moody={"availability": 0.5, "tflops": 1}
     )
     rows = []
 
@@ -170,7 +170,7 @@ def test_who_does_not_get_through_drops_out_with_all_visits(tmp_path, caplog):
         def on_train_epoch_end(self, trainer, pl_module):
             rows.extend(self.loop.visit_records)
 
-    settings = {"fleet": fleet, "deadline_seconds": 1.0, "clients_per_round": 4, "over_selection": 2.0}
+    settings = {"fleet": fleet, "clients_per_round": 4}
     _, _, data = run(FewFedPIT(0.5), rounds=4, callbacks=[Rows], **settings)
     assert "was to send" not in caplog.text
     assert {row["reason"] for row in rows} >= {"", "late", "absent"}

@@ -15,7 +15,7 @@ from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.sft import SFTModule
 
 GIB = 2**30
-SETTINGS = {"train": "auto", "zeroth_order": ZerothOrder(1e-2, perturbations=2)}
+SETTINGS = {"forward": ZerothOrder(1e-2, perturbations=2, only_where_needed=True)}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def peaks(tmp_path_factory):
 
     def smallest(train):
         fleet = make_fleet(folder / train, tiny={"memory_gib": 1 / GIB})
-        more = {} if train == "backprop" else {"train": train}
+        more = {} if train == "backprop" else {"forward": ZerothOrder(only_where_needed=True)}
         rows, *_ = rounds_of(1, model=module(), fleet=fleet, clients_per_round=10, **more)
         assert {row["reason"] for row in rows} == {"out_of_memory"}
         return max(row["peak_bytes"] for row in rows)
@@ -94,7 +94,7 @@ def test_a_step_that_takes_a_batch_alone_gets_no_number_in_parts_either():
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             seen.append(outputs["loss"].item())
 
-    federate(1, model=model, callbacks=[Fits()], train="forward")
+    federate(1, model=model, callbacks=[Fits()], forward=ZerothOrder())
     fitted.leave()
     assert len(seen) == 6
 
@@ -104,12 +104,13 @@ def test_forward_passes_on_a_quantized_base(bits, tiny_model, tmp_path):
     """At hardly any rate the mean loss of the passes is that of backpropagation, up to the square of eps."""
 
     def losses(train):
+        forward = ZerothOrder() if train == "forward" else None
         module = SFTModule(tiny_model, lora_rank=2, dtype="fp32", optimizer="SGD", lr=1e-12)
         data = PreferenceDataModule(
             VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, val_share=0
         )
         fleet = make_fleet(tmp_path / train, phone={"weight_bits": bits})
-        loop = {"clients_per_round": 2, "local_steps": 2, "rounds": 1, "fleet": fleet, "train": train}
+        loop = {"clients_per_round": 2, "local_steps": 2, "rounds": 1, "fleet": fleet, "forward": forward}
         _, rows, *_ = fit(module, data, **loop)
         assert {row["weight_bits"] for row in rows} == {bits}
         return [row["loss"] for row in rows]
@@ -130,9 +131,9 @@ def test_a_mixed_round_weighs_both_kinds(tmp_path, peaks):
     """With a weight of 0 a forward-only visit counts as a client, and moves nothing."""
 
     def run(factor):
-        zeroth_order = ZerothOrder(1e-2, forward_weight=factor)
+        forward = ZerothOrder(1e-2, forward_weight=factor, only_where_needed=True)
         fleet = fleet_of_three(tmp_path / str(factor), peaks)
-        loop = {"fleet": fleet, "train": "auto", "zeroth_order": zeroth_order, "clients_per_round": 10}
+        loop = {"fleet": fleet, "forward": forward, "clients_per_round": 10}
         rows, model, _, _ = rounds_of(1, model=module(), **loop)
         return rows, weights(model)
 

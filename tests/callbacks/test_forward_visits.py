@@ -127,7 +127,7 @@ def test_a_visit_is_mezo_written_out(case):
     model = Scheduled(gamma=loop.pop("gamma", 1.0))
     start = weights(model)
     loop = {"algorithm": FedAvg("uniform"), "clients_per_round": 1, "local_steps": 3, **loop}
-    settings = {"train": "forward", "zeroth_order": ZerothOrder(EPS, **own)}
+    settings = {"forward": ZerothOrder(EPS, **own)}
     trained, made = federate(1, model=model, callbacks=[seen], **settings, **loop)
     ((client, batches),) = seen.of.items()
     expected = mezo(start, client, batches, **reference)
@@ -142,7 +142,7 @@ def test_scaffolds_control_is_the_mean_of_the_estimates():
     """c_m+ = c_m - c + (received - trained) / (sum of the rates): in the first round the mean of the estimated gradients."""
     model = module(optimizer="SGD", lr=0.05, dropout=0.0)
     start = weights(model)
-    settings = {"train": "forward", "zeroth_order": ZerothOrder(EPS, lr_scale=0.5)}
+    settings = {"forward": ZerothOrder(EPS, lr_scale=0.5)}
     loop = {"clients_per_round": 1, "local_steps": 2, "algorithm": Scaffold("uniform")}
     trained, made = federate(1, model=model, **settings, **loop)
     (client,) = {row["client"] for row in made.visit_records}
@@ -152,10 +152,10 @@ def test_scaffolds_control_is_the_mean_of_the_estimates():
         assert control[name].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("train", ["forward", "backprop"])
-def test_under_adamw_scaffold_warns_of_its_estimates_unless_steps_are_plain_sgd(train, caplog):
-    federate(1, model=module(lr=1e-3), algorithm=Scaffold(), train=train)
-    assert ("Scaffold is exact under plain SGD" in caplog.text) == (train == "backprop")
+@pytest.mark.parametrize("forward", [ZerothOrder(), None])
+def test_under_adamw_scaffold_warns_of_its_estimates_unless_steps_are_plain_sgd(forward, caplog):
+    federate(1, model=module(lr=1e-3), algorithm=Scaffold(), forward=forward)
+    assert ("Scaffold is exact under plain SGD" in caplog.text) == (forward is None)
 
 
 def test_each_selector_of_fedbiscuit_is_trained_by_its_group_alone():
@@ -168,7 +168,7 @@ def test_each_selector_of_fedbiscuit_is_trained_by_its_group_alone():
             return super().training_step(batch, batch_idx)
 
     before = weights(Watched(2, "SGD"))
-    model, loop = run(FedBiscuit(1, 2), 3, Watched(2, "SGD"), train="forward", clients_per_round=4)
+    model, loop = run(FedBiscuit(1, 2), 3, Watched(2, "SGD"), forward=ZerothOrder(), clients_per_round=4)
     assert loop.rounds_done == 3
     assert all(p.isfinite().all() for p in model.parameters())
     for up, down in zip(seen[::2], seen[1::2], strict=True):
@@ -213,7 +213,7 @@ def test_all_passes_of_a_step_see_the_same_random_numbers_and_the_next_step_thos
         return model.drawn
 
     plain = draws()
-    twice = draws(train="forward", zeroth_order=ZerothOrder(perturbations=2))
+    twice = draws(forward=ZerothOrder(perturbations=2))
     assert len(set(plain)) == len(plain) == 12
     assert twice == [numbers for numbers in plain for _ in range(4)]
 
@@ -221,8 +221,8 @@ def test_all_passes_of_a_step_see_the_same_random_numbers_and_the_next_step_thos
 def test_passes_in_16_bits_see_parameters_of_their_own():
     """Under autocast casts of parameters may be kept: a second pass with those of the first would have the same loss."""
     before = weights(module(optimizer="SGD"))
-    settings = {"settings": {"precision": "bf16-mixed"}, "zeroth_order": ZerothOrder(0.1)}
-    trained, made = federate(1, model=module(optimizer="SGD"), train="forward", **settings)
+    settings = {"settings": {"precision": "bf16-mixed"}, "forward": ZerothOrder(0.1)}
+    trained, made = federate(1, model=module(optimizer="SGD"), **settings)
     assert made.visit_records[0]["steps"] == 2
     assert all(not torch.equal(p, before[name]) for name, p in weights(trained).items())
 
@@ -231,7 +231,7 @@ def test_parameters_are_given_back_bit_for_bit():
     """Three additions in place, as in the paper, would not: with a rate of 0 the model stays what it was."""
     model = module(optimizer="SGD", lr=0.0)
     before = weights(model)
-    trained, _ = federate(2, model=model, train="forward", zeroth_order=ZerothOrder(perturbations=3))
+    trained, _ = federate(2, model=model, forward=ZerothOrder(perturbations=3))
     assert_equal(weights(trained), before)
     walked = {name: p.clone() for name, p in before.items()}
     for size in (1e-3, -2e-3, 1e-3):
@@ -243,8 +243,8 @@ def test_passes_are_a_perturbation_up_and_one_down():
     L.seed_everything(0, verbose=False)
     model = Recording(optimizer="SGD")
     start = weights(model)
-    loop = {"clients_per_round": 1, "local_steps": 1, "zeroth_order": ZerothOrder(EPS)}
-    _, made = federate(1, model=model, train="forward", **loop)
+    loop = {"clients_per_round": 1, "local_steps": 1, "forward": ZerothOrder(EPS)}
+    _, made = federate(1, model=model, **loop)
     (client,) = {row["client"] for row in made.visit_records}
     up, down = model.seen
     for name, p in start.items():
@@ -256,8 +256,13 @@ def test_passes_are_a_perturbation_up_and_one_down():
 def test_what_an_algorithm_holds_fixed_is_not_perturbed():
     L.seed_everything(0, verbose=False)
     model = Recording(optimizer="SGD", dropout=0.0)
-    loop = {"clients_per_round": 1, "local_steps": 2, "algorithm": FedRep(["net.3"])}
-    _, made = federate(1, model=model, train="forward", **loop)
+    loop = {
+        "clients_per_round": 1,
+        "local_steps": 2,
+        "algorithm": FedRep(["net.3"]),
+        "forward": ZerothOrder(),
+    }
+    _, made = federate(1, model=model, **loop)
     assert [row["split"] for row in made.visit_records] == ["head", "train"]
     first, second = model.seen[:4], model.seen[4:]
     for name in weights(model):
@@ -280,12 +285,13 @@ def test_a_batch_is_logged_once():
 
     class Keeps(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            found[train] = {name: float(trainer.callback_metrics[name]) for name in ("seen", "calls")}
+            found[forward] = {name: float(trainer.callback_metrics[name]) for name in ("seen", "calls")}
 
-    for train in ("backprop", "forward"):
-        fit(Counts(lr=0.001), Points(), rounds=1, train=train, callbacks=[Keeps()])
-    assert found["forward"] == found["backprop"]
-    assert found["forward"]["calls"] == 12  # four clients, three batches
+    by_forward = ZerothOrder()
+    for forward in (None, by_forward):
+        fit(Counts(lr=0.001), Points(), rounds=1, forward=forward, callbacks=[Keeps()])
+    assert found[by_forward] == found[None]
+    assert found[by_forward]["calls"] == 12  # four clients, three batches
 
 
 class Ordered(FedAvg):
@@ -294,7 +300,7 @@ class Ordered(FedAvg):
 
 
 def test_the_order_of_the_clients_changes_no_bit():
-    settings = {"train": "forward", "clients_per_round": 5}
+    settings = {"forward": ZerothOrder(), "clients_per_round": 5}
     forth, _ = federate(2, model=module(optimizer="SGD"), **settings)
     back, _ = federate(2, model=module(optimizer="SGD"), algorithm=Ordered(), **settings)
     assert_equal(weights(forth), weights(back))
@@ -315,7 +321,7 @@ ALGORITHMS = {
         for kind in (FFALoRA, RoLoRA, FedSALoRA, ProductAverage, HetLoRA, FlexLoRA)
     },
 }
-FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(EPS, perturbations=2)}
+FORWARD = {"forward": ZerothOrder(EPS, perturbations=2)}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -361,11 +367,11 @@ def test_a_resumed_run_ends_bit_for_bit_where_the_whole_one_does(name, at_once, 
 def test_forward_only_visits_weigh_less_where_they_are_told_to():
     """One of several clients is trained forward-only with weight 0 of a run whose others are: as without anybody."""
     before = weights(module(optimizer="SGD"))
-    settings = {"train": "forward", "algorithm": FedAvg("unbiased")}
-    whole, _ = federate(1, model=module(optimizer="SGD"), **settings)
+    settings = {"algorithm": FedAvg("unbiased")}
+    whole, _ = federate(1, model=module(optimizer="SGD"), forward=ZerothOrder(), **settings)
     for factor in (0.0, 0.25):
-        zeroth_order = ZerothOrder(forward_weight=factor)
-        part, _ = federate(1, model=module(optimizer="SGD"), zeroth_order=zeroth_order, **settings)
+        forward = ZerothOrder(forward_weight=factor)
+        part, _ = federate(1, model=module(optimizer="SGD"), forward=forward, **settings)
         for name, value in weights(part).items():
             expected = before[name] + factor * (weights(whole)[name] - before[name])
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-7)
@@ -381,15 +387,14 @@ def test_forward_only_training_learns():
 
     settings = {"num_sanity_val_steps": 0}
     loop = {"clients_per_round": 10, "local_steps": 5, "algorithm": FedAvg("normalized")}
-    zeroth_order = ZerothOrder(perturbations=2, lr_scale=0.5)
+    forward = ZerothOrder(perturbations=2, lr_scale=0.5)
     model = module(optimizer="SGD", dropout=0.0)
     federate(
         4,
         model=model,
         callbacks=[Logged()],
         settings=settings,
-        train="forward",
-        zeroth_order=zeroth_order,
+        forward=forward,
         **loop,
     )
     assert numbers[-1] < 0.7 * numbers[0]
@@ -450,32 +455,27 @@ class Watching(L.Callback):
 def test_what_needs_gradients_is_refused_before_anything_is_trained(model, settings, callbacks, message):
     made = model()
     before = weights(made)
-    with pytest.raises(ValueError, match=f"(?s)train: .*{message}.*or set train=backprop"):
-        federate(1, model=made, callbacks=callbacks, settings=settings, train="forward")
+    with pytest.raises(ValueError, match=f"(?s)forward: .*{message}.*or leave forward out"):
+        federate(1, model=made, callbacks=callbacks, settings=settings, forward=ZerothOrder())
     assert_equal(weights(made), before)
 
 
 def test_a_class_that_says_so_is_taken():
-    _, loop = federate(1, model=Fine(optimizer="SGD"), train="forward")
+    _, loop = federate(1, model=Fine(optimizer="SGD"), forward=ZerothOrder())
     assert loop.rounds_done == 1
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train": "sideways"}, "train='sideways' is not one of backprop, forward, auto"),
+        ({"forward": "sideways"}, "forward='sideways' must be a ZerothOrder or None"),
         (
-            {"train": "auto"},
-            "train=auto asks the memory of each client's device, and there are no dev",
-        ),
-        (
-            {"zeroth_order": ZerothOrder()},
-            "zeroth_order is set, and train=backprop never",
+            {"forward": ZerothOrder(only_where_needed=True)},
+            "only_where_needed=True asks the memory of each client's device, and there are no dev",
         ),
         (
             {
-                "train": "forward",
-                "zeroth_order": ZerothOrder(forward_weight=0.5),
+                "forward": ZerothOrder(forward_weight=0.5),
                 "aggregation": CoordinateMedian(),
             },
             "forward_weight=0.5 is a factor on weights, and CoordinateMedian has none",
@@ -512,7 +512,7 @@ class Explodes(Regression):
 
 def test_a_client_that_diverges_is_left_out():
     model = Explodes(optimizer="SGD")
-    loop = FederatedLoop(clients_per_round=10, local_steps=2, train="forward")
+    loop = FederatedLoop(clients_per_round=10, local_steps=2, forward=ZerothOrder())
     model.loop = loop
     trainer(1, [loop]).fit(model, FederatedWrapper(Numbers(), ten_clients))
     assert [row["client"] for row in loop.visit_records if row["reason"]] == ["c4"]

@@ -37,6 +37,7 @@ from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire, serialized_bytes
 from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.pairs import factor_of, find_pairs
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.federation.server import Average, FedAdam
@@ -267,7 +268,7 @@ def test_forward_only_visits_leave_ranks_alone_that_a_threshold_has_cut():
             module.get_parameter(pair.a)[1:] = 0
             module.get_parameter(pair.b)[:, 1:] = 0
     algorithm.load_state_dict({"ranks": {pair.a: 1 for pair in pairs}})
-    run(algorithm, rounds=1, module=module, train="forward")
+    run(algorithm, rounds=1, module=module, forward=ZerothOrder())
     assert len(seen) == 4 * 3 * 2  # clients, steps, passes
     for pair in pairs:
         assert not any(state[pair.a][1:].any() or state[pair.b][:, 1:].any() for state in seen)

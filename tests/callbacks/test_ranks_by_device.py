@@ -97,9 +97,7 @@ def test_a_fleet_of_ideal_devices_changes_nothing(tmp_path):
 
 
 def test_a_name_of_no_device_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"lora_ranks\.phone: there is no such client or device; .* devices fast"
-    ):
+    with pytest.raises(ValueError, match=r"ranks\.phone: there is no such client or device; .* devices fast"):
         rounds(HetLoRA(), make_fleet(tmp_path, fast={}), {"phone": 2})
 
 

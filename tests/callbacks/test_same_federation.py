@@ -60,8 +60,8 @@ def other(folder):
         "seed": ({"seed": 1}, {"seed": 2}, "federated.seed=1", "=2"),
         "over_selection": (
             {"fleet": fleets[0]},
-            {"fleet": fleets[0], "over_selection": 1.5},
-            "federated.over_selection=1.0",
+            {"fleet": make_fleet(folder, over_selection=1.5, phone={"memory_gib": 4})},
+            "federated.fleet.over_selection=1.0",
             "=1.5",
         ),
         "class": (
@@ -113,8 +113,8 @@ def other(folder):
         ),
         "deadline": (
             {"fleet": fleets[0]},
-            {"fleet": fleets[0], "deadline_seconds": 9.5},
-            "federated.deadline_seconds=None",
+            {"fleet": make_fleet(folder, deadline_seconds=9.5, phone={"memory_gib": 4})},
+            "federated.fleet.deadline_seconds=None",
             "=9.5",
         ),
         "accumulation": (

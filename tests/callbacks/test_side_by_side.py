@@ -8,6 +8,7 @@ from plain_lightning import assert_equal
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 
 from fedlight.callbacks.loop.groups.side_by_side import clip_by_client
+from fedlight.callbacks.loop.parts.optimizers import StepSchedules
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -42,8 +43,8 @@ ALGORITHMS = {
     "FedSALoRA": {"algorithm": FedSALoRA()},
     "ProductAverage": {"algorithm": ProductAverage()},
     "threshold": {"algorithm": ProductAverage(0.9)},
-    "HetLoRA": {"algorithm": HetLoRA(), "lora_ranks": {"a": 1}},
-    "FlexLoRA": {"algorithm": FlexLoRA(), "lora_ranks": {"a": 1}},
+    "HetLoRA": {"algorithm": HetLoRA(ranks={"a": 1})},
+    "FlexLoRA": {"algorithm": FlexLoRA(ranks={"a": 1})},
 }
 GROUPS = {2: [["a", "b"], ["c", "d"]], 3: [["a", "b", "c"], ["d"]], 4: [["a", "b", "c", "d"]]}
 
@@ -147,16 +148,16 @@ def test_batches_are_accumulated():
     assert {row["steps"] for row in others} == {3}
 
 
-@pytest.mark.parametrize("step_schedule", ["continue", "restart"])
-def test_schedules_step_by_the_steps_of_a_visit(step_schedule):
+@pytest.mark.parametrize("after_round", ["continue", "restart"])
+def test_schedules_step_by_the_steps_of_a_visit(after_round):
     class Scheduled(Lora):
         def configure_optimizers(self):
             optimizer = super().configure_optimizers()
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    alone, rows, *_ = fit(Scheduled(), Points(), step_schedule=step_schedule)
-    beside, others, *_ = fit(Scheduled(), Points(), 3, step_schedule=step_schedule)
+    alone, rows, *_ = fit(Scheduled(), Points(), parts=[StepSchedules(after_round)])
+    beside, others, *_ = fit(Scheduled(), Points(), 3, parts=[StepSchedules(after_round)])
     assert furthest(beside, alone) < 1e-6
     assert_same_rows(others, rows)
 

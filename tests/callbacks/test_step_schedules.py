@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 from written_out import LR, assert_close, combined, gradients, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.optimizers import StepSchedules
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
@@ -84,7 +85,7 @@ def written_out(state, rounds, rate):
 @pytest.mark.parametrize("kind", [Scheduled, Manual])
 @pytest.mark.parametrize("after_round", ["continue", "restart"])
 def test_every_client_has_the_same_rates_as_in_a_loop_written_out(kind, after_round):
-    start, found, rounds = recorded(model=kind(by_step), step_schedule=after_round)
+    start, found, rounds = recorded(model=kind(by_step), parts=[StepSchedules(after_round)])
     passed = 3 if after_round == "continue" else 0
     assert_close(found, written_out(start, rounds, lambda r, step: LR * DECAY ** (passed * r + step)))
 
@@ -132,7 +133,7 @@ def test_the_order_of_the_clients_does_not_matter(make, after_round):
                 group = trainer.optimizers[0].param_groups[0]
                 options.append({key: value for key, value in group.items() if key != "params"})
 
-        loop = FederatedLoop(algorithm, clients_per_round=4, step_schedule=after_round)
+        loop = FederatedLoop(algorithm, clients_per_round=4, parts=[StepSchedules(after_round)])
         trainer(5, [loop, Watch()]).fit(model, FederatedWrapper(Numbers(), ten_clients))
         found.append((weights(model), options))
     assert_equal(found[0][0], found[1][0])
@@ -191,7 +192,7 @@ def test_scaffold_is_exact_under_a_schedule_by_step():
         clients_per_round=7,
         model=Scheduled(by_step),
         algorithm=Scaffold(),
-        step_schedule="continue",
+        parts=[StepSchedules()],
     )
     zero = {name: torch.zeros_like(value) for name, value in start.items()}
     state, control, controls = start, zero, dict.fromkeys(ten_clients(None), zero)
@@ -232,7 +233,7 @@ def test_resumed_equals_uninterrupted(tmp_path, kind, after_round):
 
     def run(folder, ckpt_path=None):
         save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
-        loop = FederatedLoop(clients_per_round=3, step_schedule=after_round)
+        loop = FederatedLoop(clients_per_round=3, parts=[StepSchedules(after_round)])
         model = kind(make)
         fit = trainer(4, [loop, save], enable_checkpointing=True)
         fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
@@ -354,5 +355,5 @@ def test_a_schedule_that_steps_every_second_batch_of_each_visit_is_fine():
 
 
 def test_another_setting_is_refused():
-    with pytest.raises(ValueError, match=r"step_schedule='round' is not one of continue, restart"):
-        FederatedLoop(step_schedule="round")
+    with pytest.raises(ValueError, match=r"next_round='round' is not one of continue, restart"):
+        StepSchedules("round")

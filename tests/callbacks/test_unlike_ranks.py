@@ -191,7 +191,7 @@ def test_any_order_of_the_clients_gives_the_same_bits(name):
     assert_equal(forward, backward)
 
 
-FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(0.01, perturbations=2, weight_decay=0.3)}
+FORWARD = {"forward": ZerothOrder(0.01, perturbations=2, weight_decay=0.3)}
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -269,7 +269,7 @@ def test_a_run_does_not_go_on_with_other_ranks(tmp_path):
     settings = {"settings": {"enable_checkpointing": True, "default_root_dir": tmp_path}}
     run(HetLoRA(), Points(), rounds=1, callbacks=[saved], **settings)
     with pytest.raises(
-        ValueError, match=r"federated\.lora_ranks\.a=1 .* not with federated\.lora_ranks\.a=2"
+        ValueError, match=r"federated\.algorithm\.ranks\.a=1 .* not with federated\.algorithm\.ranks\.a=2"
     ):
         run(HetLoRA(), Points(), ranks={**RANKS, "a": 2}, ckpt_path=tmp_path / "last.ckpt", **settings)
 
@@ -449,13 +449,12 @@ class TwoOptimizers(Ranked):
         (HetLoRA(gamma=0.5, lam=0.1), {"module": TwoOptimizers()}, "2 optimizers may step them apart"),
         (
             HetLoRA(gamma=0.5, lam=0.1),
-            {"train": "forward"},
-            "lam=0.1: .* set train=backprop, or lam to 0",
+            {"forward": ZerothOrder()},
+            "lam=0.1: .* leave forward out, or set lam to 0",
         ),
         (HetLoRA(), {"ranks": {"a": 5}}, "5 is above the rank 4 of the module's adapters"),
-        (HetLoRA(), {"ranks": {"nobody": 1}}, r"lora_ranks\.nobody: there is no such client or device"),
-        (HetLoRA(), {"ranks": [1, 2]}, "set fleet"),
-        (FedProx(), {}, "FedProx averages adapters of one rank"),
+        (HetLoRA(), {"ranks": {"nobody": 1}}, r"ranks\.nobody: there is no such client or device"),
+        (HetLoRA(), {"ranks": [1, 2]}, r"ranks=\[1, 2\] .* set fleet, or name a rank"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_any_work(algorithm, settings, message):

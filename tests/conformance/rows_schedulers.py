@@ -10,6 +10,8 @@ from project import Net, Project, Run, Validated, loader
 from reference import local_training
 from torch.optim import lr_scheduler, swa_utils
 
+from fedlight.callbacks.loop.parts.optimizers import StepSchedules
+
 by_epoch = kind("Schedules of the learning rate, by epoch")
 
 
@@ -175,11 +177,11 @@ ROWS: list[Row] = [
     by_step(
         "",
         Equals(
-            steps("OneCycleLR", step_schedule="restart"),
+            steps("OneCycleLR", parts=[StepSchedules("restart")]),
             partial(local_training, before=lambda round_idx: 0, within=True),
         ),
         "each visit goes through the first steps of the schedule",
-        'step_schedule="restart"',
+        'parts=[StepSchedules("restart")]',
     ),
     by_step(
         "",

@@ -71,5 +71,5 @@ def test_a_step_that_shapes_do_not_tell_is_refused_at_a_rank_of_its_own(kind, wh
     module = kind()
     assert CostMeter(module, lambda n: data.collate(range(n))).cost(BatchShape(2)).flops > 0
     meter = CostMeter(module, lambda n: data.collate(range(n)), lora_rank=1)
-    with pytest.raises(ValueError, match=rf"lora_ranks: .* {kind.__name__} costs at rank 1 .*{why}"):
+    with pytest.raises(ValueError, match=rf"ranks: .* {kind.__name__} costs at rank 1 .*{why}"):
         meter.cost(BatchShape(2))

@@ -22,7 +22,7 @@ from fedlight.federation.forward.fedkseed import INDICES, SCALARS, SUMS, FedKSee
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.server import Average, FedAdam
 
-FORWARD = {"train": "forward", "zeroth_order": ZerothOrder(1e-2)}
+FORWARD = {"forward": ZerothOrder(1e-2)}
 
 
 def test_the_code_by_hand():
@@ -154,7 +154,7 @@ def test_scalars_are_what_a_client_has_gone_also_where_it_is_clipped(uploads, cl
 @pytest.mark.parametrize("perturbations", [1, 3])
 def test_clients_side_by_side_send_what_each_sends_alone(perturbations, uploads):
     def run(at_once):
-        settings = {"train": "forward", "zeroth_order": ZerothOrder(1e-2, perturbations)}
+        settings = {"forward": ZerothOrder(1e-2, perturbations)}
         data, model = Points(dtype=torch.float64), Lora(dtype=torch.float64, lr=0.02)
         return fit(model, data, at_once, algorithm=FedKSeed(100), **settings)
 
@@ -189,7 +189,9 @@ def test_a_resumed_run_plans_the_memory_and_the_micro_batches_of_the_whole_one(t
         fleet = make_fleet(tmp_path / "devices", small={"memory_gib": f"{800 / 2**30:.15f}"})
         more = {"rounds": 3, "callbacks": callbacks, "ckpt_path": ckpt_path, "settings": settings}
         data = Points(dict.fromkeys("abcd", 8))
-        return fit(Lora(lr=0.001), data, 1, algorithm=FedKSeed(50), train="forward", fleet=fleet, **more)
+        return fit(
+            Lora(lr=0.001), data, 1, algorithm=FedKSeed(50), forward=ZerothOrder(), fleet=fleet, **more
+        )
 
     whole, rows, *_ = run(ModelCheckpoint(tmp_path / "run", filename="{epoch}", save_top_k=-1))
     resumed, others, *_ = run(ckpt_path=tmp_path / "run" / "epoch=0.ckpt")
@@ -213,7 +215,7 @@ def test_the_order_of_the_clients_changes_no_bit():
 
 def test_bytes_are_known_where_the_batches_of_a_step_change_from_round_to_round(tmp_path, caplog):
     changes = GradientAccumulationScheduler({0: 2, 1: 1})
-    loop = {"algorithm": FedKSeed(5000), "fleet": make_fleet(tmp_path, fast={}), "train": "forward"}
+    loop = {"algorithm": FedKSeed(5000), "fleet": make_fleet(tmp_path, fast={}), "forward": ZerothOrder()}
     _, rows, *_ = fit(Lora(lr=0.001), Points(), local_steps=None, callbacks=[changes], **loop)
     expected = [serialized_bytes(encode([(0, 1.0)] * steps, 5000)) for steps in (1, 2)]
     for round_idx, size in enumerate(expected):
@@ -226,8 +228,8 @@ def test_bytes_are_known_where_the_batches_of_a_step_change_from_round_to_round(
 @pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}])
 def test_bytes_are_known_before_a_round(settings, tmp_path, caplog):
     fleet = make_fleet(tmp_path, fast={})
-    zeroth_order = ZerothOrder(perturbations=2)
-    loop = {"algorithm": FedKSeed(500), "fleet": fleet, "train": "forward", "zeroth_order": zeroth_order}
+    forward = ZerothOrder(perturbations=2)
+    loop = {"algorithm": FedKSeed(500), "fleet": fleet, "forward": forward}
     _, made = federate(2, model=module(optimizer="SGD"), settings=settings, **loop)
     expected = serialized_bytes(encode([(0, 1.0)] * 4, 500))
     assert {row["bytes_up"] for row in made.visit_records} == {expected}
@@ -238,8 +240,8 @@ def test_bytes_are_known_before_a_round(settings, tmp_path, caplog):
     ("settings", "message"),
     [
         (
-            {"train": "backprop", "zeroth_order": None},
-            "train=backprop has others: set train=forward",
+            {"forward": None},
+            "not all visits of this run are such: set forward=ZerothOrder",
         ),
         ({"channel": Wire()}, "channel=Wire would round the indices: leave channel out"),
         ({"server": FedAdam(0.1)}, "server=FedAdam with lr=0.1 would undo: take Average with lr=1"),
@@ -248,7 +250,7 @@ def test_bytes_are_known_before_a_round(settings, tmp_path, caplog):
             {"aggregation": CoordinateMedian()},
             "the weighted sum of the clients' scalars: leave agg",
         ),
-        ({"zeroth_order": ZerothOrder(weight_decay=0.1)}, "weight_decay=0.1 goes another way: set it to 0"),
+        ({"forward": ZerothOrder(weight_decay=0.1)}, "weight_decay=0.1 goes another way: set it to 0"),
         (
             {"settings": {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}},
             "from which trainer.gradient_clip_algorithm=value turns away: set it to norm",

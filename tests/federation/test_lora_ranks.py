@@ -3,17 +3,15 @@
 import pytest
 import torch
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.visits.visit import RankedExchange
-from fedlight.federation.algorithm import Algorithm, predict_payloads
-from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.lora.ranks import (
     PRUNED,
-    check_lora_ranks,
     cut_module,
     cut_to_rank,
     largest_rank,
@@ -23,6 +21,7 @@ from fedlight.federation.lora.ranks import (
     ranks_by_hand,
     refuse_moved_zeros,
 )
+from fedlight.federation.payloads import predict_payloads
 
 A, B = "q.lora_A.default.weight", "q.lora_B.default.weight"
 WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0)
@@ -99,48 +98,40 @@ def test_a_client_comes_before_its_device_and_both_before_the_rest():
         "d": 8,
     }
     with pytest.raises(
-        ValueError, match=r"lora_ranks\.tablet: there is no such client or device; clients are a, b"
+        ValueError, match=r"ranks\.tablet: there is no such client or device; clients are a, b"
     ):
         ranks_by_hand({"tablet": 2}, devices, ["phone", "board"], 8)
 
 
 def test_a_name_of_a_client_and_a_device_is_refused():
-    with pytest.raises(ValueError, match=r"lora_ranks\.a: there is a client and a device of this name"):
+    with pytest.raises(ValueError, match=r"ranks\.a: there is a client and a device of this name"):
         ranks_by_hand({"a": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8)
     assert ranks_by_hand({"c": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8) == {"a": 8, "c": 2}
 
 
+@pytest.mark.parametrize("make", [HetLoRA, FlexLoRA])
 @pytest.mark.parametrize(
-    ("ranks", "algorithm", "message"),
-    [
-        ({"a": 1}, FedAvg(), "FedAvg averages adapters of one rank: take HetLoRA or FlexLoRA"),
-        ([2], FedAvg(), "FedAvg averages adapters of one rank"),
-        ([2, 4], HetLoRA(), r"lora_ranks=\[2, 4\] .* set fleet, or name a rank"),
-        ({}, HetLoRA(), "lora_ranks={} must give a rank"),
-        ([], HetLoRA(), r"lora_ranks=\[\] must give a rank"),
-        ({"a": 0}, HetLoRA(), "0 is no rank"),
-    ],
+    ("ranks", "message"),
+    [({}, "ranks={} must give a rank"), ([], r"ranks=\[\] must give a rank"), ({"a": 0}, "0 is no rank")],
 )
-def test_what_is_refused_when_the_loop_is_made(ranks, algorithm, message):
+def test_what_gives_no_ranks_is_refused(make, ranks, message):
     with pytest.raises(ValueError, match=message):
-        check_lora_ranks(ranks, algorithm, has_fleet=False)
+        make(ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks", ["auto", 4, {"a": True}, [2, 1.5]])
 def test_what_is_no_rank_is_refused_by_its_type(ranks):
-    with pytest.raises(
-        ValueError, match=r"lora_ranks=.* must be a dict\[str, int\] or a list\[int\] or None"
-    ):
-        FederatedLoop(HetLoRA(), lora_ranks=ranks)
+    with pytest.raises(ValueError, match=r"ranks=.* must be a dict\[str, int\] or a list\[int\] or None"):
+        HetLoRA(ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks", [None, {"a": 1}, [1, 2]])
 def test_what_is_accepted(ranks):
-    assert check_lora_ranks(ranks, HetLoRA(), has_fleet=True) == ranks
+    assert HetLoRA(ranks=ranks).ranks == ranks
 
 
 def test_names_of_digits_are_those_of_clients():
-    assert check_lora_ranks({0: 2, "b": 1}, HetLoRA(), has_fleet=False) == {"0": 2, "b": 1}
+    assert FlexLoRA(ranks={0: 2, "b": 1}).ranks == {"0": 2, "b": 1}
 
 
 def test_what_is_refused_when_the_parameters_are_known():

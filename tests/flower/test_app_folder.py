@@ -101,14 +101,17 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
             "federated.fleet=Fleet does not work under Flower",
         ),
         (
-            ["--federated.algorithm=FedKSeed", "--federated.train=forward"],
+            ["--federated.algorithm=FedKSeed", "--federated.forward=ZerothOrder"],
             "federated.algorithm=FedKSeed does not work under Flower",
         ),
         (["--trainer.precision=16-mixed"], "trainer.precision=16-mixed has a loss scale"),
         (["--federated=null"], "the config has no key federated:, so there is nothing to deploy"),
         (["--data=data/toy_votes.yaml"], "names a further config"),
         (["--federated.buffered=FedBuff"], "rounds run on the virtual clock: leave it out"),
-        (["--federated.train=auto"], "nothing decides it: set backprop or forward"),
+        (
+            ["--federated.forward=ZerothOrder", "--federated.forward.only_where_needed=true"],
+            "only_where_needed asks emulated devices: leave it out",
+        ),
         (
             ["--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val/loss}}"],
             "monitors val/loss",

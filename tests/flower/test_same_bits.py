@@ -18,9 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds 
 
 REFUSED = {
     "fedkseed": "algorithm=FedKSeed",
-    "hetlora": "lora_ranks",
-    "flexlora": "lora_ranks",
-    "forward_ranks": "lora_ranks",
+    "hetlora": "algorithm.ranks",
+    "flexlora": "algorithm.ranks",
+    "forward_ranks": "algorithm.ranks",
     "average_buffers": "buffers='average'",
     "local_buffers": "buffers='local'",
     "schedules": "within a round",

@@ -17,6 +17,7 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Update
 from fedlight.federation.codecs import Quantize
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.privacy import ClipAndNoise
 from fedlight.flower.messages import Parcel, Refused
 from fedlight.flower.secure import ring
@@ -400,7 +401,7 @@ def settings(**changes):
         "aggregation": None,
         "channel": Wire(),
         "parts": [],
-        "train": "backprop",
+        "forward": None,
     }
     return own | changes
 
@@ -415,7 +416,7 @@ REFUSED = {
     "CoordinateMedian": settings(aggregation=CoordinateMedian()),
     "channel.up=Quantize": settings(channel=Wire(up=Quantize("int8"))),
     "parts": settings(parts=[ProductError()]),
-    "train=forward": settings(train="forward"),
+    "forward=ZerothOrder": settings(forward=ZerothOrder()),
 }
 
 

@@ -222,23 +222,23 @@ def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
         return {"class_path": "fedlight.devices.fleet.Fleet", "init_args": {"devices": files}}
 
     def needs(rank):
-        more = f"--federated.fleet={json.dumps(fleet(1))}", f"--federated.lora_ranks=[{rank}]"
+        more = f"--federated.fleet={json.dumps(fleet(1))}", f"--federated.algorithm.ranks=[{rank}]"
         return make_plan([*few, *more]).forecasts[0].fit.footprint.peak_bytes
 
     assert needs(2) < needs(8)
     settings = {"model.init_args.lora_rank": 8, "federated.algorithm": "HetLoRA"}
     settings |= {"federated.fleet": fleet(needs(2) + 0.5)}
-    both = memory_findings(recipe, tmp_path, **settings, **{"federated.lora_ranks": [2, 8]})
+    both = memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": [2, 8]})
     assert "1 of 1 devices can take part" in both
-    by_name = memory_findings(recipe, tmp_path, **settings, **{"federated.lora_ranks": {"phone": 2}})
+    by_name = memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": {"phone": 2}})
     assert "1 of 1 devices can take part" in by_name
-    large = memory_findings(recipe, tmp_path, **settings, **{"federated.lora_ranks": [8]})
+    large = memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": [8]})
     assert "no device can take part: phone (out of memory)" in large
 
 
 def test_forward_passes_alone_take_less_of_this_machine(recipe, tmp_path):
     found = memory_findings(recipe, tmp_path)
-    forward = memory_findings(recipe, tmp_path, **{"federated.train": "forward"})
+    forward = memory_findings(recipe, tmp_path, **{"federated.forward": "ZerothOrder"})
     assert "adapter with gradients and moments" in found
     assert "adapter with a copy" in forward
 

@@ -2,8 +2,8 @@
 
 import os
 import signal
-import socket
 import time
+from datetime import timedelta
 
 import lightning as L
 import pytest
@@ -13,7 +13,7 @@ from shared_runs import files_of, folder_of, train
 
 from fedlight import ByClient, FederatedLoop
 from fedlight.callbacks.loop.parts.ranks import Ranks
-from fedlight.processes import joining, watch
+from fedlight.processes import joining
 from fedlight.processes.work import merged
 
 pytestmark = [
@@ -58,6 +58,9 @@ def test_the_environment_says_how_many_processes_there_are(tmp_path, place):
     assert run_ranks(2, work, tmp_path) == [(0, local[0], True, 3, 1, 2), (1, local[1], False, 3, 1, 2)]
 
 
+REMEDY = "start again from the newest checkpoint"
+
+
 class Deadly:
     """Has a process do something at the end of its second visit of round 2."""
 
@@ -83,9 +86,8 @@ def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, mo
         assert time.monotonic() - began < 30
     assert codes == ([-signal.SIGKILL, 1] if rank == 0 else [1, -signal.SIGKILL])
     last = log_of(tmp_path / "logs", 1 - rank).strip().splitlines()[-1]
-    assert last == (
-        f"fedlight: process {rank} is gone, so process {1 - rank} ends too: start again from the newest checkpoint"
-    )
+    who = "process 1 is gone" if rank else "process 0 has ended, and its output says why"
+    assert last == f"ConnectionError: {who}, so process {1 - rank} ends too: {REMEDY}"
     (alone,) = run_ranks(1, lambda _: train(name, tmp_path, "alone", 1), tmp_path / "logs_alone")
     found = run_ranks(2, lambda _: train(name, tmp_path, "killed", 2, resumes=True), tmp_path / "logs_then")
     assert found == [alone, alone]
@@ -95,9 +97,9 @@ def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, mo
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_is_stopped_the_other_ends_and_names_it(tmp_path, monkeypatch, rank):
-    """The kernel answers for a stopped process, so its connections stay; its signs of life do not."""
-    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.2)
-    monkeypatch.setattr(watch, "SILENT_SECONDS", 2.0)
+    """The kernel answers for a stopped process, so its connections stay; a bounded wait ends."""
+    monkeypatch.setattr(joining, "FOR_EVER", timedelta(seconds=4))
+    monkeypatch.setattr(joining, "GRACE_SECONDS", 0.5)
     Deadly(monkeypatch, rank, lambda: os.kill(os.getpid(), signal.SIGSTOP))
     children = start_ranks(2, lambda rank: train("fedavg", tmp_path, "stopped", 2), tmp_path / "logs")
     try:
@@ -106,16 +108,16 @@ def test_when_one_is_stopped_the_other_ends_and_names_it(tmp_path, monkeypatch, 
         os.kill(children[rank], signal.SIGKILL)
         os.waitpid(children[rank], 0)
     last = log_of(tmp_path / "logs", 1 - rank).strip().splitlines()[-1]
-    name = f"process {rank} (pid {children[rank]} on {socket.gethostname()})"
-    assert last.startswith(f"fedlight: {name} is stopped or its host hangs, silent for ")
-    assert last.endswith(f" so process {1 - rank} ends too: start again from the newest checkpoint")
+    waited = 4 if rank else 8.5
+    assert last == (
+        f"ConnectionError: process {rank} is not here after {waited} seconds, so process {1 - rank} ends too: {REMEDY}"
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_waits_for_one_that_never_comes_says_so_and_ends_with_the_address(tmp_path, monkeypatch, rank):
     monkeypatch.setattr(joining, "SAID_AFTER_SECONDS", 0.5)
-    for module_ in (joining, watch):
-        monkeypatch.setattr(module_, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(joining, "JOIN_SECONDS", 2.0)
 
     def work(own):
         if own == rank:

@@ -25,10 +25,10 @@ def device_file(folder, name, **changes):
     return str(file)
 
 
-def make_fleet(folder, seed=0, **devices):
+def make_fleet(folder, seed=0, deadline_seconds=None, over_selection=1.0, **devices):
     """A fleet of equal parts: ``make_fleet(tmp_path, slow={"tflops": 1}, fast={})``."""
     files = {device_file(folder, name, **changes): 1.0 for name, changes in devices.items()}
-    return Fleet(files, seed)
+    return Fleet(files, seed, deadline_seconds=deadline_seconds, over_selection=over_selection)
 
 
 def without_wall(rows):

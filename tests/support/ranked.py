@@ -6,6 +6,8 @@ from stacked import CLIENTS, Lora, fit
 from torch import nn
 from two_parts import Recorder, share_of, weights
 
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
+
 RANKS = {"a": 1, "b": 2, "c": 3}
 """Of three clients; d has that of the module, 4."""
 LAYERS = ("net.base_model.model.0", "net.base_model.model.2")
@@ -86,6 +88,12 @@ def written_out(start, rounds, combine, ranks=RANKS, full=4, optimizer="SGD", lr
     return states
 
 
+def with_ranks(algorithm, ranks):
+    """Give an algorithm its ranks, checked as its constructor does."""
+    UnlikeRanks.__init__(algorithm, ranks, algorithm.weighting, algorithm.local)
+    return algorithm
+
+
 def run(algorithm, data, rounds=3, ranks=RANKS, module=None, at_once=1, callbacks=(), **loop):
     """Train; return the module's start, its trained parameters, rows, the recorder (of clients alone) and the loop."""
     seen, module = Recorder(), module or Ranked()
@@ -96,8 +104,7 @@ def run(algorithm, data, rounds=3, ranks=RANKS, module=None, at_once=1, callback
         at_once,
         rounds,
         [*([seen] if at_once == 1 else []), *callbacks],
-        algorithm=algorithm,
-        lora_ranks=ranks,
+        algorithm=with_ranks(algorithm, ranks),
         **loop,
     )
     return start, trained, rows, seen, made

@@ -23,16 +23,17 @@ from tastes import Adapters, Tastes
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.parts.optimizers import StepSchedules
 from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import TrimmedMean
+from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
@@ -42,6 +43,7 @@ from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
@@ -180,26 +182,29 @@ KINDS = {
     "fedrep": lambda root: Kind({"algorithm": FedRep(["net.3"]), "clients_per_round": 5}),
     "global_then_local": lambda root: Kind({"algorithm": GlobalThenLocal(1)}),
     "forward": lambda root: Kind(
-        {"train": "forward", "zeroth_order": ZerothOrder(perturbations=2)},
+        {"forward": ZerothOrder(perturbations=2)},
         lambda: Regression(optimizer="SGD"),
     ),
     "fedkseed": lambda root: Kind(
-        {"train": "forward", "algorithm": FedKSeed(16)}, lambda: Regression(optimizer="SGD")
+        {"forward": ZerothOrder(), "algorithm": FedKSeed(16)}, lambda: Regression(optimizer="SGD")
     ),
     "nearest": lambda root: Kind(
-        {"algorithm": FedBiscuit(1, 2, "nearest", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
+        {"algorithm": FedBiscuit(1, 2, NearestGroups(), group_by="own")},
+        lambda: Adapters(2),
+        Tastes,
+        rounds=5,
     ),
     "soft": lambda root: Kind(
-        {"algorithm": FedBiscuit(1, 2, "soft", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
+        {"algorithm": FedBiscuit(1, 2, SoftGroups(), group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
     ),
     "hetlora": lambda root: Kind(
-        {"algorithm": HetLoRA(gamma=0.5, lam=0.5), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
+        {"algorithm": HetLoRA(gamma=0.5, lam=0.5, ranks=RANKS)}, Ranked, Points, NO_VALIDATION
     ),
     "flexlora": lambda root: Kind(
-        {"algorithm": FlexLoRA(missing="skip"), "lora_ranks": RANKS}, Ranked, Points, NO_VALIDATION
+        {"algorithm": FlexLoRA(missing="skip", ranks=RANKS)}, Ranked, Points, NO_VALIDATION
     ),
     "forward_ranks": lambda root: Kind(
-        {"algorithm": HetLoRA(gamma=0.5), "lora_ranks": RANKS, "train": "forward"},
+        {"algorithm": HetLoRA(gamma=0.5, ranks=RANKS), "forward": ZerothOrder()},
         Ranked,
         Points,
         NO_VALIDATION,
@@ -216,12 +221,15 @@ KINDS = {
     ),
     "local_buffers": lambda root: Kind({"buffers": "local"}, lambda: Regression(norm=True), clients=pairs),
     "schedules": lambda root: Kind({"local_steps": 4}, Scheduled, rounds=4),
-    "restarted_schedules": lambda root: Kind({"local_steps": None, "step_schedule": "restart"}, Scheduled),
+    "restarted_schedules": lambda root: Kind(
+        {"local_steps": None, "parts": [StepSchedules("restart")]}, Scheduled
+    ),
     "fleet": lambda root: Kind(
         {
-            "fleet": Fleet({str(root / "devices" / f"{name}.yaml"): 1.0 for name in DEVICES}, 0),
+            "fleet": Fleet(
+                {str(root / "devices" / f"{name}.yaml"): 1.0 for name in DEVICES}, 0, over_selection=1.5
+            ),
             "clients_per_round": 6,
-            "over_selection": 1.5,
         }
     ),
     "buffered": lambda root: Kind(

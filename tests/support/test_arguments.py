@@ -31,9 +31,11 @@ from fedlight import (
     TrimmedMean,
     VisitLog,
 )
+from fedlight.callbacks.loop.parts.optimizers import StepSchedules
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.vectors.clusters import PseudoLabels
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.support.checks import Checked, _constructors
 from fedlight.support.seeding import derive_seed
 
@@ -70,12 +72,12 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         ),
         (lambda: FederatedLoop(server=FedAvg()), "must be a ServerOptimizer or None"),
         (
-            lambda: FederatedLoop(step_schedule="restar"),
-            "FederatedLoop: step_schedule='restar' is not one of continue, restart; did you mean 'restart'?",
+            lambda: StepSchedules("restar"),
+            "StepSchedules: next_round='restar' is not one of continue, restart; did you mean 'restart'?",
         ),
         (
-            lambda: FederatedLoop(lora_ranks=3),
-            "FederatedLoop: lora_ranks=3 must be a dict[str, int] or a list[int] or",
+            lambda: HetLoRA(ranks=3),
+            "HetLoRA: ranks=3 must be a dict[str, int] or a list[int] or",
         ),
         (lambda: FedProx("0.1"), "FedProx: mu='0.1' must be a number"),
         (lambda: SFTModule(3), "SFTModule: model=3 must be a text"),

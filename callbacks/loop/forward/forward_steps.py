@@ -110,7 +110,7 @@ class ForwardSteps:
         """Raise ValueError for what moves parameters in other ways than along shared directions."""
         if self.settings.weight_decay:
             raise ValueError(
-                f"{algorithm} sends how far a client went along its directions, and zeroth_order.weight_decay="
+                f"{algorithm} sends how far a client went along its directions, and forward.weight_decay="
                 f"{self.settings.weight_decay} goes another way: set it to 0"
             )
         if self._clip[0] and self._clip[1] == GradClipAlgorithmType.VALUE:

@@ -9,7 +9,6 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.fleet import Fleet
-from fedlight.devices.memory import Train
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.forward.zeroth_order import ZerothOrder
@@ -19,41 +18,26 @@ class ForwardVisits(Part):
     """Forward-only visits of a run.
 
     Args:
-        train: ``federated.train``.
-        settings: ``federated.zeroth_order``; None for its defaults.
+        settings: ``federated.forward``.
         fleet: ``federated.fleet``.
         aggregation: ``federated.aggregation``.
-
-    Attributes:
-        settings: eps, perturbations and so on.
 
     Raises:
         ValueError: settings that do not fit together.
     """
 
-    def __init__(
-        self,
-        train: Train,
-        settings: ZerothOrder | None,
-        fleet: Fleet | None,
-        aggregation: Aggregation | None,
-    ) -> None:
-        if train == "auto" and fleet is None:
+    def __init__(self, settings: ZerothOrder, fleet: Fleet | None, aggregation: Aggregation | None) -> None:
+        if settings.only_where_needed and fleet is None:
             raise ValueError(
-                "train=auto asks the memory of each client's device, and there are no devices: set "
-                "fleet, or train=forward for all clients"
+                "forward.only_where_needed=True asks the memory of each client's device, and there are no devices: set "
+                "fleet, or leave only_where_needed out"
             )
-        if train == "backprop" and settings is not None:
+        if aggregation is not None and settings.forward_weight != 1:
             raise ValueError(
-                "zeroth_order is set, and train=backprop never uses it: set train to forward "
-                "or auto, or leave zeroth_order out"
-            )
-        self.settings = settings or ZerothOrder()
-        if aggregation is not None and self.settings.forward_weight != 1:
-            raise ValueError(
-                f"zeroth_order.forward_weight={self.settings.forward_weight} is a factor on weights, and "
+                f"forward.forward_weight={settings.forward_weight} is a factor on weights, and "
                 f"{type(aggregation).__name__} has none: set it to 1, or leave aggregation out"
             )
+        self.settings = settings
 
     @property
     def perturbations(self) -> int:

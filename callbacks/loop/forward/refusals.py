@@ -11,7 +11,7 @@ from fedlight.callbacks.loop.groups.refusals import ELEMENTWISE, hooks_of_users
 OF_GRADIENTS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """Hooks that see gradients, or the graph of a loss."""
 OF_MODULES = (*OF_GRADIENTS, "backward", "configure_gradient_clipping")
-BACK = "or set train=backprop"
+BACK = "or leave forward out"
 
 
 def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -19,19 +19,19 @@ def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
     name = type(module).__name__
     if not module.automatic_optimization:
         raise ValueError(
-            f"train: {name} has automatic_optimization=False, so its training_step takes gradients and steps "
+            f"forward: {name} has automatic_optimization=False, so its training_step takes gradients and steps "
             f"optimizers by itself: have it return the loss and leave the steps to Lightning, {BACK}"
         )
     if trainer.precision == "16-mixed":
         raise ValueError(
-            "train: trainer.precision='16-mixed' scales a loss for its gradients, and forward-only visits have "
+            "forward: trainer.precision='16-mixed' scales a loss for its gradients, and forward-only visits have "
             f"none: use 'bf16-mixed' or '32-true', {BACK}"
         )
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     for owner, hooks in ((module, OF_MODULES), *((one, OF_GRADIENTS) for one in callbacks)):
         for hook in () if getattr(owner, "takes_forward", False) else hooks_of_users(owner, hooks):
             raise ValueError(
-                f"train: {type(owner).__name__}.{hook} would see no gradients in a forward-only visit: give "
+                f"forward: {type(owner).__name__}.{hook} would see no gradients in a forward-only visit: give "
                 f"the class takes_forward = True if it can work without them, take the hook out, {BACK}"
             )
 
@@ -42,17 +42,17 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, T
         name = type(optimizer).__name__
         if type(optimizer) not in ELEMENTWISE:
             raise ValueError(
-                f"train: {name} is not known to leave parameters without gradients where they are, and "
+                f"forward: {name} is not known to leave parameters without gradients where they are, and "
                 "forward-only visits take its learning rate alone: take one of "
                 f"{', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}, {BACK}"
             )
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise ValueError(
-                f"train: {name} has maximize=True, and forward-only visits go down: return the negative loss "
+                f"forward: {name} has maximize=True, and forward-only visits go down: return the negative loss "
                 f"and leave maximize out, {BACK}"
             )
     for name, held in parameters.items():
         if held._backward_hooks or getattr(held, "_post_accumulate_grad_hooks", None):
             raise ValueError(
-                f"train: a hook on the gradient of {name} would never be called: take the hook out, {BACK}"
+                f"forward: a hook on the gradient of {name} would never be called: take the hook out, {BACK}"
             )

@@ -29,6 +29,7 @@ from fedlight.processes.team import current_team
 from fedlight.processes.work import once
 from fedlight.stacking import StackedAdapters
 from fedlight.support.checks import refuse_below
+from fedlight.support.pokes import training_source
 from fedlight.support.torch_parts import undisturbed
 
 ClientsAtOnce = int | Literal["auto"]
@@ -145,7 +146,7 @@ class AtOnce(Part):
         assert isinstance(data, StreamsGroups)
         assert isinstance(module, LossPerExample)
         data.set_groups([tuple(visits)], round_idx)
-        loader: Any = self._trainer.fit_loop._data_source.dataloader()
+        loader: Any = training_source(self._trainer).dataloader()
         batch = ready(module, next(iter(loader)))
         stack = None
         if len(visits) > 1:

@@ -8,7 +8,7 @@ have folders of their own.
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"Part": "part", "ProductError": "product_error", "Limits": "limits"}
+_FILES = {"Part": "part", "ProductError": "product_error", "Limits": "limits", "StepSchedules": "optimizers"}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

@@ -28,7 +28,7 @@ from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import WeightedSum
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, has_own
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, next_step
 from fedlight.federation.client import Client, Update, Visit
@@ -36,7 +36,7 @@ from fedlight.federation.state import State
 
 VisitsOf = Callable[[int, Sequence[Client]], list[Visit]]
 """Function from a round and clients that are asked in it to their visits."""
-HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "pieces", "merge", "state_dict")
+HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "state_dict")
 """Hooks of an algorithm with a state or a step of its own for each round, which visits of older models would meet."""
 
 
@@ -47,7 +47,7 @@ class Buffered(Part):
         fedbuff: size of the buffer, weights of stale updates.
         clients_per_round: most clients that train at a time, unless ``fedbuff`` says it.
         seed: seed of the sampling and of the devices' draws.
-        fleet, deadline_seconds, over_selection: those of the loop.
+        fleet: that of the loop.
 
     Raises:
         ValueError: there are no devices, or a setting is for rounds that wait.
@@ -59,18 +59,17 @@ class Buffered(Part):
         clients_per_round: int,
         seed: int,
         fleet: Fleet | None,
-        deadline_seconds: float | None = None,
-        over_selection: float = 1.0,
     ) -> None:
         if fleet is None:
             raise ValueError(
                 "buffered rounds need devices that take their time, by which updates arrive: set fleet, or leave "
                 "buffered out"
             )
-        if deadline_seconds is not None or over_selection != 1:
+        if fleet.deadline_seconds is not None or fleet.over_selection != 1:
             raise ValueError(
-                f"deadline_seconds={deadline_seconds} and over_selection={over_selection} are for rounds that wait for a "
-                "cohort, and in buffered rounds the server steps when its buffer is full: leave them out"
+                f"fleet.deadline_seconds={fleet.deadline_seconds} and fleet.over_selection={fleet.over_selection} "
+                "are for rounds that wait for a cohort, and in buffered rounds the server steps when its buffer is "
+                "full: leave them out"
             )
         self.fedbuff = fedbuff
         self.concurrency = fedbuff.concurrency or clients_per_round
@@ -242,7 +241,7 @@ def refuse_by_round(algorithm: Algorithm) -> None:
     kind = type(algorithm)
     remedy = "take FedAvg, FedProx, Ditto, FedRep, FFALoRA or another algorithm without it"
     for hook in HOOKS_OF_ROUNDS:
-        if getattr(kind, hook) is not getattr(Algorithm, hook):
+        if has_own(algorithm, hook):
             raise refusal(
                 f"{kind.__name__} has {hook}, so something of it belongs to one round, and the visits of a server step "
                 "began in different ones",

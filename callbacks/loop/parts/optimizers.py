@@ -241,14 +241,18 @@ class _Position:
 
 
 class StepSchedules(Part):
-    """Learning-rate schedules that step within a round, restored for each visit.
+    """Learning-rate schedules that step within a round: every visit starts them where the round began.
+
+    Args:
+        next_round: where the next round begins: where the furthest visit left them (``continue``), or where this round
+            began (``restart``).
 
     Raises:
         ValueError: in ``start_round``, for a schedule that depends on the order of the clients.
     """
 
-    def __init__(self, after_round: StepSchedule = "continue") -> None:
-        self._after_round = after_round
+    def __init__(self, next_round: StepSchedule = "continue") -> None:
+        self.next_round = next_round
 
     def start_round(self, run: Run) -> None:
         """Save the positions before the first batch of a round."""
@@ -286,7 +290,7 @@ class StepSchedules(Part):
         for number, optimizer in enumerate(self._trainer.optimizers):
             start, target = self._start[number], self._furthest[number]
             if self._of(optimizer, self._moving):
-                if self._after_round == "restart":
+                if self.next_round == "restart":
                     target = start
             elif _same(target.options, start.options):
                 continue

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import lightning as L
 import torch
 
-from fedlight.callbacks.loop.parts.optimizers import LossScale, scaler_of
+from fedlight.callbacks.loop.parts.optimizers import LossScale, StepSchedules, scaler_of
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import NoDevices, Run
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.processes.team import Team
 
 if TYPE_CHECKING:
@@ -42,13 +43,13 @@ def at_once_part(clients_at_once: int | Literal["auto"]) -> "AtOnce | None":
     return AtOnce(clients_at_once)
 
 
-def forward_part(train: str, *settings: Any) -> "ForwardVisits | None":
+def forward_part(forward: ZerothOrder | None, *settings: Any) -> "ForwardVisits | None":
     """Return the trainer without gradients; ``settings`` are the further arguments of `ForwardVisits`."""
-    if train == "backprop" and settings[0] is None:
+    if forward is None:
         return None
     from fedlight.callbacks.loop.forward.forward_visits import ForwardVisits
 
-    return ForwardVisits(train, *settings)  # type: ignore[arg-type]
+    return ForwardVisits(forward, *settings)
 
 
 def buffered_part(fedbuff: FedBuff | None, *settings: Any) -> "Buffered | None":
@@ -76,7 +77,6 @@ def emulated_devices(loop: Any, run: Run) -> NoDevices:
     )
     return DeviceEmulation(
         fleet=loop.fleet,
-        deadline_seconds=loop.deadline_seconds,
         wanted=loop.clients_per_round,
         seed=loop.seed,
         payloads=sizes,
@@ -89,7 +89,8 @@ def emulated_devices(loop: Any, run: Run) -> NoDevices:
 def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     """Yield the parts of a run; the order matters where a comment says so. ``loop`` is the `FederatedLoop`."""
     yield loop._optimizers  # before all that sets options of optimizers
-    yield loop._schedules
+    given = [part for part in loop.parts if isinstance(part, StepSchedules)]
+    yield given[0] if given else StepSchedules()
     if scaler_of(trainer) is not None:
         yield LossScale()
     if loop._buffered is not None:
@@ -98,7 +99,9 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
         yield loop._at_once  # before what looks at a group
     if loop._forward is not None:
         yield loop._forward
-    yield from loop.parts  # before the limits, which hold back updates
+    yield from (
+        part for part in loop.parts if part not in given
+    )  # before the limits, which hold back updates
     yield loop._limits
     if loop.privacy is not None:
         yield loop.privacy

@@ -25,11 +25,13 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
-from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.aggregation import Aggregation, pieces_of
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
+from fedlight.support.pokes import count_steps_of_others, logged_names, saves_inside_epochs, stops_at_a_batch
 from fedlight.support.settings_record import described, digest
 from fedlight.support.torch_parts import with_parts
 
@@ -44,6 +46,17 @@ STEP = "training_step."
 """With which Lightning's keys of values begin that training_step logs."""
 
 
+@runtime_checkable
+class MergesVisits(Protocol):
+    """Algorithm whose visits leave something in its attributes that the server needs, in each of several processes."""
+
+    def partial(self) -> dict[str, Any]:
+        """Return what the visits of a round have left so far, as tensors and plain values, and start anew."""
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add the `partial` of one of the processes, this one's among them; their order must not matter."""
+
+
 class KeptByAlgorithm:
     """What visits leave in attributes of an algorithm; refuses an algorithm of which that is not known.
 
@@ -54,7 +67,7 @@ class KeptByAlgorithm:
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self._before: dict[str, str] | None = None
-        self._checked = type(algorithm).partial is not Algorithm.partial
+        self._checked = isinstance(algorithm, MergesVisits)
 
     def start_round(self) -> None:
         """Note the attributes before this process's first visit of the run."""
@@ -76,9 +89,10 @@ class KeptByAlgorithm:
             )
 
     def pieces(self) -> Iterator[Any]:
-        return self._algorithm.pieces()
+        return pieces_of(self._algorithm) if isinstance(self._algorithm, MergesVisits) else iter(())
 
     def merge(self, partials: Sequence[Any]) -> None:
+        assert isinstance(self._algorithm, MergesVisits)
         for one in partials:
             self._algorithm.merge(one)
 
@@ -169,7 +183,7 @@ class StepCounts:
 
     def __init__(self, trainer: L.Trainer, planned: RoundPlanner) -> None:
         own = planned.schedule
-        self._loop: Any = trainer.fit_loop.epoch_loop
+        self._trainer, self._loop = trainer, trainer.fit_loop.epoch_loop
         self._batches = own.num_batches if own.visits else 0
         self._passed_over = 0 if own.visits else own.num_batches
         self._counts_passed = not planned.everything.visits
@@ -206,7 +220,7 @@ class StepCounts:
         total = self._loop.batch_progress.total
         for name in vars(total):
             setattr(total, name, getattr(total, name) + others)
-        self._loop._batches_that_stepped += others // self._accumulation
+        count_steps_of_others(self._trainer, others // self._accumulation)
 
 
 class Ranks(Part):
@@ -230,7 +244,8 @@ class Ranks(Part):
     def attach(self, run: Run) -> None:
         run.gather = self._team.gather
         self._run, self._kept = run, KeptByAlgorithm(run.algorithm)
-        run.algorithm.partial()  # refuses what it cannot share, before any work
+        if isinstance(run.algorithm, MergesVisits):
+            run.algorithm.partial()  # refuses what it cannot share, before any work
         settings = self._settings.settings | own_settings(self._team, run.trainer, run.data)
         same_start(self._team, run.lightning_module, settings)
 
@@ -263,6 +278,9 @@ class Ranks(Part):
         others = [one for one in run.parts if one is not self]
         whole: list[Any] = [self._made, self._counts, round.training, run.buffers, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
+        for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
+            if isinstance(sums := getattr(holder, "sums", None), ExactSums):
+                sums.add_up(self._team.gather, self._team.add)
         # All start anew before the first merge, or a process would send what it got from another one.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
@@ -282,7 +300,7 @@ class Ranks(Part):
         if self._said or not self._trains:
             return
         self._said = True
-        keys = [*(self._run.trainer._results or {})]
+        keys = logged_names(self._run.trainer)
         names = sorted({key.removeprefix(STEP) for key in keys if key.startswith(STEP)})
         if names:
             rank_zero_info(
@@ -421,8 +439,7 @@ def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
     if team.size == 1:
         return
     for one in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(one, ModelCheckpoint) and (one._every_n_train_steps or one._train_time_interval):
-            name = "every_n_train_steps" if one._every_n_train_steps else "train_time_interval"
+        if isinstance(one, ModelCheckpoint) and (name := saves_inside_epochs(one)):
             raise ValueError(
                 f"{type(one).__name__}({name}=...) saves inside a round, by the batches or the clock of each process of "
                 "trainer.strategy=client_parallel: set every_n_epochs, which counts rounds"
@@ -434,7 +451,7 @@ def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
                 "fedlight.processes.current_team().gather(...), and give the class shares_uploads = True; or set "
                 "trainer.devices=1"
             )
-        if isinstance(one, Timer) and one._interval == "step":
+        if isinstance(one, Timer) and stops_at_a_batch(one):
             raise ValueError(
                 "trainer.max_time and Timer stop by the clock at a batch, and the processes of "
                 "trainer.strategy=client_parallel have unlike batches: take Timer(duration, interval='epoch')"

@@ -4,6 +4,7 @@ A client with several visits in a round contributes after the last one: if a vis
 aggregated. A client checks for NaN and Inf before it sends.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedlight.callbacks.loop.visits.visit import (
     OpenGroup,
     OpenVisit,
     call_on_visit_start,
+    refuse_lost_model,
     use_adapter,
 )
 from fedlight.federation.algorithm import changes_gradients
@@ -153,6 +155,24 @@ class OpenRound:
         for row in run.records:
             if row["client"] == name:
                 row.update(reason=DIVERGED, loss="")
+
+    def finish(self, hints: Mapping[str, Any]) -> dict[str, float]:
+        """Combine what the visits have left, step the server, and write the new model; return the parts' metrics."""
+        run = self.run
+        for part in run.parts_with(Part.end_visits):
+            part.end_visits(run, self)
+        seed_all(run.seed, "server", run.round_idx)
+        movement = run.algorithm.finish_round(self.contributions.result(hints))
+        metrics: dict[str, float] = {}
+        for part in run.parts_with(Part.finish_round):
+            metrics |= part.finish_round(run, self, movement)
+        state = run.server.step(self.state, movement)
+        refuse_lost_model(state, run.round_idx, run.server)
+        for part in run.parts_with(Part.after_step):
+            part.after_step(run, state)
+        write(state, run.parameters)
+        run.buffers.finish_round()
+        return metrics
 
     def _save(self, client: Client) -> None:
         self.run.memory.save(client.id, client.memory, self.run.round_idx)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Visiting
 from fedlight.federation.protocols import Federation, refuse_odd_steps
+from fedlight.support.pokes import add_differences
 
 
 class FedProx(Algorithm):
@@ -36,8 +37,6 @@ class FedProx(Algorithm):
         >>> gradient.item()
         12.0
     """
-
-    sums_alone = True
 
     def __init__(self, mu: float = 0.01, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
@@ -63,5 +62,5 @@ class FedProx(Algorithm):
         for name in held:
             if name not in anchors:  # copied to where the parameters are once a visit, not once a step
                 anchors[name] = received[name].to(parameters[name])
-        distances = torch._foreach_sub([parameters[n] for n in held], [anchors[n] for n in held])
-        torch._foreach_add_([gradients[n] for n in held], distances, alpha=self.mu)
+        of_held = [[each[name] for name in held] for each in (gradients, parameters, anchors)]
+        add_differences(self.mu, *of_held)

@@ -47,7 +47,7 @@ ROUNDING = 2.0**-40
 class FedKSeed(Algorithm):
     """Forward-only training along shared directions, of which scalars alone are sent.
 
-    The model has to be a function of w_0 and the sums, so it needs ``federated.train=forward``, a lossless channel and plain
+    The model has to be a function of w_0 and the sums, so it needs ``federated.forward``, a lossless channel and plain
     averaging.
 
     Args:
@@ -62,7 +62,6 @@ class FedKSeed(Algorithm):
     """
 
     buffers = ("refuse",)
-    deployable = False  # clients take the model that they rebuild from the server's memory
 
     def __init__(self, num_seeds: int = 4096, seed: int = 0, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
@@ -78,11 +77,10 @@ class FedKSeed(Algorithm):
     # The server: it keeps w_0 and the sums
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if federation.train != "forward":
             raise ValueError(
-                f"FedKSeed sends what forward-only visits have gone, and train={federation.train} has others: "
-                "set train=forward"
+                "FedKSeed sends what forward-only visits have gone, and not all visits of this run are such: "
+                "set forward=ZerothOrder, for all clients"
             )
         if type(federation.channel) is not Identity:
             raise ValueError(

@@ -31,6 +31,7 @@ processors with other vector instructions, and between devices; these do not.
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ Key = tuple[int | str, ...]
 
 
 class ZerothOrder(Checked):
-    """Settings of forward-only training: ``federated.zeroth_order``.
+    """Settings of forward-only training: ``federated.forward``.
 
     The learning rate is that of the module's optimizer, with its schedule, times ``lr_scale``; the optimizer's moments and
     weight decay play no part.
@@ -56,6 +57,7 @@ class ZerothOrder(Checked):
         weight_decay: as of plain SGD, at least 0.
         forward_weight: factor in [0, 1] on the weight of a forward-only visit in the average, see the equations above; 1
             weights it as any other. With ``weighting="unbiased"`` a smaller one also makes the round's movement smaller.
+        only_where_needed: whether clients train by backpropagation where it fits their device; it needs a fleet.
 
     Raises:
         ValueError: a setting is out of its range.
@@ -68,6 +70,7 @@ class ZerothOrder(Checked):
         lr_scale: float = 1.0,
         weight_decay: float = 0.0,
         forward_weight: float = 1.0,
+        only_where_needed: bool = False,
     ) -> None:
         infinite = float("inf")
         for name, value in (("eps", eps), ("lr_scale", lr_scale)):
@@ -79,6 +82,8 @@ class ZerothOrder(Checked):
             raise ValueError(f"weight_decay={weight_decay} must be at least 0")
         if not 0 <= forward_weight <= 1:
             raise ValueError(f"forward_weight={forward_weight} must be in [0, 1]")
+        self.only_where_needed = only_where_needed
+        self.train: Literal["forward", "auto"] = "auto" if only_where_needed else "forward"
         self.eps = eps
         self.perturbations = perturbations
         self.lr_scale = lr_scale

@@ -9,7 +9,6 @@ otherwise.
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,40 +21,6 @@ LoraRanks = dict[str, int] | list[int]
 """Client or device -> its rank; or ranks of which each client has the largest that fits its device."""
 PRUNED = "lora_rank"
 """Key in a client's memory of the rank to which it has pruned its adapter; absent for a client that has not."""
-
-
-def check_lora_ranks(ranks: Any, algorithm: Any, has_fleet: bool) -> LoraRanks | None:
-    """Return ranks with names that are text; YAML reads those of digits as numbers.
-
-    Args:
-        ranks: ``federated.lora_ranks``.
-        algorithm: `Algorithm` of the run; its module imports this one.
-        has_fleet: whether clients have devices.
-
-    Raises:
-        ValueError: they are no ranks, or go with neither the algorithm nor the devices.
-    """
-    if ranks is None:
-        return None
-    numbers = [*ranks.values()] if isinstance(ranks, Mapping) else ranks
-    if not numbers:
-        raise ValueError(
-            f"lora_ranks={ranks!r} must give a rank for clients or devices, such as {{pixel_8_pro: 8}}, or a list "
-            "of ranks, such as [2, 4, 8], of which each client has the largest that fits its device"
-        )
-    if min(numbers) < 1:
-        raise ValueError(f"lora_ranks={ranks!r}: {min(numbers)} is no rank, a whole number from 1")
-    if not algorithm.unlike_ranks:
-        raise ValueError(
-            f"lora_ranks={ranks!r}: {type(algorithm).__name__} averages adapters of one rank: take HetLoRA or "
-            "FlexLoRA, or leave lora_ranks out"
-        )
-    if not isinstance(ranks, Mapping) and not has_fleet:
-        raise ValueError(
-            f"lora_ranks={ranks!r} are ranks of which each client has the largest that fits its device: set "
-            "fleet, or name a rank for each client, such as {c001: 4}"
-        )
-    return {str(name): rank for name, rank in ranks.items()} if isinstance(ranks, Mapping) else [*ranks]
 
 
 def largest_rank(parameters: Mapping[str, Tensor], ranks: LoraRanks | None = None) -> int:
@@ -75,7 +40,7 @@ def largest_rank(parameters: Mapping[str, Tensor], ranks: LoraRanks | None = Non
     above = [rank for rank in numbers if rank > largest]
     if above:
         raise ValueError(
-            f"lora_ranks={ranks!r}: {above[0]} is above the rank {largest} of the module's adapters, of which "
+            f"ranks={ranks!r}: {above[0]} is above the rank {largest} of the module's adapters, of which "
             f"clients train a part: set model.lora_rank to {max(above)} or more, or lower it"
         )
     return largest
@@ -102,12 +67,12 @@ def ranks_by_hand(
     for name in ranks:
         if name not in devices and name not in known:
             raise ValueError(
-                f"lora_ranks.{name}: there is no such client or device; clients are {_some(devices)}"
+                f"ranks.{name}: there is no such client or device; clients are {_some(devices)}"
                 + (f", devices {_some(known)}" if known else "")
             )
         if name in devices and name in known:
             raise ValueError(
-                f"lora_ranks.{name}: there is a client and a device of this name, and which of them has the rank "
+                f"ranks.{name}: there is a client and a device of this name, and which of them has the rank "
                 "cannot be told: rename the device, in the file of its profile, or the client, in the data"
             )
     return {client: ranks.get(client, ranks.get(device, otherwise)) for client, device in devices.items()}
@@ -202,7 +167,7 @@ def refuse_moved_zeros(state: State, rank: int | None) -> None:
             raise ValueError(
                 f"{pair.layer} was trained beyond the client's rank {rank}, where gradients are 0: the optimizer or a "
                 "callback moves parameters without a gradient. Take an optimizer that steps each number by itself, such as "
-                "AdamW or SGD, or leave lora_ranks out"
+                "AdamW or SGD, or leave the algorithm's ranks out"
             )
 
 

@@ -27,11 +27,13 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, WithLocal
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.lora.product_average import NOISE
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Update, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
+from fedlight.federation.lora.ranks import LoraRanks
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
@@ -39,15 +41,16 @@ HOLDS = "has:"
 """Prefix of a vector with 1 for each direction that a client has, and 0 for others; no parameter's name has a colon."""
 
 
-class FlexLoRA(WithLocal):
+class FlexLoRA(UnlikeRanks):
     """Average of the products of LoRA factors of unlike ranks, cut to each client's rank by singular values.
 
-    Ranks are those of ``federated.lora_ranks``; without them every client has the module's. The factors of the clients of a
+    The factors of the clients of a
     round stay in memory until its end. Parameters other than LoRA factors are averaged with the same weights.
 
     Args:
         missing: what a client adds to directions that it does not have: ``zero``, as in the paper, or nothing (``skip``), so
             that each is the average over the clients that have it.
+        ranks: of the clients, as for `UnlikeRanks`.
         weighting: ``normalized`` as in the paper, by the clients' examples, or ``uniform``.
         local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
 
@@ -56,15 +59,14 @@ class FlexLoRA(WithLocal):
             several adapters, a robust aggregation, a server optimizer other than plain averaging, or error feedback.
     """
 
-    unlike_ranks = True
-
     def __init__(
         self,
         missing: Literal["zero", "skip"] = "zero",
         weighting: Literal["uniform", "normalized"] = "normalized",
         local: Algorithm | None = None,
+        ranks: LoraRanks | None = None,
     ) -> None:
-        super().__init__(weighting, local)
+        super().__init__(ranks, weighting, local)
         self.missing = missing
         self._pairs: list[LoraPair] = []
         self._federation: Federation | None = None

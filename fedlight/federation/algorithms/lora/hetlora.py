@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, WithLocal
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Update, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, find_pairs, trained_pairs
-from fedlight.federation.lora.ranks import prune
+from fedlight.federation.lora.ranks import LoraRanks, prune
 from fedlight.federation.protocols import Federation
 from fedlight.federation.state import State
 
@@ -37,10 +38,10 @@ WEIGHT = "weight of:"
 """Prefix of the sums of weights beside the sums of movements; no parameter's name has a colon."""
 
 
-class HetLoRA(WithLocal):
+class HetLoRA(UnlikeRanks):
     """Averages of LoRA factors of unlike ranks, padded with zeros.
 
-    Ranks are those of ``federated.lora_ranks``; without them every client has the module's. With ``missing="skip"`` a row of
+    With ``missing="skip"`` a row of
     A and a column of B that no client of a round has stay as they are.
 
     Args:
@@ -49,6 +50,7 @@ class HetLoRA(WithLocal):
             each row is the average over the clients that have it.
         gamma: share of its rank to which a client prunes itself at a time, in (0, 1]; 1 never prunes.
         lam: lambda, strength of the penalty on what pruning would drop, at least 0.
+        ranks: of the clients, as for `UnlikeRanks`.
         weighting: ``uniform`` as in the paper, or ``normalized``: also by the clients' examples.
         local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
 
@@ -56,8 +58,6 @@ class HetLoRA(WithLocal):
         ValueError: a setting is out of range; in ``check``, for a module without a LoRA adapter or with another kind of it,
             a robust aggregation, several adapters, or a penalty under several optimizers or with forward-only visits.
     """
-
-    unlike_ranks = True
 
     def __init__(
         self,
@@ -67,8 +67,9 @@ class HetLoRA(WithLocal):
         lam: float = 0.0,
         weighting: Literal["uniform", "normalized"] = "uniform",
         local: Algorithm | None = None,
+        ranks: LoraRanks | None = None,
     ) -> None:
-        super().__init__(weighting, local)
+        super().__init__(ranks, weighting, local)
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma={gamma} must be above 0 and at most 1; 1 never prunes")
         if not 0 <= lam < float("inf"):
@@ -102,8 +103,8 @@ class HetLoRA(WithLocal):
             )
         if self.lam > 0 and federation.train != "backprop":
             raise ValueError(
-                f"lam={self.lam}: the penalty is on a product of A and B, and with train="
-                f"{federation.train} forward-only visits move one after the other: set train=backprop, or lam to 0"
+                f"lam={self.lam}: the penalty is on a product of A and B, which forward-only "
+                "visits move one after the other: leave forward out, or set lam to 0"
             )
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
