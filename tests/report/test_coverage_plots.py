@@ -8,7 +8,7 @@ import pytest
 
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures import coverage_plots
-from fedlight.report.figures.scatter import draw_scatter
+from fedlight.report.figures.lines import draw_scatter
 
 
 def write(folder, file, rows):

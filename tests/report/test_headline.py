@@ -3,9 +3,9 @@
 import pytest
 
 from fedlight.report.figures.style import looks
+from fedlight.report.parts import capitalized
 from fedlight.report.sections.curves import in_words
 from fedlight.report.sections.overview import draw_results, headline
-from fedlight.report.tables import capitalized
 
 METRICS = ["accuracy", "clients", "own", "spread", "win_rate", "by_group", "sent"]
 ROWS = [

@@ -10,6 +10,7 @@ from matplotlib.text import Annotation
 
 from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.recipes.stages import Stage
+from fedlight.report.figures.lines import draw_scatter
 from fedlight.report.figures.privacy_plots import (
     differences,
     draw_leakage,
@@ -17,7 +18,6 @@ from fedlight.report.figures.privacy_plots import (
     trade_off,
 )
 from fedlight.report.figures.privacy_table import PRETRAINED
-from fedlight.report.figures.scatter import draw_scatter
 
 BETAS = {f"beta = {beta}": f"FewFedPIT, {beta}" for beta in (0, 0.5, 1)}
 

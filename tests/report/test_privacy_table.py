@@ -7,8 +7,7 @@ import pytest
 
 from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.recipes.stages import Stage
-from fedlight.report.attack_log import metric_of, read_attacks
-from fedlight.report.figures.privacy_table import privacy_table
+from fedlight.report.figures.privacy_table import metric_of, privacy_table, read_attacks
 
 
 def stage(folder, rows=None, **metrics):

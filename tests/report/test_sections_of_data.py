@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedlight.report.figures.bubbles import bubbles
 from fedlight.report.parts import Chart, Table
 from fedlight.report.sections import client_data, devices, groups
+from fedlight.report.sections.client_data import bubbles
 from fedlight.runs.run import read_runs
 
 VISITS = "round,client,split,examples,bytes_down,bytes_up"

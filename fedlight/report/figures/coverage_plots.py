@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
-from fedlight.report.figures.scatter import draw_scatter
+from fedlight.report.figures.lines import draw_scatter
 from fedlight.report.figures.style import COLORS, STYLE, new_panels, save
-from fedlight.report.tables import points_of
+from fedlight.report.parts import points_of
 
 BINS = 40
 LETTERS = 60  # of titles, in all panels together

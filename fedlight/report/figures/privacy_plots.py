@@ -15,13 +15,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedlight.evaluation.bootstrap import student_interval
-from fedlight.report.attack_log import GLOBAL, metric_of, read_attacks
-from fedlight.report.figures.lines import Line, draw_lines
+from fedlight.report.figures.lines import Line, Values, draw_lines, draw_scatter, name_beside
 from fedlight.report.figures.plots import Estimate, draw_intervals
-from fedlight.report.figures.privacy_table import PRETRAINED
-from fedlight.report.figures.scatter import Values, draw_scatter, name_beside
+from fedlight.report.figures.privacy_table import GLOBAL, PRETRAINED, metric_of, read_attacks
 from fedlight.report.figures.style import MOST_LINES, STYLE, looks, new_figure, save
-from fedlight.report.tables import deviation, points_of
+from fedlight.report.parts import deviation, points_of
 from fedlight.support.files import result_of
 
 LESS, MORE = "(less is better)", "(more is better)"

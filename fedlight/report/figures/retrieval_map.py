@@ -19,7 +19,7 @@ from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.report.figures.style import STYLE, add_legend, colors, save
-from fedlight.report.tables import shortened
+from fedlight.report.parts import shortened
 from fedlight.support.seeding import derive_seed
 
 COMPONENTS = 50  # of PCA before t-SNE, as its authors do

@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedlight.report.tables import slug
+from fedlight.report.parts import slug
 from fedlight.runs.folders import methods
 from fedlight.runs.run import Run
 

@@ -10,8 +10,7 @@ from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.report.figures.lines import MOST_POINTS
 from fedlight.report.figures.plots import STAGES, WORST, accuracy, common_stages, draw_clients, final
 from fedlight.report.figures.style import NARROW, STYLE, Looks, key, looks_of, method_looks, new_chart
-from fedlight.report.parts import Chart, Part, Section, Table, table_of
-from fedlight.report.tables import short, slug
+from fedlight.report.parts import Chart, Part, Section, Table, short, slug, table_of
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.report.parts import Code, Part, Section, Table
-from fedlight.report.tables import shortened
+from fedlight.report.parts import Code, Part, Section, Table, shortened
 from fedlight.runs import facts
 from fedlight.runs.run import Run, read_recipe
 from fedlight.support.files import read_text

@@ -19,8 +19,8 @@ from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.report.figures.coverage_plots import draw_similarities, scores_of, similarity_table
+from fedlight.report.figures.lines import draw_scatter
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten, some
-from fedlight.report.figures.scatter import draw_scatter
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.runs import facts
 from fedlight.runs.rows import objects

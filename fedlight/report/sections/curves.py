@@ -8,8 +8,7 @@ import numpy as np
 
 from fedlight.report.figures.lines import MOST_POINTS, Line, line_figure, over_seeds, thinned, whole_rows_of
 from fedlight.report.figures.style import DASHES, MOST_LINES, Looks, looks_of, method_looks
-from fedlight.report.parts import Chart, Section
-from fedlight.report.tables import capitalized, slug
+from fedlight.report.parts import Chart, Section, capitalized, slug
 from fedlight.runs.facts import class_name
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run

@@ -8,8 +8,7 @@ from fedlight.evaluation.group_agreement import group_metrics
 from fedlight.report.figures.lines import bands, line_figure, over_seeds, rows_of
 from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, Looks, looks_of, method_looks
-from fedlight.report.parts import Chart, Part, Section, Table, table_of
-from fedlight.report.tables import capitalized, slug
+from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug, table_of
 from fedlight.runs.rows import Rows, number
 from fedlight.runs.run import Run
 

@@ -10,14 +10,12 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedlight.report.attack_log import GLOBAL, UPLOADS, Leakage, read_attacks
-from fedlight.report.figures.lines import Line, bands, draw_lines, over_seeds, rows_of
+from fedlight.report.figures.lines import Line, bands, draw_lines, draw_scatter, over_seeds, rows_of
 from fedlight.report.figures.privacy_plots import LESS, MORE
-from fedlight.report.figures.scatter import draw_scatter
+from fedlight.report.figures.privacy_table import GLOBAL, UPLOADS, Leakage, read_attacks
 from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, Looks, looks_of, method_looks
 from fedlight.report.figures.style import key as add_key
-from fedlight.report.parts import Chart, Part, Section, Table
-from fedlight.report.tables import capitalized, slug
+from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
 

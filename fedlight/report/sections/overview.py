@@ -12,8 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks, method_looks, row_looks
-from fedlight.report.parts import Chart, Part, Section, Table, table_of
-from fedlight.report.tables import deviation, duration, short, shortened, slug, spread
+from fedlight.report.parts import (
+    Chart,
+    Part,
+    Section,
+    Table,
+    deviation,
+    duration,
+    short,
+    shortened,
+    slug,
+    spread,
+    table_of,
+)
 from fedlight.runs import facts
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run, by_method, read_recipe

@@ -10,9 +10,8 @@ import numpy as np
 
 from fedlight.report.figures.lines import Line, bands, line_figure, thinned, whole_rows_of
 from fedlight.report.figures.style import MOST_LINES, Looks, looks_of, method_looks
-from fedlight.report.parts import Chart, Section
+from fedlight.report.parts import Chart, Section, capitalized, slug
 from fedlight.report.sections.curves import Curve, curves, family, in_words
-from fedlight.report.tables import capitalized, slug
 from fedlight.report.visits import visits_of
 from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, time_unit

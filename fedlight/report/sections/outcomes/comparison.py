@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
 from fedlight.report.figures.plots import common_stages, final_by_client
-from fedlight.report.parts import Part, Section, Table, table_of
+from fedlight.report.parts import Part, Section, Table, capitalized, short, table_of
 from fedlight.report.sections.answers import task_rows, tasks
 from fedlight.report.sections.curves import in_words
 from fedlight.report.sections.outcomes.tasks import last_metrics
-from fedlight.report.tables import capitalized, short
 from fedlight.runs import facts
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run

@@ -6,8 +6,7 @@ import numpy as np
 
 from fedlight.report.figures.retrieval_map import draw_groups_of_points
 from fedlight.report.figures.style import COLORS
-from fedlight.report.parts import Chart, Section
-from fedlight.report.tables import slug
+from fedlight.report.parts import Chart, Section, slug
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
 

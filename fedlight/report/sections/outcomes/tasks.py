@@ -10,9 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.report.parts import Part, Section, Table
+from fedlight.report.parts import Part, Section, Table, short, spread
 from fedlight.report.sections.answers import task_rows, tasks
-from fedlight.report.tables import short, spread
 from fedlight.runs.rows import number, objects
 from fedlight.runs.run import Run, by_method
 
