@@ -127,9 +127,9 @@ def test_baselines_have_as_many_clients_and_steps(recipe, stage):
 
 def test_generation_as_in_appendix_b1(recipe):
     name, settings = recipe
-    several, one = (settings(stage).model.init_args for stage in ("completions", "answers_raw"))
-    assert (several.completions, several.temperature) == (4, 0.7)
-    assert (one.completions, one.temperature) == (1, 0.0)
+    several, one = (settings(stage).model.init_args.completions for stage in ("completions", "answers_raw"))
+    assert (several.number, several.temperature) == (4, 0.7)
+    assert (one.number, one.temperature) == (1, 0.0)
     assert several.max_new_tokens == one.max_new_tokens == TABLES[name]["max_new_tokens"]
 
 
@@ -137,14 +137,14 @@ def test_the_data_of_table_5(recipe):
     name, settings = recipe
     data = DATA[name]
     votes = settings("selector").data.init_args
-    assert (votes.source, votes.split) == (data["votes"], "train")
+    assert (votes.source, votes.split.train_split) == (data["votes"], "train")
     given = as_dict(votes.partition)
     assert {key: given[key] for key in data["partition"]} == data["partition"]
     prompts, evaluation = (settings(stage).data.init_args for stage in ("completions", "answers_raw"))
     assert (prompts.source, prompts.limit) == data["prompts"]
     assert (evaluation.source, evaluation.split) == data["evaluation"]
     if name == "shp":
-        assert votes.trim is None  # a question of more than 512 tokens leaves its pairs out
+        assert votes.format.trim is None  # a question of more than 512 tokens leaves its pairs out
 
 
 def test_the_questions_of_shp_are_4293():
@@ -212,7 +212,7 @@ def test_the_blocks_of_table_2_are_variants(variant, tmp_path):
     stages = stages_of("fedbiscuit_table2", [f"variant={variant}"], tmp_path)
     settings = stages["completions"].config()
     data = settings["data"]["init_args"]
-    completions = settings["model"]["init_args"]["completions"]
+    completions = settings["model"]["init_args"]["completions"]["number"]
     found = data["source"], data["split"], data["limit"], completions, data["exclude"]["held_out"] is not None
     assert found == VARIANTS[variant]
     held_out = stages["dpo"].config()["trainer"]["callbacks"][1]["init_args"]["prompts"]["init_args"]
