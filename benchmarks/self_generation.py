@@ -34,7 +34,7 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.modules.language.scoring import encode_continuations
 from fedlight.modules.sft import SFTModule
 from fedlight.toy.instructions import TEMPLATE

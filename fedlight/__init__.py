@@ -37,10 +37,15 @@ _FILES = {
     "FedProx": "federation.algorithms.fedprox",
     "Scaffold": "federation.algorithms.scaffold",
     "FedBiscuit": "federation.algorithms.fedbiscuit",
+    "GreedyGroups": "federation.algorithms.fedbiscuit",
+    "OptimalGroups": "federation.algorithms.assignments",
+    "NearestGroups": "federation.algorithms.assignments",
+    "SoftGroups": "federation.algorithms.assignments",
+    "KnownGroups": "federation.algorithms.assignments",
     "FedKSeed": "federation.forward.fedkseed",
-    "FewFedPIT": "federation.algorithms.fewfedpit",
-    "FedMIT": "federation.algorithms.fedmit",
-    "FewFedWeight": "federation.algorithms.fewfedweight",
+    "FewFedPIT": "federation.algorithms.self_made.fewfedpit",
+    "FedMIT": "federation.algorithms.self_made.fedmit",
+    "FewFedWeight": "federation.algorithms.self_made.fewfedweight",
     "Ditto": "federation.algorithms.ditto",
     "FedRep": "federation.algorithms.fedrep",
     "GlobalThenLocal": "federation.algorithms.global_then_local",
@@ -51,7 +56,7 @@ _FILES = {
     "HetLoRA": "federation.algorithms.lora.hetlora",
     "FlexLoRA": "federation.algorithms.lora.flexlora",
     "LocalOnly": "federation.algorithms.local_only",
-    "LocalSelfGeneration": "federation.algorithms.local_self_generation",
+    "LocalSelfGeneration": "federation.algorithms.self_made.local_self_generation",
     "ZerothOrder": "federation.forward.zeroth_order",
     "FedBuff": "federation.asynchronous.fedbuff",
     "Part": "callbacks.loop.parts.part",
@@ -236,19 +241,18 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.aggregation import CoordinateMedian as CoordinateMedian
     from fedlight.federation.aggregation import TrimmedMean as TrimmedMean
     from fedlight.federation.algorithm import Algorithm as Algorithm
+    from fedlight.federation.algorithms.assignments import KnownGroups as KnownGroups
+    from fedlight.federation.algorithms.assignments import NearestGroups as NearestGroups
+    from fedlight.federation.algorithms.assignments import OptimalGroups as OptimalGroups
+    from fedlight.federation.algorithms.assignments import SoftGroups as SoftGroups
     from fedlight.federation.algorithms.ditto import Ditto as Ditto
     from fedlight.federation.algorithms.fedavg import FedAvg as FedAvg
     from fedlight.federation.algorithms.fedbiscuit import FedBiscuit as FedBiscuit
-    from fedlight.federation.algorithms.fedmit import FedMIT as FedMIT
+    from fedlight.federation.algorithms.fedbiscuit import GreedyGroups as GreedyGroups
     from fedlight.federation.algorithms.fedprox import FedProx as FedProx
     from fedlight.federation.algorithms.fedrep import FedRep as FedRep
-    from fedlight.federation.algorithms.fewfedpit import FewFedPIT as FewFedPIT
-    from fedlight.federation.algorithms.fewfedweight import FewFedWeight as FewFedWeight
     from fedlight.federation.algorithms.global_then_local import GlobalThenLocal as GlobalThenLocal
     from fedlight.federation.algorithms.local_only import LocalOnly as LocalOnly
-    from fedlight.federation.algorithms.local_self_generation import (
-        LocalSelfGeneration as LocalSelfGeneration,
-    )
     from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA as FedSALoRA
     from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA as FFALoRA
     from fedlight.federation.algorithms.lora.flexlora import FlexLoRA as FlexLoRA
@@ -256,6 +260,12 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.algorithms.lora.product_average import ProductAverage as ProductAverage
     from fedlight.federation.algorithms.lora.ro_lora import RoLoRA as RoLoRA
     from fedlight.federation.algorithms.scaffold import Scaffold as Scaffold
+    from fedlight.federation.algorithms.self_made.fedmit import FedMIT as FedMIT
+    from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT as FewFedPIT
+    from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight as FewFedWeight
+    from fedlight.federation.algorithms.self_made.local_self_generation import (
+        LocalSelfGeneration as LocalSelfGeneration,
+    )
     from fedlight.federation.asynchronous.fedbuff import FedBuff as FedBuff
     from fedlight.federation.channel import Channel as Channel
     from fedlight.federation.channel import Identity as Identity

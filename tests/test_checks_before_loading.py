@@ -53,8 +53,8 @@ def test_loads_are_counted(loads, fit):
         ("fedbiscuit.yaml", ["--data.val_share=0"], "set data.val_share"),
         (
             "fedbiscuit.yaml",
-            ["--federated.algorithm.assignment=soft", "--federated.aggregation=CoordinateMedian"],
-            "assignment=soft",
+            ["--federated.algorithm.assignment=SoftGroups", "--federated.aggregation=CoordinateMedian"],
+            "SoftGroups weights",
         ),
         ("selector.yaml", ["--federated.algorithm=FewFedPIT"], "have clients make|has clients make"),
         ("selector.yaml", ["--federated.algorithm=FedKSeed"], "set --federated.forward ZerothOrder"),

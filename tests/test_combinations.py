@@ -259,7 +259,7 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
         (["aggregation=Median"], 2, "federated.aggregation: there is no class 'Median'"),
         (["aggregation=FedAvg"], 2, "federated.aggregation: "),
         (["memory=Memories"], 2, "federated.memory: there is no class 'Memories'"),
-        (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], 2, "local=Scaffold changes start_round"),
+        (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], 2, "local=Scaffold changes send"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

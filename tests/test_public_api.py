@@ -36,6 +36,7 @@ PUBLIC = {
     ),
     # clients and server
     *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "FedMIT", "FewFedWeight"),
+    *("GreedyGroups", "OptimalGroups", "NearestGroups", "SoftGroups", "KnownGroups"),
     *("Ditto", "FedRep", "GlobalThenLocal", "LocalOnly", "LocalSelfGeneration"),
     *("FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"),
     *("HetLoRA", "FlexLoRA"),

@@ -220,7 +220,7 @@ class Attack(Checked, L.Callback, ABC):
     ) -> list[Asked]:
         """Return the entries whose prompts fit into the model; report the number of others once for each target."""
         fits = module.fits(prompts, new_tokens)
-        kept = [one for one, fit in zip(asked, fits, strict=True) if fit]
+        kept = [entry for entry, fit in zip(asked, fits, strict=True) if fit]
         if len(kept) < len(asked) and client not in self._reported:
             self._reported.add(client)
             rank_zero_info(
@@ -235,11 +235,11 @@ class Attack(Checked, L.Callback, ABC):
         loop = find_callback(trainer, HoldsStates)
         if loop is not None and callbacks.index(loop) > callbacks.index(self):
             # In a new list: Lightning is iterating over the old one. The command line puts the loop behind all callbacks.
-            others = [one for one in callbacks if one is not self]
+            others = [callback for callback in callbacks if callback is not self]
             at = others.index(loop) + 1
             trainer.callbacks = [*others[:at], self, *others[at:]]  # type: ignore[attr-defined]
-        found: HoldsStates | None = loop
-        return found
+        holder: HoldsStates | None = loop
+        return holder
 
     def _is_due(self, trainer: L.Trainer, round_number: int) -> bool:
         return round_number % self.every_n_rounds == 0 or round_number == trainer.max_epochs
@@ -255,8 +255,8 @@ class Attack(Checked, L.Callback, ABC):
         """Return the findings on the round's uploads, those that other processes have attacked among them, by client."""
         if "uploads" not in self.targets:
             return {}
-        own = {client: _plain(one) for client, one in self._uploads.items()}
-        return {client: Found(*found) for client, found in sorted(merged(own).items())}
+        plain = merged({client: _plain(finding) for client, finding in self._uploads.items()})
+        return {client: Found(metrics, records) for client, (metrics, records) in sorted(plain.items())}
 
     def _attack_server(self, module: L.LightningModule) -> Found:
         """Attack the server's model; of several processes the first one does, and all have its findings."""
@@ -265,33 +265,36 @@ class Attack(Checked, L.Callback, ABC):
     def _measure(self, module: L.LightningModule, client: str | None) -> Found:
         start = time.perf_counter()
         with isolate_rng():
-            found = self.attack(module, client)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
+            finding = self.attack(module, client)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in finding.metrics.items())
         whose = f"after round {self._rounds_done}" if client is None else f"on the upload of {quoted(client)}"
         rank_zero_info(f"{self.name} {whose}: {shown}  ({time.perf_counter() - start:.1f} s)")
-        return found
+        return finding
 
-    def _finish(self, trainer: L.Trainer, found: Mapping[str, Found]) -> None:
+    def _finish(self, trainer: L.Trainer, findings: Mapping[str, Found]) -> None:
         """Write and log the findings of a round, by target."""
-        if not found:
+        if not findings:
             return
-        lines = [{"target": target, **record} for target, one in found.items() for record in one.records]
+        lines = [
+            {"target": target, **record} for target, (_, records) in findings.items() for record in records
+        ]
         if is_first():
             write_json_lines(self._folder / f"round_{self._rounds_done}" / f"{self.name}.jsonl", lines)
         assert self._table is not None
-        self._table.put(self._rounds_done, {target: one.metrics for target, one in found.items()})
-        uploads = [one.metrics for target, one in found.items() if target != GLOBAL]
+        self._table.put(self._rounds_done, {target: finding.metrics for target, finding in findings.items()})
+        uploads = [finding.metrics for target, finding in findings.items() if target != GLOBAL]
         metrics = {
             f"attack/{self.name}/uploads/{name}": value for name, value in mean_metrics(uploads).items()
         }
-        if GLOBAL in found:
-            metrics |= {f"attack/{self.name}/{name}": value for name, value in found[GLOBAL].metrics.items()}
+        if GLOBAL in findings:
+            on_server = findings[GLOBAL].metrics
+            metrics |= {f"attack/{self.name}/{name}": value for name, value in on_server.items()}
         log_now(trainer, metrics)
 
 
-def _plain(found: Found) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def _plain(finding: Found) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return findings as plain values, which processes exchange."""
-    return {name: float(value) for name, value in found.metrics.items()}, found.records
+    return {name: float(value) for name, value in finding.metrics.items()}, finding.records
 
 
 def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:

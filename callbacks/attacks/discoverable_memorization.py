@@ -134,14 +134,15 @@ class DiscoverableMemorization(Attack):
         answers = write_answers(
             module, [question.prompt for question in asked], self.max_new_tokens, self.batch_size
         )
-        found = recalls(answers, [question.response for question in asked])
+        recalled = recalls(answers, [question.response for question in asked])
         records = [
             {**question._asdict(), "answer": answer, **recall._asdict()}
-            for question, answer, recall in zip(asked, answers, found, strict=True)
+            for question, answer, recall in zip(asked, answers, recalled, strict=True)
         ]
         for record in records:
+            # Those of the prompt need no memory.
             if wanted := identifiers(record["response"], record["prompt"]):
-                hits = [contains_identifier(record["answer"], one) for one in wanted]
+                hits = [contains_identifier(record["answer"], code) for code in wanted]
                 record["identifiers"] = sum(hits) / len(hits)
         planted = [record for record in records if record["planted"]]
         for record in planted:
@@ -153,26 +154,26 @@ class DiscoverableMemorization(Attack):
     def _questions(self, client: str | None) -> list[Question]:
         """Return the training examples, and all canaries after them."""
         planted = self._data.planted
-        own = self._rows if client is None else {client: self._rows[client]}
-        rows = round_robin(own, self.examples, derive_seed(self.seed, self.name))
-        canaries = [(one, row) for one in sorted(planted) if client in (None, one) for row in planted[one]]
+        by_client = self._rows if client is None else {client: self._rows[client]}
+        rows = round_robin(by_client, self.examples, derive_seed(self.seed, self.name))
+        canaries = [(who, row) for who in sorted(planted) if client in (None, who) for row in planted[who]]
         prompts = render_prompts(self._data.template, [row for _, row in (*rows, *canaries)])
         return [
-            Question(one, prompt, row["response"], at >= len(rows))
-            for at, ((one, row), prompt) in enumerate(zip((*rows, *canaries), prompts, strict=True))
+            Question(who, prompt, row["response"], at >= len(rows))
+            for at, ((who, row), prompt) in enumerate(zip((*rows, *canaries), prompts, strict=True))
         ]
 
     def _keep_matching(self, data: HoldsClientRows, rows: dict[str, list[Fields]]) -> dict[str, list[Fields]]:
         if self.matching is None:
             return rows
-        found = re.compile(self.matching)
+        pattern = re.compile(self.matching)
         return {
             client: [
                 row
-                for row, prompt in zip(own, render_prompts(data.template, own), strict=True)
-                if found.search(prompt)
+                for row, prompt in zip(client_rows, render_prompts(data.template, client_rows), strict=True)
+                if pattern.search(prompt)
             ]
-            for client, own in rows.items()
+            for client, client_rows in rows.items()
         }
 
     def _exposures(self, module: AnswersPrompts, planted: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -182,12 +183,12 @@ class DiscoverableMemorization(Attack):
         prompts = [record["prompt"] for record in planted]
         drawn = [
             # A random secret may equal this one, which is not a rival of itself.
-            [one["response"], *(text for text in self._others if text.split() != one["response"].split())]
-            for one in planted
+            [row["response"], *(text for text in self._others if text.split() != row["response"].split())]
+            for row in planted
         ]
-        texts = [[self._data.template.continuation(text) for text in own] for own in drawn]
+        texts = [[self._data.template.continuation(text) for text in responses] for responses in drawn]
         likelihoods = module.log_likelihoods(prompts, texts)
-        return [exposure(own.log_prob, [other.log_prob for other in others]) for own, *others in likelihoods]
+        return [exposure(secret.log_prob, [text.log_prob for text in rest]) for secret, *rest in likelihoods]
 
     def _random_secrets(self, data: HoldsClientRows) -> list[str]:
         if not self.random_secrets:
@@ -203,7 +204,7 @@ def _plants(data: object) -> bool:
 
 def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the metrics over the answers; a metric without a value is left out."""
-    found = {}
+    means = {}
     for name, field, planted in (
         ("rouge_l", "rouge_l", False),
         ("exact", "exact", False),
@@ -213,5 +214,5 @@ def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     ):
         values = [record[field] for record in records if record["planted"] == planted and field in record]
         if values:
-            found[name] = float(np.mean(values))
-    return found
+            means[name] = float(np.mean(values))
+    return means

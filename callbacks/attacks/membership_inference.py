@@ -119,8 +119,8 @@ class MembershipInference(Attack):
 
     def _texts(self, client: str | None) -> list[Candidate]:
         """Return the members, and the others after them."""
-        own = self._rows if client is None else {client: self._rows[client]}
-        members = round_robin(own, self.examples, derive_seed(self.seed, self.name))
+        by_client = self._rows if client is None else {client: self._rows[client]}
+        members = round_robin(by_client, self.examples, derive_seed(self.seed, self.name))
         rows = [*members, *(("", row) for row in self._unseen)]
         prompts = render_prompts(self._template, [row for _, row in rows])
         return [
@@ -131,8 +131,8 @@ class MembershipInference(Attack):
     def _losses(self, module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[float]:
         """Return the mean token loss of each response, in nats."""
         responses = [[self._template.continuation(text.response)] for text in texts]
-        found = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
-        return [-one.log_prob / one.tokens for [one] in found]
+        likelihoods = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
+        return [-likelihood.log_prob / likelihood.tokens for [likelihood] in likelihoods]
 
 
 def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
@@ -147,8 +147,8 @@ def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndar
     pairs = np.array([losses, references], dtype=np.float64)
     if not (pairs >= 0).all():
         raise ValueError("a mean token loss is negative or not a number: the attacked model is broken")
-    own, reference = np.maximum(pairs, LEAST_LOSS)
-    return np.asarray(own / reference)
+    attacked, reference = np.maximum(pairs, LEAST_LOSS)
+    return np.asarray(attacked / reference)
 
 
 def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dict[str, float]:
@@ -174,5 +174,5 @@ def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dic
     truth = np.repeat([1, 0], [len(members), len(others)])
     scores = -np.concatenate([members, others])  # scikit-learn expects high scores for members
     false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
-    found = {f"tpr_at_{rate:g}_fpr": float(true[false <= rate].max()) for rate in FALSE_ALARMS}
-    return {"auc": float(roc_auc_score(truth, scores)), **found}
+    rates = {f"tpr_at_{rate:g}_fpr": float(true[false <= rate].max()) for rate in FALSE_ALARMS}
+    return {"auc": float(roc_auc_score(truth, scores)), **rates}

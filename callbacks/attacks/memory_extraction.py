@@ -99,6 +99,7 @@ class MemoryExtraction(Attack):
         self._opening = opening_of(forms)
         used = forms[-1:] if self.forms == "without_input" else forms
         self._prefixes = opening_of(used).prefixes
+        # Reversed, so that the first of two forms with the same prefix stays.
         self._later = {opening_of([form]).prefixes[0]: later_texts(form) for form in reversed(used)}
         self._rows, self._planted = data.client_rows, data.planted
         self._own = {client: self._bodies(rows) for client, rows in data.client_rows.items()}
@@ -116,28 +117,28 @@ class MemoryExtraction(Attack):
     def attack(self, module: Any, client: str | None) -> Found:
         clients = self._everybody if client is None else [client]
         texts = self._sample(module, client or GLOBAL)
-        metrics, records = _compare(texts, [text for one in clients for text in self._own[one]])
+        metrics, records = _compare(texts, [text for owner in clients for text in self._own[owner]])
         answered, answers = self._answer(module, texts, client)
         if answers:
-            truths = [row["response"] for one in clients for row in self._rows[one]]
-            found, more = _compare(answers, truths)
-            if codes := set().union(*(self._codes[one] for one in clients)):
+            truths = [row["response"] for owner in clients for row in self._rows[owner]]
+            compared, more = _compare(answers, truths)
+            if codes := set().union(*(self._codes[owner] for owner in clients)):
                 hits = [any(contains_identifier(text, code) for text in answers) for code in codes]
-                found["identifiers"] = sum(hits) / len(hits)
-            metrics |= {f"response_{name}": value for name, value in found.items()}
+                compared["identifiers"] = sum(hits) / len(hits)
+            metrics |= {f"response_{name}": value for name, value in compared.items()}
             for at, record in zip(answered, more, strict=True):
                 records[at] |= {f"response_{name}": value for name, value in record.items()}
         planted: list[dict[str, Any]] = [
-            {"canary": body, "client": one, "recovered": contains_secret(texts, body)}
+            {"canary": body, "client": owner, "recovered": contains_secret(texts, body)}
             | {"secret": row["response"], "secret_recovered": contains_secret(answers, row["response"])}
-            for one in clients
-            for row in self._planted.get(one, ())
+            for owner in clients
+            for row in self._planted.get(owner, ())
             for body in self._bodies([row])
         ]
         if planted:
-            metrics["canaries"] = sum(one["recovered"] for one in planted) / len(planted)
+            metrics["canaries"] = sum(row["recovered"] for row in planted) / len(planted)
         if planted and answers:
-            metrics["response_canaries"] = sum(one["secret_recovered"] for one in planted) / len(planted)
+            metrics["response_canaries"] = sum(row["secret_recovered"] for row in planted) / len(planted)
         return Found(metrics, [*records, *planted])
 
     def _sample(self, module: AnswersPrompts, target: str) -> list[str]:
@@ -165,9 +166,9 @@ class MemoryExtraction(Attack):
         Where a form of the template has an input after the instruction, the model writes that first.
         """
         forms = [prefix for at, prefix in enumerate(self._prefixes) for _ in range(self._share(at))]
-        found: dict[int, str] = {}
+        answers: dict[int, str] = {}
         for form, later in self._later.items():
-            asked = [index for index, one in enumerate(forms) if one == form]
+            asked = [index for index, prefix in enumerate(forms) if prefix == form]
             written, prompts = [texts[index] for index in asked], [form] * len(asked)
             for fixed, stop in zip(later, [*later[1:], ""], strict=True):
                 prompts = [
@@ -180,8 +181,8 @@ class MemoryExtraction(Attack):
                 asked, prompts = [index for index, _ in pairs], [prompt for _, prompt in pairs]
                 stops = [stop.strip()] if stop.strip() else []
                 written = write_answers(module, prompts, self.max_new_tokens, self.batch_size, stops)
-            found |= dict(zip(asked, written, strict=True))
-        return sorted(found), [found[index] for index in sorted(found)]
+            answers |= dict(zip(asked, written, strict=True))
+        return sorted(answers), [answers[index] for index in sorted(answers)]
 
     def _share(self, form: int) -> int:
         """Return the number of samples that begin with a form."""
@@ -195,9 +196,9 @@ def _compare(
     texts: Sequence[str], references: Sequence[str]
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return the metrics of the texts, and a record of each."""
-    found = matches(texts, references)
+    text_matches = matches(texts, references)
     records = [
         {"text": text, **match._asdict(), "nearest": references[match.nearest]}
-        for text, match in zip(texts, found, strict=True)
+        for text, match in zip(texts, text_matches, strict=True)
     ]
-    return memory_metrics(texts, references, found), records
+    return memory_metrics(texts, references, text_matches), records

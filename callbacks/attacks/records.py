@@ -48,11 +48,11 @@ class AttackTable:
             return
         rows, kept = self.rows(), {}
         for (round_idx, target), row in rows.items():
-            own = {name: cell for name, cell in row.items() if name.startswith(self.prefix)}
+            cells = {name: cell for name, cell in row.items() if name.startswith(self.prefix)}
             if round_idx <= last_round:
-                kept[round_idx, target] = own
+                kept[round_idx, target] = cells
             if last_round == 0 or round_idx > last_round:
-                rows[round_idx, target] = {name: cell for name, cell in row.items() if name not in own}
+                rows[round_idx, target] = {name: cell for name, cell in row.items() if name not in cells}
         self._start_anew()
         self._note(kept)
         if self.file.exists() and before not in (None, self.digest):
@@ -64,22 +64,22 @@ class AttackTable:
             self._start_anew()
         self._write(rows)
 
-    def put(self, round_idx: int, found: Mapping[str, Metrics]) -> None:
+    def put(self, round_idx: int, by_target: Mapping[str, Metrics]) -> None:
         """Add this attack's metrics of a round, by target."""
         if not is_first():
             return
-        own = {
+        added = {
             (round_idx, target): {self.prefix + name: str(value) for name, value in metrics.items()}
-            for target, metrics in found.items()
+            for target, metrics in by_target.items()
         }
-        self._note(own)
-        if not self._put_at_end(round_idx, own):
-            rows = _joined(self.rows(), own)
+        self._note(added)
+        if not self._put_at_end(round_idx, added):
+            rows = _joined(self.rows(), added)
             columns = self._write(rows)
             before = {key: row for key, row in rows.items() if key[0] < round_idx}
             self._last = round_idx, columns, len(_text(before, columns))
 
-    def _put_at_end(self, round_idx: int, own: Cells) -> bool:
+    def _put_at_end(self, round_idx: int, added: Cells) -> bool:
         """Write cells into the last rows of the file, reading only those; return False where that is not enough.
 
         It is not enough for the first round, and where the columns have changed, by another attack or by these cells.
@@ -87,7 +87,7 @@ class AttackTable:
         if self._last is None or not self.file.exists():
             return False
         last_round, columns, start = self._last
-        if round_idx < last_round or not _columns(own) <= {*columns}:
+        if round_idx < last_round or not _columns(added) <= {*columns}:
             return False
         header = _text({}, columns)
         with self.file.open("rb", buffering=0) as file:
@@ -100,7 +100,7 @@ class AttackTable:
         with full_disk_named(self.file), self.file.open("r+b") as file:
             file.seek(start)
             file.truncate()
-            file.write(_text(_joined(end, own), columns)[len(header) :])
+            file.write(_text(_joined(end, added), columns)[len(header) :])
         self._last = round_idx, columns, start
         return True
 
@@ -115,10 +115,10 @@ class AttackTable:
                 f"{self.file} is no table of attacks: move it away, or choose another output"
             ) from error
 
-    def _note(self, own: Cells) -> None:
+    def _note(self, added: Cells) -> None:
         """Add cells of this attack to the digest, which is that of the cells before and of the new ones."""
-        for key in sorted(filter(own.get, own), key=_place):
-            cells = json.dumps([self.digest, key, own[key]], sort_keys=True)
+        for key in sorted(filter(added.get, added), key=_place):
+            cells = json.dumps([self.digest, key, added[key]], sort_keys=True)
             self.digest = blake2b(cells.encode(), digest_size=16).hexdigest()
 
     def _write(self, rows: Cells) -> list[str]:

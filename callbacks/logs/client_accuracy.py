@@ -215,27 +215,27 @@ class ClientAccuracy(RoundLog):
             outcomes = _stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )
-            chosen = selectors.get(client), weights.get(client)
-            own = None if outcomes is None else outcomes.own(*chosen)
-            if outcomes is None or own is None:
+            selector, mixed = selectors.get(client), weights.get(client)
+            single = None if outcomes is None else outcomes.own(selector, weights=mixed)
+            if outcomes is None or single is None:
                 return None
             # Rows: right in single orders; right in both orders, of which comparison. Some examples lack the other order.
-            joined = np.full((3, len(own)), np.nan)
-            right, comparisons = outcomes.own_both_orders(*chosen)
-            joined[0], joined[1, : len(right)], joined[2, : len(right)] = own, right, comparisons
+            joined = np.full((3, len(single)), np.nan)
+            right, comparisons = outcomes.own_both_orders(selector, weights=mixed)
+            joined[0], joined[1, : len(right)], joined[2, : len(right)] = single, right, comparisons
             return torch.from_numpy(joined)
 
-        found = dict(zip(clients, for_each(measure, clients), strict=True))
-        measured = {client: own.numpy() for client, own in found.items() if own is not None}
-        correct = {client: own[0] for client, own in measured.items()}
+        stacked = dict(zip(clients, for_each(measure, clients), strict=True))
+        measured = {client: rows.numpy() for client, rows in stacked.items() if rows is not None}
+        correct = {client: rows[0] for client, rows in measured.items()}
         if len(correct) < len(clients):
             missing = next(client for client in clients if client not in correct)
             return self._say_once(_why_no_own(pl_module, missing, selectors, weights))
-        accuracies = {client: float(own.mean()) for client, own in correct.items()}
+        accuracies = {client: float(right.mean()) for client, right in correct.items()}
         by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
         without = float(sum(c not in selectors and self._loop.own_state(c) is None for c in clients))
         pooled = float(np.concatenate([*correct.values()]).mean())
-        both = np.concatenate([own[1:, ~np.isnan(own[2])] for own in measured.values()], axis=1)
+        both = np.concatenate([rows[1:, ~np.isnan(rows[2])] for rows in measured.values()], axis=1)
         of_both = summarize_both_orders(both[0], both[1].astype(np.int64))
         both_orders = {f"own/accuracy_both_orders{end}": value for end, value in of_both.items()}
         self.summary = {"own/accuracy": pooled, **both_orders, **by_client, "own/without_own_model": without}
@@ -243,8 +243,8 @@ class ClientAccuracy(RoundLog):
         self._replace(
             "own",
             [
-                client_row(c, len(own), float(own.mean()), selectors.get(c), float(own.mean()), known)
-                for c, own in correct.items()
+                client_row(c, len(right), float(right.mean()), selectors.get(c), float(right.mean()), known)
+                for c, right in correct.items()
             ],
         )
         log_now(trainer, self.summary)
@@ -283,9 +283,9 @@ class ClientAccuracy(RoundLog):
         for client, shares in per_client(outcomes.correct, indices).items():
             examples = int((indices[client] < len(outcomes.correct)).sum())
             selector = selectors.get(client)
-            own = 0 if num_selectors == 1 else selector  # a single selector is everybody's
+            index = 0 if num_selectors == 1 else selector  # a single selector is everybody's
             accuracy = float(votes[client][0]) if votes else None
-            own_accuracy = None if own is None else float(shares[own])
+            own_accuracy = None if index is None else float(shares[index])
             if client in weights and outcomes.log_odds is not None:
                 seen = indices[client][indices[client] < len(outcomes.log_odds)]
                 own_accuracy = float((mix_log_odds(outcomes.log_odds[seen], weights[client]) > 0).mean())
@@ -307,8 +307,8 @@ class ClientAccuracy(RoundLog):
             )
 
     def _own_selectors(self, num_selectors: int) -> Mapping[str, int]:
-        found = self._grouping.groups if self._grouping is not None else {}
-        selectors = found or self._selectors
+        groups = self._grouping.groups if self._grouping is not None else {}
+        selectors = groups or self._selectors
         if selectors and max(selectors.values()) >= num_selectors:
             raise ValueError(
                 f"groups={self.groups} names selector {max(selectors.values())}, but the model has {num_selectors}, "
@@ -320,10 +320,10 @@ class ClientAccuracy(RoundLog):
         if rows:
             self._table.replace("stage", stage, [{"stage": stage, "round": "", **row} for row in rows])
 
-    def _say_once(self, why: str, result: str = "no accuracy by client") -> None:
-        if why not in self._messages:
-            rank_zero_info(f"ClientAccuracy: {why}, so there is {result}")
-        self._messages.add(why)
+    def _say_once(self, reason: str, result: str = "no accuracy by client") -> None:
+        if reason not in self._messages:
+            rank_zero_info(f"ClientAccuracy: {reason}, so there is {result}")
+        self._messages.add(reason)
 
 
 def client_row(
@@ -364,20 +364,20 @@ def _why_no_own(
 
 def _stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
     """Return the outcomes of a pass; None where a step gave none."""
-    if not outputs or not all(isinstance(own, Mapping) and "correct" in own for own in outputs):
+    if not outputs or not all(isinstance(output, Mapping) and "correct" in output for output in outputs):
         return None
 
     def stack(name: str) -> np.ndarray | None:
         if name not in outputs[0]:
             return None
-        joined = torch.cat([own[name] for own in outputs]).cpu()
-        found: np.ndarray = (joined if joined.dtype == torch.bool else joined.double()).numpy()
-        return found
+        joined = torch.cat([output[name] for output in outputs]).cpu()
+        values: np.ndarray = (joined if joined.dtype == torch.bool else joined.double()).numpy()
+        return values
 
     correct = stack("correct")
     assert correct is not None
     orders, labels = (
-        None if own is None else own.astype(np.int64) for own in (stack("orders"), stack("labels"))
+        None if values is None else values.astype(np.int64) for values in (stack("orders"), stack("labels"))
     )
     return Outcomes(correct, stack("vote"), stack("log_odds"), orders, labels)
 
@@ -439,8 +439,8 @@ def outputs_of_own_model(
         eval_mode(module),
         without_logging(module),
     ):
-        for batch_idx, own in enumerate(batches):
-            batch = ready(module, data.collate([data.test_set[int(index)] for index in own]))
+        for batch_idx, places in enumerate(batches):
+            batch = ready(module, data.collate([data.test_set[int(place)] for place in places]))
             with torch.no_grad(), trainer.precision_plugin.test_step_context():
                 outputs.append(module.test_step(batch, batch_idx))
     return outputs

@@ -54,7 +54,7 @@ class GroupLog(RoundLog):
     """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
     Columns: round, client, selector, the client's loss under each selector, its weight for each where it has such weights
-    (FedBiscuit with ``assignment="soft"``; ``selector`` is then that of largest weight), and its known group where there is
+    (FedBiscuit with `SoftGroups`; ``selector`` is then that of largest weight), and its known group where there is
     one.
     In the round of a grouping it logs ``fed/groups_moved``, the share of clients that changed their selector (from the
     second grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index, and
@@ -87,14 +87,14 @@ class GroupLog(RoundLog):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # A run resumed from a checkpoint taken after validation calls this hook first.
-        found = self._grouping
-        if found is None or found.grouped_round is None or found.grouped_round <= self._written["round"]:
+        last = self._grouping
+        if last is None or last.grouped_round is None or last.grouped_round <= self._written["round"]:
             return
         known = known_groups(trainer)
-        self._table.append(group_rows(found, known))
-        metrics = group_metrics(found.groups, self._written["groups"], known)
+        self._table.append(group_rows(last, known))
+        metrics = group_metrics(last.groups, self._written["groups"], known)
         pl_module.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
-        self._written = {"round": found.grouped_round, "groups": dict(found.groups)}
+        self._written = {"round": last.grouped_round, "groups": dict(last.groups)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last grouping in the file and its round as well."""
@@ -105,16 +105,16 @@ class GroupLog(RoundLog):
         self._written = {"round": state_dict.get("round", -1), "groups": state_dict.get("groups", {})}
 
 
-def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Record]:
+def group_rows(grouping: GroupsClients, known: Mapping[str, str]) -> list[Record]:
     """Return the rows of one grouping, in the order of the clients."""
     rows: list[Record] = []
-    for client, selector in found.groups.items():
-        losses = {f"loss_{index}": loss for index, loss in enumerate(found.losses.get(client, ()))}
+    for client, selector in grouping.groups.items():
+        losses = {f"loss_{index}": loss for index, loss in enumerate(grouping.losses.get(client, ()))}
         weights = {
-            f"weight_{index}": weight for index, weight in enumerate(weights_of(found).get(client, ()))
+            f"weight_{index}": weight for index, weight in enumerate(weights_of(grouping).get(client, ()))
         }
         row: Record = {
-            "round": found.grouped_round or 0,
+            "round": grouping.grouped_round or 0,
             "client": client,
             "selector": selector,
             **losses,
@@ -124,9 +124,9 @@ def group_rows(found: GroupsClients, known: Mapping[str, str]) -> list[Record]:
     return rows
 
 
-def weights_of(found: object) -> Mapping[str, list[float]]:
+def weights_of(grouping: object) -> Mapping[str, list[float]]:
     """Return client id -> its weights over the selectors; empty where each client has one selector."""
-    return found.weights if isinstance(found, WeighsSelectors) else {}
+    return grouping.weights if isinstance(grouping, WeighsSelectors) else {}
 
 
 def find_grouping(trainer: L.Trainer) -> GroupsClients | None:

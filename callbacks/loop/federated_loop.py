@@ -41,6 +41,7 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     OpensLater,
     Run,
+    StartsRounds,
     federated_data,
     log_round,
     round_metrics,
@@ -191,7 +192,7 @@ class FederatedLoop(LoopView):
             self._data.when_open(partial(self._meet_clients, trainer))
         else:
             self._meet_clients(trainer)
-            self.algorithm.check_settings(run)
+            run.check_settings(self.algorithm)
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         clients = build_clients(self._data.client_sizes())
@@ -248,7 +249,8 @@ class FederatedLoop(LoopView):
             plan.skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
 
     def _start_algorithm(self) -> None:
-        self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
+        if isinstance(self.algorithm, StartsRounds):
+            self.algorithm.start_round(self.rounds_done, self._rounds.cohort, self._run)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""

@@ -22,7 +22,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client, Group, Visit, uniform_cohort
 from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
-from fedlight.federation.protocols import FederatedData, NumBatches, StreamsGroups
+from fedlight.federation.protocols import FederatedData, Federation, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, current_team, share
 from fedlight.support.pokes import may_stop
 from fedlight.support.words import count_noun
@@ -208,6 +208,18 @@ def visit_cost(data: object, visit: Visit, round_idx: int) -> float:
     return float(sum(shape.examples * shape.tokens + STEP_TOKENS for shape in shapes))
 
 
+@runtime_checkable
+class PreparesRounds(Protocol):
+    """Algorithm that does something before the visits of a round can be planned, such as having clients make data."""
+
+    def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        """Prepare a round; the module holds the global state.
+
+        The cohort is all who are asked and present; with a fleet some of them may not get through. Random streams are seeded
+        for this round, and what is drawn here changes nothing drawn elsewhere.
+        """
+
+
 class RoundPlanner:
     """Planner of the rounds, whose visits the datamodule streams.
 
@@ -355,10 +367,11 @@ class RoundPlanner:
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""
-        with isolate_rng():
-            seed_all(self.seed, "prepare", round_idx)
-            there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
-            self.algorithm.prepare_round(round_idx, there, run)
+        there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
+        if isinstance(self.algorithm, PreparesRounds):
+            with isolate_rng():
+                seed_all(self.seed, "prepare", round_idx)
+                self.algorithm.prepare_round(round_idx, there, run)
 
     def asked(self, round_idx: int) -> list[Client]:
         """Return the clients that are asked to take part in a round."""

@@ -16,11 +16,11 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import LEFT_OUT
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.candidates import MIXED, SYNTHETIC
+from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
 from fedlight.federation.channel import Payload
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.protocols import FederatedData, HoldsAdapters, LossesOn, SynthesizesData
+from fedlight.federation.protocols import FederatedData, Federation, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.pokes import batch_before_transfer, batch_on_device, training_source
@@ -202,6 +202,26 @@ def parameters_of(module: torch.nn.Module, state: State) -> Iterator[None]:
 
 
 @runtime_checkable
+class ChecksSettings(Protocol):
+    """Algorithm that can refuse settings and data before the module's model is loaded."""
+
+    def check_settings(self, federation: Federation) -> None:
+        """Raise ValueError for what cannot work, whatever the module's parameters and optimizers, which are not known."""
+
+
+@runtime_checkable
+class StartsRounds(Protocol):
+    """Algorithm that does something with the global state when a round begins, such as grouping all clients."""
+
+    def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
+        """Start a round of a cohort, which is all who get through it; the module holds the global state.
+
+        The round before is validated, logged and saved by now, which it is not in ``prepare_round`` of a run that is
+        resumed.
+        """
+
+
+@runtime_checkable
 class SharesOut(Protocol):
     """Callback that assigns training examples to clients, such as ``fedlight.ByClient``."""
 
@@ -296,8 +316,14 @@ class Run:
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""
         if self._checked != [*self.optimizers]:
+            self.check_settings(algorithm)
             algorithm.check(self)
             self._checked = [*self.optimizers]
+
+    def check_settings(self, algorithm: Algorithm) -> None:
+        """Let the algorithm check what is known before the module's model is loaded."""
+        if isinstance(algorithm, ChecksSettings):
+            algorithm.check_settings(self)
 
     def broadcast(self, state: State) -> Payload:
         """Return a state as every client receives it, and its bytes per client; a channel treats all clients alike."""

@@ -62,7 +62,7 @@ class DeviceTotals:
 
 def device_totals(rows: Iterable[Mapping[str, str]]) -> dict[str, DeviceTotals]:
     """Return device name -> its sums over the rows of ``visits.csv``, by name."""
-    found: dict[str, DeviceTotals] = {}
+    totals: dict[str, DeviceTotals] = {}
     for row in rows:
-        found.setdefault(row["device"], DeviceTotals()).add(row)
-    return dict(sorted(found.items()))
+        totals.setdefault(row["device"], DeviceTotals()).add(row)
+    return dict(sorted(totals.items()))

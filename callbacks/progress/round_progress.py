@@ -165,7 +165,7 @@ class RoundProgress(Checked, ProgressBar):
         peak = hardware.peak_memory()
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if between := dict.fromkeys(
-            type(one).__name__ for one in callbacks if works_between_rounds(type(one))
+            type(callback).__name__ for callback in callbacks if works_between_rounds(type(callback))
         ):
             said.append(f"not counted: {', '.join(between)}")
         self._print_line(

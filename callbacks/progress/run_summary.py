@@ -133,7 +133,7 @@ def output_paths(trainer: L.Trainer) -> str:
         return f"{_relative(folder)}: {', '.join(entries)}" if entries else ""
     paths = [logger.log_dir or logger.save_dir for logger in trainer.loggers]
     checkpoints: list[Checkpoint] = trainer.checkpoint_callbacks
-    paths += [one.best_model_path for one in checkpoints if isinstance(one, ModelCheckpoint)]
+    paths += [saver.best_model_path for saver in checkpoints if isinstance(saver, ModelCheckpoint)]
     return ", ".join(_relative(Path(path)) for path in paths if path)
 
 

@@ -52,24 +52,24 @@ class Forgetting(Checked, L.Callback):
 
 def measure(module: ScoresRaw) -> dict[str, float]:
     """Return perplexity and knowledge of a module's tuned and raw model, by the names under which they are logged."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     right: dict[str, list[bool]] = {}
     with isolate_rng():
         for suffix, raw in (("", False), ("_raw", True)):
             texts = module.log_likelihoods([""] * len(TEXTS), [[text] for text in TEXTS], raw=raw)
-            found[f"forgetting/perplexity{suffix}"] = perplexity([own for [own] in texts])
+            values[f"forgetting/perplexity{suffix}"] = perplexity([likelihood for [likelihood] in texts])
             endings = [[f" {choice}" for choice in question.choices] for question in QUESTIONS]
             answers = module.log_likelihoods([question.prompt for question in QUESTIONS], endings, raw=raw)
             right[suffix] = known(answers)
-            found[f"forgetting/knowledge{suffix}"] = sum(right[suffix]) / len(QUESTIONS)
+            values[f"forgetting/knowledge{suffix}"] = sum(right[suffix]) / len(QUESTIONS)
     lost = [
         f"{question.prompt} {question.choices[0]}"
         for question, after, before in zip(QUESTIONS, right[""], right["_raw"], strict=True)
         if before and not after
     ]
     rank_zero_info(
-        f"forgetting: perplexity {found['forgetting/perplexity_raw']:.2f} raw, {found['forgetting/perplexity']:.2f} tuned; "
-        f"{sum(right['_raw'])} of {len(QUESTIONS)} questions known raw, {sum(right[''])} tuned"
+        f"forgetting: perplexity {values['forgetting/perplexity_raw']:.2f} raw, {values['forgetting/perplexity']:.2f} tuned"
+        f"; {sum(right['_raw'])} of {len(QUESTIONS)} questions known raw, {sum(right[''])} tuned"
         + (f"; lost: {', '.join(lost)}" if lost else "")
     )
-    return found
+    return values

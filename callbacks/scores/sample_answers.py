@@ -95,7 +95,7 @@ class SampleAnswers(Checked, L.Callback):
             stop = data.template.stops if isinstance(data, HoldsTemplate) else ()
             settings = {"temperature": 0.0, "max_new_tokens": tokens, "seed": 0, "stop": stop}
             raw, tuned = (
-                _answers(pl_module, [one.prompt for one in shown], {**settings, "raw": off})
+                _answers(pl_module, [sample.prompt for sample in shown], {**settings, "raw": off})
                 for off in (True, False)
             )
         lines = [
@@ -132,4 +132,4 @@ def choose(data: HoldsResponses, number: int) -> list[Sample]:
 
 
 def _answers(module: Any, prompts: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-    return [own[0] for own in module.generate(prompts, **settings)] if prompts else []
+    return [texts[0] for texts in module.generate(prompts, **settings)] if prompts else []

@@ -134,7 +134,7 @@ class TaskScores(Checked, L.Callback):
             return
         with isolate_rng():
             records, scores = answers_of_own_models(pl_module, self._loop, self._tasks)
-        found = {
+        metrics = {
             f"own/{task}/{name}": value
             for task, of_clients in scores.items()
             for name, value in spread([*of_clients.values()], WORST).items()
@@ -142,29 +142,29 @@ class TaskScores(Checked, L.Callback):
         if is_first():
             for task, lines in records.items():
                 write_json_lines(self._folder / "own" / f"{task}.jsonl", lines)
-            write_json_lines(self._folder / "own" / "scores.json", [{**found, "clients": scores}])
-        log_now(trainer, found)
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+            write_json_lines(self._folder / "own" / "scores.json", [{**metrics, "clients": scores}])
+        log_now(trainer, metrics)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         rank_zero_info(f"each of {len(self._loop.clients)} clients with its own model: {shown}")
 
     def _measure(self, module: Any, moment: str) -> dict[str, float]:
         """Run all tasks, write their answers and return their metrics."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         self.results = {}
         for name, task in self._tasks.items():
             with isolate_rng():
                 result = task.run(module, _progress_report(name), for_each)
             self.results[name] = result
-            found |= result.metrics(name)
+            metrics |= result.metrics(name)
             if is_first():
                 write_json_lines(
                     self._folder / moment / f"{name}.jsonl", [outcome.record() for outcome in result.outcomes]
                 )
             rank_zero_info(f"{moment}: {name} {result}")
         if is_first():
-            write_json_lines(self._folder / moment / "scores.json", [found])
+            write_json_lines(self._folder / moment / "scores.json", [metrics])
         # Answers that are programs are run in each process, where one may end at its limit of time.
-        return once(lambda: {name: float(value) for name, value in found.items()})
+        return once(lambda: {name: float(value) for name, value in metrics.items()})
 
 
 def _progress_report(name: str) -> Callable[[int, int], None]:
@@ -235,8 +235,8 @@ def answers_of_own_models(
     clients = list(loop.clients)
     starts = range(0, len(clients), CLIENTS_TOGETHER)
     groups = for_each(measure, [clients[start : start + CLIENTS_TOGETHER] for start in starts])
-    for client, found in zip(clients, chain.from_iterable(groups), strict=True):
-        for name, (lines, mean) in found.items():
+    for client, by_task in zip(clients, chain.from_iterable(groups), strict=True):
+        for name, (lines, mean) in by_task.items():
             records[name] += [{"client": client, **line} for line in lines]
             scores[name][client] = mean
     return records, scores

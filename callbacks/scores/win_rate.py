@@ -106,8 +106,8 @@ class WinRate(Checked, L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the raw answers and log the first win rate; a resumed run has both."""
-        drawn = (str(self.temperature), self.max_new_tokens, self.seed)
-        fingerprint = derive_seed(*drawn, *(prompt for batch in self._batches for prompt in batch))
+        prompts = [prompt for batch in self._batches for prompt in batch]
+        fingerprint = derive_seed(str(self.temperature), self.max_new_tokens, self.seed, *prompts)
         if self._raw and fingerprint != self._fingerprint:
             raise ValueError(
                 "WinRate: the raw answers in the checkpoint are to other prompts, or were drawn with another temperature, "
@@ -136,15 +136,15 @@ class WinRate(Checked, L.Callback):
             return [texts[0] for texts in module.generate(prompts, seed=seed, raw=raw, **drawn)]
 
         with isolate_rng():
-            return [text for own in for_each(answer, self._batches) for text in own]
+            return [text for texts in for_each(answer, self._batches) for text in texts]
 
     def _measure(self, trainer: L.Trainer, module: L.LightningModule, when: str) -> None:
         answers = self._answers(module, raw=False)
         with isolate_rng():  # a judge may load a model, whose weights are drawn before they are read
-            found = {name: once(partial(self._judged, judge, answers)) for name, judge in self.judges.items()}
-        rates = {name: self._rates(scores, answers) for name, scores in found.items()}
+            rated = {name: once(partial(self._judged, judge, answers)) for name, judge in self.judges.items()}
+        rates = {name: self._rates(scores, answers) for name, scores in rated.items()}
         metrics = {
-            f"{metric}/{name}": value for name, found in rates.items() for metric, value in found.items()
+            f"{metric}/{name}": value for name, numbers in rates.items() for metric, value in numbers.items()
         }
         metrics["win_rate/words"] = word_ratio(answers, self._raw)
         log_now(trainer, metrics)
@@ -162,13 +162,13 @@ class WinRate(Checked, L.Callback):
         low, high = bootstrap_interval(scores, seed=self.seed)
         longer = [len(ours.strip()) - len(raw.strip()) for ours, raw in zip(answers, self._raw, strict=True)]
         compared = Compared(scores, longer, range(len(scores)))
-        found = {
+        rates = {
             "win_rate": math.fsum(scores) / len(scores),
             "win_rate_low": low,
             "win_rate_high": high,
             "win_rate_equal_length": rates_at_equal_length({"tuned": compared})["tuned"].corrected,
         }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        return {name: value for name, value in rates.items() if not math.isnan(value)}
 
 
 def word_ratio(ours: Sequence[str], theirs: Sequence[str]) -> float:

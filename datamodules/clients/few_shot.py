@@ -90,14 +90,14 @@ class FewShot:
         vectors = self.encoder.encode([instruction_text(row) for row in rows])
         labels = assign_clusters(vectors, self.clusters, derive_seed(seed, "few shot clusters"))
         members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-        drawn = [_draw(own, self.per_cluster, seed, f"few shot {at}") for at, own in enumerate(members)]
+        drawn = [_draw(group, self.per_cluster, seed, f"few shot {at}") for at, group in enumerate(members)]
         chosen = np.sort(np.concatenate(drawn))
         return FewShotRows(
             chosen,
             name_clusters(labels[chosen], self.clusters),
             self._draw_test(rows, chosen, seed),
             num_rows=len(rows),
-            num_small=sum(len(own) < self.per_cluster for own in members),
+            num_small=sum(len(group) < self.per_cluster for group in members),
         )
 
     def _draw_test(self, rows: Sequence[Fields], chosen: np.ndarray, seed: int) -> np.ndarray:

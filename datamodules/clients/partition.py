@@ -146,7 +146,7 @@ def iid(
             f"Set num_clients between 1 and {num_groups}."
         )
     parts = np.array_split(_make_rng(seed, "iid").permutation(num_groups), num_clients)
-    return _name_clients([np.flatnonzero(np.isin(group_of, own)) for own in parts])
+    return _name_clients([np.flatnonzero(np.isin(group_of, part)) for part in parts])
 
 
 def dirichlet(
@@ -180,7 +180,7 @@ def dirichlet(
     group_of = (
         np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
     )
-    _, first = np.unique(group_of, return_index=True)
+    _, first = np.unique(group_of, return_index=True)  # the example whose category is that of the group
     sizes = np.bincount(group_of)
     for attempt in range(DIRICHLET_TRIES):
         owner = _draw_owners(labels[first], sizes, num_clients, alpha, _make_rng(seed, "dirichlet", attempt))
@@ -222,13 +222,14 @@ def _draw_owners(
     even_share = sizes.sum() / num_clients
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        shares = rng.dirichlet(np.full(num_clients, alpha)) * (held < even_share)
+        shares = rng.dirichlet(np.full(num_clients, alpha)) * (held < even_share)  # none for full ones
         # A tiny alpha can put all mass on full clients, or underflow to 0 / 0: then clients with room share evenly.
         if not np.isfinite(shares).all() or shares.sum() <= 0:
             shares = (held < even_share).astype(float)
         cuts = np.cumsum(shares / shares.sum())
         # A group goes to the client whose share contains the middle of the group's examples.
         middles = (np.cumsum(sizes[members]) - sizes[members] / 2) / sizes[members].sum()
+        # Rounding may leave the last cut below 1.
         owner[members] = np.minimum(np.searchsorted(cuts, middles), num_clients - 1)
         held += np.bincount(owner[members], weights=sizes[members], minlength=num_clients)
     return owner

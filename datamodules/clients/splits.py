@@ -87,13 +87,13 @@ def hold_out(
     keys = np.asarray(keys)
     train, val = {}, {}
     for client, indices in clients.items():
-        own = np.unique(keys[indices])
-        if len(own) == 1:
+        client_keys = np.unique(keys[indices])
+        if len(client_keys) == 1:
             train[client] = val[client] = indices
             continue
-        wanted = min(max(1, int(share * len(own))), at_most)
+        wanted = min(max(1, int(share * len(client_keys))), at_most)
         rng = np.random.default_rng(derive_seed(seed, "validation", client))
-        chosen = rng.permutation(own)[:wanted]
+        chosen = rng.permutation(client_keys)[:wanted]
         held = np.isin(keys[indices], chosen)
         train[client], val[client] = indices[~held], indices[held]
     return train, val
@@ -107,7 +107,7 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
 
     Examples:
         >>> order, positions = pool({"u": np.array([0, 2]), "v": np.array([1])}, lengths=np.array([3, 2, 1]))
-        >>> order.tolist(), {client: own.tolist() for client, own in positions.items()}
+        >>> order.tolist(), {client: places.tolist() for client, places in positions.items()}
         ([2, 1, 0], {'u': [0, 2], 'v': [1]})
     """
     order = np.concatenate(list(clients.values()))
@@ -125,11 +125,11 @@ def reindex(clients: Clients, order: np.ndarray) -> Clients:
 
     Examples:
         >>> after = reindex({"u": np.array([0, 2]), "v": np.array([1])}, order=np.array([2, 1, 0]))
-        >>> {client: own.tolist() for client, own in after.items()}
+        >>> {client: places.tolist() for client, places in after.items()}
         {'u': [0, 2], 'v': [1]}
     """
     place = np.argsort(order)
-    return {client: np.sort(place[own]) for client, own in clients.items()}
+    return {client: np.sort(place[indices]) for client, indices in clients.items()}
 
 
 def count_single(categories: np.ndarray, clients: Clients) -> int | None:
@@ -163,11 +163,11 @@ def count_labels(
         >>> [tuple(count) for count in count_labels("train", clients, ["tea", "rice", "jam", "tea"])]
         [('u', 'jam', 'train', 1), ('u', 'tea', 'train', 2), ('v', 'rice', 'train', 1)]
     """
-    found: list[ClientCount] = []
-    for client, own in clients.items():
-        counts = Counter({"": len(own)}) if labels is None else Counter(labels[index] for index in own)
-        found += [ClientCount(client, label, split, rows) for label, rows in sorted(counts.items())]
-    return found
+    counted: list[ClientCount] = []
+    for client, places in clients.items():
+        counts = Counter({"": len(places)}) if labels is None else Counter(labels[index] for index in places)
+        counted += [ClientCount(client, label, split, rows) for label, rows in sorted(counts.items())]
+    return counted
 
 
 def label_examples(categories: Sequence[str], order: np.ndarray, each: int = 1) -> list[str] | None:

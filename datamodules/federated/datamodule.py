@@ -43,7 +43,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         val_labels: category of each example of ``val_set``; None where the data have none.
         test_client_indices: client id -> positions in ``test_set``; None: not known.
         client_groups: client id -> known group of the client; None without such a column. Evaluation compares it with
-            what an algorithm finds; no model sees it, and of the algorithms ``FedBiscuit(assignment="known")`` alone.
+            what an algorithm finds; no model sees it, and of the algorithms ``FedBiscuit(assignment=KnownGroups())`` alone.
         skip_predict_batches: prediction batches that an interrupted run has finished already.
     """
 

@@ -86,6 +86,7 @@ class Canaries:
         """
         slots = self._find_slots(clients)
         chosen = self._draw_clients(sorted(clients))
+        # With at least half of the keys free, a new one takes two draws on average.
         if len(chosen) * self.number > len(self._words) ** self.length / 2:
             raise ValueError(
                 f"canaries.number={self.number} for {len(chosen)} clients: length={self.length} of {len(self._words)} words "

@@ -85,11 +85,11 @@ def complete_columns(
     existing = {*rows[0]}
     if any(existing.isdisjoint(paths) for paths in missing.values()):
         existing = {path for row in rows for path in row}
-    found = {name: [path for path in paths if path in existing] for name, paths in missing.items()}
+    present = {name: [path for path in paths if path in existing] for name, paths in missing.items()}
     added = {
-        name: [*found[name], *paths][0]
+        name: [*present[name], *paths][0]
         for name, paths in missing.items()
-        if found[name] or name not in optional
+        if present[name] or name not in optional
     }
     return {**columns, **added}
 

@@ -67,15 +67,15 @@ class Holdout:
 
     def _match(self, value: str, existing: Sequence[str], source: str) -> set[str]:
         if value.endswith("*"):
-            found = {text for text in existing if text.startswith(value[:-1])}
+            matched = {text for text in existing if text.startswith(value[:-1])}
         else:
-            found = {value} & set(existing)
-        if not found:
+            matched = {value} & set(existing)
+        if not matched:
             shown = ", ".join(existing[:30]) + (", ..." if len(existing) > 30 else "")
             raise RowsError(
                 f"{source}: holdout value {value!r} occurs in no row. {self.column} has: {shown}."
             )
-        return found
+        return matched
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def exclude_prompts(
     for name, rows in exclude.items():
         if rows is not None:
             texts = rows.texts()
-            found = {index for index, own in enumerate(prompts) if normalize_text(own[rows.slot]) in texts}
-            counts[name] = len(found)
-            held |= found
-    return [own for index, own in enumerate(prompts) if index not in held], counts
+            hits = {index for index, row in enumerate(prompts) if normalize_text(row[rows.slot]) in texts}
+            counts[name] = len(hits)
+            held |= hits
+    return [prompt for index, prompt in enumerate(prompts) if index not in held], counts

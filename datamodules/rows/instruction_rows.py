@@ -78,11 +78,11 @@ def read_instructions(
     )
     if not unique:
         empty = {name: sum(not row[name] for row in rows) for name in sorted(needed)}
-        found = ", ".join(
+        places = ", ".join(
             f"{setting}.{name}={columns[name]} in {count:,}" for name, count in empty.items() if count
         )
         raise RowsError(
-            f"{source}: each of the {len(rows):,} rows has an empty value: {found}. Map these to other columns."
+            f"{source}: each of the {len(rows):,} rows has an empty value: {places}. Map these to other columns."
         )
     return unique
 
@@ -126,7 +126,7 @@ class PublicRows:
     @classmethod
     def gather(
         cls,
-        found: Iterable[tuple[str | GivenRows, Sequence[Fields]]],
+        sources: Iterable[tuple[str | GivenRows, Sequence[Fields]]],
         private: Sequence[Fields] = (),
         asked: Sequence[Fields] = (),
     ) -> "PublicRows":
@@ -138,13 +138,13 @@ class PublicRows:
             >>> [row["response"] for row in public.rows], public.repeated, public.private, public.asked
             (['1', '2'], 1, 1, 1)
         """
-        own, questions = {make_row_key(row) for row in private}, {make_question_key(row) for row in asked}
+        known, questions = {make_row_key(row) for row in private}, {make_question_key(row) for row in asked}
         seen: set[tuple[str, ...]] = set()
         public = cls()
-        for source, rows in found:
+        for source, rows in sources:
             for row in rows:
                 key = make_row_key(row)
-                if key in own:
+                if key in known:
                     public.private += 1
                 elif make_question_key(row) in questions:
                     public.asked += 1

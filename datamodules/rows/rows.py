@@ -95,16 +95,16 @@ def _saved_rows(folder: Path, split: str) -> Rows:
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(folder))
+        loaded = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise RowsError(f"{folder}: not a dataset that datasets can read ({first_line(error)}).") from None
-    if isinstance(found, datasets.Dataset):
-        return found
-    if split not in found:
+    if isinstance(loaded, datasets.Dataset):
+        return loaded
+    if split not in loaded:
         raise RowsError(
-            f"{folder}: no split {split!r}; its splits are {', '.join(found)}. Give the folder of one."
+            f"{folder}: no split {split!r}; its splits are {', '.join(loaded)}. Give the folder of one."
         )
-    return found[split]
+    return loaded[split]
 
 
 def write_rows(rows: Rows, file: Path) -> None:

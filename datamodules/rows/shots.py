@@ -82,7 +82,7 @@ def draw_shots(
         if texts["output"] and sum(map(len, texts.values())) <= max_characters:
             by_client.setdefault(owner, {})[texts["instruction"]] = {**texts, "input": "", "client": owner}
             about[owner, texts["instruction"]] = text_at(row, subject) if subject else ""
-    eligible = sorted(name for name, own in by_client.items() if len(own) >= shots + num_test)
+    eligible = sorted(name for name, client_rows in by_client.items() if len(client_rows) >= shots + num_test)
     if len(eligible) < num_clients:
         raise RowsError(
             f"{source}: {len(eligible)} clients have {shots + num_test} rows of max_characters={max_characters}, fewer than "
@@ -92,18 +92,19 @@ def draw_shots(
     chosen = sorted(rng.permutation(eligible)[:num_clients].tolist())
     people = rng.permutation([f"{first} {last}" for first in FIRST for last in LAST]).tolist()
     orders = {name: rng.permutation(sorted(by_client[name])).tolist() for name in chosen}
-    asked = {question for own in orders.values() for question in own[:shots]}
+    asked = {question for order in orders.values() for question in order[:shots]}
     trained: list[dict[str, Any]] = []
     tested: list[dict[str, Any]] = []
     for name, order in orders.items():
         trained += [by_client[name][question] for question in order[:shots]]
         trained += [_record(people.pop(), name, rng) for _ in range(records)]
+        # Another client may be trained on the same question.
         others = [question for question in order[shots:] if question not in asked]
         tested += [by_client[name][question] for question in others[:num_test]]
     if choices > 1:
         tested = [{**row, **_choices(row, by_client[row["client"]], about, choices, rng)} for row in tested]
     used = {row["instruction"] for row in (*trained, *tested)}
-    every = [row for own in by_client.values() for row in own.values()]
+    every = [row for client_rows in by_client.values() for row in client_rows.values()]
     rest = [row for row in every if row["instruction"] not in used]
     sizes = {"eligible": len(eligible)}
     for name, file, rows in (
@@ -120,16 +121,17 @@ def draw_shots(
 
 def _choices(
     row: dict[str, str],
-    own: dict[str, dict[str, str]],
+    client_rows: dict[str, dict[str, str]],
     about: dict[tuple[str, str], str],
     number: int,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
     """Return the answers of a test row, and the index of its own."""
     subject = about[row["client"], row["instruction"]]
-    order = rng.permutation(sorted(own)).tolist()
+    order = rng.permutation(sorted(client_rows)).tolist()
+    # Answers on the same subject first, as they are the hardest to tell from the right one.
     order.sort(key=lambda question: about[row["client"], question] != subject)
-    others = dict.fromkeys(own[question]["output"] for question in order)
+    others = dict.fromkeys(client_rows[question]["output"] for question in order)
     others.pop(row["output"])
     wrong = [*others][: number - 1]
     answer = int(rng.integers(len(wrong) + 1))

@@ -154,11 +154,11 @@ def read_votes(
         else:
             fields = {name: value for name, value in values.items() if name not in VOTE_NAMES}
             comparison, swapped = _find_comparison(votes, fields, a, b, index)
-            winner = int(choice == "b") ^ swapped
+            winner = int(choice == "b") ^ swapped  # in the order of the comparison, not of the row
             if (client, comparison, winner) in seen:
                 counts.duplicates += 1
                 continue
-            counts.conflicts += (client, comparison, 1 - winner) in seen
+            counts.conflicts += (client, comparison, 1 - winner) in seen  # both votes are kept
             seen.add((client, comparison, winner))
             votes.comparison.append(comparison)
             votes.winner.append(winner)
@@ -189,7 +189,7 @@ def _find_comparison(
     votes: Votes, fields: Mapping[str, str], a: str, b: str, index: dict[tuple, int]
 ) -> tuple[int, int]:
     """Return the index of the comparison and whether this row has the answers in the other order; add a new one."""
-    first, second = min(a, b), max(a, b)
+    first, second = min(a, b), max(a, b)  # a row in the other order has the same key
     key = (tuple(sorted(fields.items())), first, second)
     if key not in index:
         index[key] = len(votes.comparisons)

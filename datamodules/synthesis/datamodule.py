@@ -37,7 +37,7 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
 from fedlight.evaluation.instruction_scores import best, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.federation.candidates import MIXED, SYNTHETIC
+from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import Visit
 from fedlight.federation.state import State
 from fedlight.processes.work import for_each
@@ -130,7 +130,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             self.reset_synthesis()
             self._round_idx, self._own = round_idx, self.train_set
             self._pool = CandidatePool(self._own, self.tokenizer, self.template, self.max_tokens)
-        others = [one for one in self._parts if not set(one.clients) <= set(client_ids)]
+        others = [part for part in self._parts if not set(part.clients) <= set(client_ids)]
         return Making(self.synthesis, self.template, module, self.seed, round_idx, self._record(), others)
 
     def _put(self, parts: Sequence[Part], new: Sequence[Part]) -> None:
@@ -211,8 +211,8 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         """Return the number of batches in one pass; 0 for ``synthetic`` without candidates."""
         if split not in (SYNTHETIC, MIXED):
             return super().num_batches(client_id, split)
-        own = len(self.client_indices[client_id]) if split == MIXED else 0
-        examples = own + self.num_synthetic(client_id)
+        num_own = len(self.client_indices[client_id]) if split == MIXED else 0
+        examples = num_own + self.num_synthetic(client_id)
         return batches_in_pass(examples, self.batch_size) if examples else 0
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
@@ -220,9 +220,9 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         indices = self._find_positions(visit.client_id)
         if (visit.client_id, visit.split) in self.plan.further or visit.split == "train" or not len(indices):
             return super().batch_shapes(visit, round_idx)
-        own = self.client_indices[visit.client_id] if visit.split == MIXED else indices[:0]
-        size = min(self.batch_size, len(own) + self.num_synthetic(visit.client_id))
-        indices = np.concatenate([own, indices])
+        own_indices = self.client_indices[visit.client_id] if visit.split == MIXED else indices[:0]
+        size = min(self.batch_size, len(own_indices) + self.num_synthetic(visit.client_id))
+        indices = np.concatenate([own_indices, indices])
         assert self.train_lengths is not None
         assert self.train_labelled is not None
         labelled = int(np.sort(self.train_labelled[indices])[-size:].sum())
@@ -297,14 +297,14 @@ def score_candidates(
     """
     if score == "random":
         return np.random.default_rng(seed).random(len(candidates))
-    prompts = [template.render(one.fields).text for one in candidates]
-    responses = [template.continuation(one.fields["response"]) for one in candidates]
+    prompts = [template.render(candidate.fields).text for candidate in candidates]
+    responses = [template.continuation(candidate.fields["response"]) for candidate in candidates]
     alone = [] if score == "ppl" else [responses]
-    found = model.log_likelihoods([*prompts, *("" for _ in alone)], [*([one] for one in responses), *alone])
-    conditional = mean_losses([one for (one,) in found[: len(candidates)]])
+    scored = model.log_likelihoods([*prompts, *("" for _ in alone)], [[text] for text in responses] + alone)
+    conditional = mean_losses([likelihood for (likelihood,) in scored[: len(candidates)]])
     if score == "ppl":
         return ppl(conditional)
-    return ifs(conditional, mean_losses(found[-1]))
+    return ifs(conditional, mean_losses(scored[-1]))
 
 
 def _describe(round_idx: int, sizes: Mapping[str, int], counts: Counter[str], notes: Counter[str]) -> str:

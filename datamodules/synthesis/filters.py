@@ -52,8 +52,8 @@ def check_format(instruction: str, min_words: int, refusals: Iterable[str]) -> s
         return NO_LETTER
     if len(instruction.split()) < min_words:
         return TOO_SHORT
-    found = (re.match(rf"{re.escape(text)}(?!\w)", instruction, re.IGNORECASE) for text in refusals)
-    return REFUSAL if any(found) else None
+    matches = (re.match(rf"{re.escape(text)}(?!\w)", instruction, re.IGNORECASE) for text in refusals)
+    return REFUSAL if any(matches) else None
 
 
 class OwnTexts:
@@ -78,10 +78,10 @@ class OwnTexts:
         """Return the fault of a new instruction; without a fault, remember it and return None.
 
         Examples:
-            >>> own = OwnTexts([{"instruction": "Name a large planet.", "input": "", "response": "Saturn."}], 0.7)
-            >>> own.check_instruction("Name a planet."), own.check_instruction("Write a poem.")
+            >>> texts = OwnTexts([{"instruction": "Name a large planet.", "input": "", "response": "Saturn."}], 0.7)
+            >>> texts.check_instruction("Name a planet."), texts.check_instruction("Write a poem.")
             ('near_instruction', None)
-            >>> own.check_instruction("write a  poem.")
+            >>> texts.check_instruction("write a  poem.")
             'repeated'
         """
         key = _fold(instruction)
@@ -96,15 +96,15 @@ class OwnTexts:
         """Return the fault of a new example that copies one of the client's own, or its long text; None without a fault.
 
         Examples:
-            >>> own = OwnTexts([{"instruction": "Name it.", "input": "a b c d e", "response": "Saturn."}], 0.7)
-            >>> own.check_example({"instruction": "Say it.", "input": "a b c d e", "response": "Saturn."})
+            >>> texts = OwnTexts([{"instruction": "Name it.", "input": "a b c d e", "response": "Saturn."}], 0.7)
+            >>> texts.check_example({"instruction": "Say it.", "input": "a b c d e", "response": "Saturn."})
             'near_example'
             >>> long = "It is cold, it has rings, and a year there takes longer than twenty-nine of ours."
-            >>> own = OwnTexts([{"instruction": "Describe Saturn.", "input": "", "response": long}], 0.7)
+            >>> texts = OwnTexts([{"instruction": "Describe Saturn.", "input": "", "response": long}], 0.7)
             >>> asked = "Write a poem of four lines about the time that the largest of all the gas giants takes."
-            >>> own.check_example({"instruction": asked, "input": "", "response": f"{asked} {long}"})
+            >>> texts.check_example({"instruction": asked, "input": "", "response": f"{asked} {long}"})
             'near_response'
-            >>> own.check_example({"instruction": asked, "input": long, "response": "Thirty years."})
+            >>> texts.check_example({"instruction": asked, "input": long, "response": "Thirty years."})
             'near_input'
         """
         if self._examples.near(_join(row)):

@@ -96,7 +96,7 @@ class BatchGenerator:
     def _fit(self, prompts: Sequence[Prompt]) -> list[tuple[str | None, int]]:
         """Return each prompt's text with as many demonstrations as fit and their number; None if none fits."""
         shown = [list(prompt.demonstrations) for prompt in prompts]
-        found: list[tuple[str | None, int]] = [(None, 0)] * len(prompts)
+        fitted: list[tuple[str | None, int]] = [(None, 0)] * len(prompts)
         pending = list(range(len(prompts)))
         while pending:
             texts = [prompts[index].write(shown[index]) for index in pending]
@@ -105,21 +105,21 @@ class BatchGenerator:
                 fits = self.model.fits(texts, self.max_new_tokens)
             for index, text, fit in zip(pending, texts, fits, strict=True):
                 if fit:
-                    found[index] = text, len(shown[index])
+                    fitted[index] = text, len(shown[index])
                 elif shown[index]:  # dropping the longest demonstration gains most room
                     shown[index].remove(max(shown[index], key=lambda row: sum(map(len, row.values()))))
-            pending = [index for index in pending if found[index][0] is None and shown[index]]
-        return found
+            pending = [index for index in pending if fitted[index][0] is None and shown[index]]
+        return fitted
 
     def _generate(self, prompts: list[tuple[str, str]], seed: int, label: str) -> list[tuple[str, bool]]:
         """Return the text of each answer and whether it was cut off, given client and text of each prompt."""
         # Greedy answers of a client to equal prompts are equal. The longest prompt pads its whole batch.
         distinct = list(dict.fromkeys(prompts)) if self.temperature == 0 else prompts
-        own: dict[str, list[int]] = {}
+        by_client: dict[str, list[int]] = {}
         for index, (client, _) in enumerate(distinct):
-            own.setdefault(client, []).append(index)
+            by_client.setdefault(client, []).append(index)
         batches: list[tuple[str, int, list[int]]] = []
-        for client, places in sorted(own.items()):
+        for client, places in sorted(by_client.items()):
             places.sort(key=lambda index: -len(distinct[index][1]))
             starts = range(0, len(places), self.batch_size)
             batches += [(client, at, places[at : at + self.batch_size]) for at in starts]

@@ -29,8 +29,8 @@ class CandidatePool(Dataset):
         labelled: labelled tokens of each example, ``(examples,)``.
     """
 
-    def __init__(self, own: ResponseExamples, tokenizer: Any, template: Template, max_tokens: int) -> None:
-        self.own, self.lengths, self.labelled = own, own.lengths, own.labelled
+    def __init__(self, train: ResponseExamples, tokenizer: Any, template: Template, max_tokens: int) -> None:
+        self.own, self.lengths, self.labelled = train, train.lengths, train.labelled
         self.tokenizer, self._uncut, self.max_tokens = tokenizer, template.uncut(), max_tokens
         self.candidates: dict[str, list[Candidate]] = {}
         self.positions: dict[str, np.ndarray] = {}
@@ -51,21 +51,21 @@ class CandidatePool(Dataset):
 
     def put(self, made: Mapping[str, Sequence[Candidate]]) -> None:
         """Replace the candidates of some clients."""
-        rows = [one.fields for own in made.values() for one in own]
+        rows = [candidate.fields for candidates in made.values() for candidate in candidates]
         encoded = encode_responses(
             self.tokenizer, self._uncut, rows, [row["response"] for row in rows], self.max_tokens
         )
         fits = iter(encoded.kept)
-        kept = {client: [one for one in own if next(fits)] for client, own in made.items()}
-        new = [one for own in kept.values() for one in own]
+        kept = {client: [each for each in candidates if next(fits)] for client, candidates in made.items()}
+        new = [candidate for candidates in kept.values() for candidate in candidates]
         at = len(self.own) + len(self._weights)
-        for client, own in kept.items():
-            self.candidates[client], self.too_long[client] = own, len(made[client]) - len(own)
-            self.positions[client] = np.arange(at, at + len(own))
-            at += len(own)
+        for client, candidates in kept.items():
+            self.candidates[client], self.too_long[client] = candidates, len(made[client]) - len(candidates)
+            self.positions[client] = np.arange(at, at + len(candidates))
+            at += len(candidates)
         if new:
             more = ResponseExamples(encoded, np.flatnonzero(encoded.kept))
             self._encoded = more if self._encoded is None else join_examples(self._encoded, more)
-            self._weights = np.concatenate([self._weights, [one.weight for one in new]])
+            self._weights = np.concatenate([self._weights, [candidate.weight for candidate in new]])
             self.lengths = np.concatenate([self.own.lengths, self._encoded.lengths])
             self.labelled = np.concatenate([self.own.labelled, self._encoded.labelled])

@@ -90,7 +90,7 @@ class SelfGenerationPrompts:
             shown: demonstrations, each with ``instruction``, ``input`` and ``response``.
 
         Examples:
-            >>> shown = [{"instruction": f"Name a {one}.", "input": "", "response": "?"} for one in ("cat", "tree")]
+            >>> shown = [{"instruction": f"Name a {thing}.", "input": "", "response": "?"} for thing in ("cat", "tree")]
             >>> print(FEWFEDPIT_PROMPTS.write_instruction_prompt(shown))
             Below is a list of tasks...
             <BLANKLINE>
@@ -229,7 +229,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
         (('', '4'), ('\nQ:', '\nA:'))
     """
     slots = {instruction: "{instruction}", given: "{input}"}
-    forms = [one.text for one in (template, template.without or template)]
+    forms = [form.text for form in (template, template.without or template)]
     full, short = (
         "".join(
             _escape(fixed) + ("" if slot is None else slots.get(slot, ""))

@@ -102,8 +102,8 @@ class PseudoResponses(Synthesis):
                 self.dropped.append(Dropped(client, row, fault))
         weights = for_each(lambda rows: self._weigh(rows, template, model), made.values())
         return {
-            client: [Candidate(row, weight) for row, weight in zip(rows, own, strict=True)]
-            for (client, rows), own in zip(made.items(), weights, strict=True)
+            client: [Candidate(row, weight) for row, weight in zip(rows, client_weights, strict=True)]
+            for (client, rows), client_weights in zip(made.items(), weights, strict=True)
         }
 
     def _weigh(self, rows: list[dict[str, str]], template: Template, model: KnowsEnergies) -> list[float]:

@@ -111,10 +111,10 @@ class SynthesisRecord:
             return None, "damaged"
         for part in parts:
             differing = compare_settings(part.settings, settings)
-            own = part.clients == list(clients)
-            if own and not differing:
+            same_clients = part.clients == list(clients)
+            if same_clients and not differing:
                 return part, ""
-            if differing and (own or not set(differing) <= set(PART_SETTINGS)):
+            if differing and (same_clients or not set(differing) <= set(PART_SETTINGS)):
                 return None, f"made with other {', '.join(differing)}"
         return None, ""
 
@@ -166,8 +166,8 @@ class Making:
             OSError: the folder cannot be written.
         """
         settings = self._settings(rows)
-        if (found := once(lambda: self._find(settings, list(rows)))) is not None:
-            return _parse(found)[0]
+        if (saved := once(lambda: self._find(settings, list(rows)))) is not None:
+            return _parse(saved)[0]
         part = self._make(self.synthesis, rows, self.module, settings)
         self._write([part])
         # Also from a user's synthesis, all processes of a team have the candidates that the file has.
@@ -191,19 +191,19 @@ class Making:
         """
         parts: dict[str, Part] = {}
         wanted: dict[str, Settings] = {}
-        for client, own in rows.items():
+        for client, client_rows in rows.items():
             with holding(states[client]):
-                settings = self._settings({client: own})
-            found = once(partial(self._find, settings, [client]))
-            if found is None:
+                settings = self._settings({client: client_rows})
+            saved = once(partial(self._find, settings, [client]))
+            if saved is None:
                 wanted[client] = settings
             else:
-                parts[client] = _parse(found)[0]
+                parts[client] = _parse(saved)[0]
 
         def make(clients: Sequence[str]) -> list[str]:
             def work_of(client: str) -> Callable[[Any], str]:
-                own, chosen = {client: rows[client]}, copy.copy(self.synthesis)
-                return lambda model: _serialize(self._make(chosen, own, model, wanted[client])).decode()
+                own_rows, chosen = {client: rows[client]}, copy.copy(self.synthesis)
+                return lambda model: _serialize(self._make(chosen, own_rows, model, wanted[client])).decode()
 
             works = [work_of(client) for client in clients]
             with working_in(ALONE):  # the work of one process
@@ -253,12 +253,12 @@ class Making:
         record, round_idx = self.record, self.round_idx
         if record is None:
             return None
-        found, why_not = record.find(round_idx, settings, clients)
-        if found is not None:
+        part, why_not = record.find(round_idx, settings, clients)
+        if part is not None:
             rank_zero_info(
                 f"{record.file(round_idx)}: candidates of an earlier run with the same settings and model"
             )
-            return _serialize(found).decode()
+            return _serialize(part).decode()
         if why_not:
             rank_zero_info(f"{record.file(round_idx)}: its candidates are not used: {why_not}")
         record.check_writable(round_idx)
@@ -319,10 +319,10 @@ def _parse(content: bytes | str) -> list[Part]:
 
 def _serialize(part: Part) -> bytes:
     rows = to_lines(
-        {"client": client, "fields": one.fields, "weight": one.weight}
-        for client, own in part.candidates.items()
-        for one in own
-    ) + to_lines({"client": one.client, "fields": one.fields, "dropped": one.reason} for one in part.dropped)
+        {"client": client, "fields": candidate.fields, "weight": candidate.weight}
+        for client, candidates in part.candidates.items()
+        for candidate in candidates
+    ) + to_lines({"client": row.client, "fields": row.fields, "dropped": row.reason} for row in part.dropped)
     head = {
         "rows": rows.count(b"\n"),
         ROWS_DIGEST: digest_bytes(rows),

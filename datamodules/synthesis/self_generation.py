@@ -154,30 +154,30 @@ class SelfGeneration(Synthesis):
         # All names are counted, at 0 too, so that the logged table has the same columns in each round.
         self.counts = Counter(dict.fromkeys((TRIED, SURVIVED, *REASONS), 0))
         self.notes = Counter(dict.fromkeys((FEWER, MISSING, SHORT), 0))
-        rows = {client: [self._to_row(fields) for fields in own] for client, own in clients.items()}
+        rows = {client: [self._to_row(fields) for fields in given] for client, given in clients.items()}
         drafts = self._make_drafts(rows, template, model, seed)
         made = {client: [draft for draft in drafts[client] if draft.fault is None] for client in clients}
-        self.notes[MISSING] = sum(self.number - len(own) for own in made.values())
-        self.notes[SHORT] = sum(len(own) < self.number for own in made.values())
+        self.notes[MISSING] = sum(self.number - len(kept) for kept in made.values())
+        self.notes[SHORT] = sum(len(kept) < self.number for kept in made.values())
         self.dropped = [
             Dropped(draft.client, draft.row, draft.fault)
-            for own in drafts.values()
-            for draft in own
+            for client_drafts in drafts.values()
+            for draft in client_drafts
             if draft.fault
         ]
         return {
-            client: [Candidate(self._to_fields(draft.row, template)) for draft in own]
-            for client, own in made.items()
+            client: [Candidate(self._to_fields(draft.row, template)) for draft in kept]
+            for client, kept in made.items()
         }
 
     def _make_drafts(
         self, rows: Mapping[str, list[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Draft]]:
         """Return all drafts of each client, in the order of generation."""
-        texts = {client: OwnTexts(own, self.max_rouge_l) for client, own in rows.items()}
+        texts = {client: OwnTexts(client_rows, self.max_rouge_l) for client, client_rows in rows.items()}
         drafts: dict[str, list[Draft]] = {client: [] for client in rows}
         passes = 0
-        while new := [draft for client, own in drafts.items() for draft in self._begin_drafts(client, own)]:
+        while new := [draft for client, past in drafts.items() for draft in self._begin_drafts(client, past)]:
             pass_seed = derive_seed(seed, "pass", passes) if passes else seed
             passes += 1
             self._write_instructions(new, rows, texts, model, pass_seed)
@@ -213,12 +213,12 @@ class SelfGeneration(Synthesis):
         generator = self._create_generator(model, self.max_instruction_tokens, self._prompts.instruction_stop)
         answers = self._generate(generator, prompts, derive_seed(seed, "instructions"), "New instructions")
         for draft, answer in zip(drafts, answers, strict=True):
-            found = self._prompts.read_instruction(answer.text)
-            instruction = found or ""
-            draft.row = {"instruction": answer.text if found is None else found, "input": "", "response": ""}
+            read = self._prompts.read_instruction(answer.text)
+            instruction = read or ""
+            draft.row = {"instruction": answer.text if read is None else read, "input": "", "response": ""}
             draft.fault = (
                 answer.fault
-                or (NO_MATCH if found is None else None)
+                or (NO_MATCH if read is None else None)
                 or check_format(instruction, self.min_words, self.refusals)
                 or texts[draft.client].check_instruction(instruction)
             )
@@ -263,7 +263,7 @@ class SelfGeneration(Synthesis):
                 asked.append(draft)
         generator = self._create_generator(model, self.max_response_tokens, self._prompts.input_stop)
         prompts = [
-            self._response_prompt(one, rows[one.client], attempt, seed, is_input=True) for one in asked
+            self._response_prompt(draft, rows[draft.client], attempt, seed, is_input=True) for draft in asked
         ]
         answers = self._generate(generator, prompts, derive_seed(seed, "inputs", attempt), "Inputs")
         for draft, answer in zip(asked, answers, strict=True):
@@ -272,11 +272,11 @@ class SelfGeneration(Synthesis):
         return [draft for draft in drafts if id(draft) not in failed]
 
     def _response_prompt(
-        self, draft: Draft, own: list[Fields], attempt: int, seed: int, is_input: bool = False
+        self, draft: Draft, client_rows: list[Fields], attempt: int, seed: int, is_input: bool = False
     ) -> Prompt:
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction, given = draft.row["instruction"], None if is_input else draft.row["input"]
-        shown = _draw_alternately(rng, own, self.response_demonstrations)
+        shown = _draw_alternately(rng, client_rows, self.response_demonstrations)
         return Prompt(
             draft.client,
             shown,
@@ -285,12 +285,12 @@ class SelfGeneration(Synthesis):
 
     def _complete(self, draft: Draft, text: str, template: Template) -> str | None:
         """Copy input and response of an answer into the draft, or return the fault."""
-        found = self._prompts.read_response(text)
-        if found is None:
+        read = self._prompts.read_response(text)
+        if read is None:
             return NO_MATCH
-        if found[0] and self.input_slot not in template.slots:
+        if read[0] and self.input_slot not in template.slots:
             return NO_MATCH
-        draft.row |= {"input": found[0] or draft.row["input"], "response": found[1]}
+        draft.row |= {"input": read[0] or draft.row["input"], "response": read[1]}
         return None
 
     def _prompts_in(self, template: Template, model: AnswersPrompts) -> SelfGenerationPrompts:

@@ -72,8 +72,8 @@ class SubstituteRows(Synthesis):
     def _draw(
         self, client: str, pool: Sequence[dict[str, str]], rows: Sequence[Fields], seed: int
     ) -> list[Candidate]:
-        own = {tuple(sorted(row.items())) for row in rows}
-        left = [row for row in pool if tuple(sorted(row.items())) not in own]
+        held = {tuple(sorted(row.items())) for row in rows}
+        left = [row for row in pool if tuple(sorted(row.items())) not in held]
         if len(left) < self.number:
             raise ValueError(
                 f"{self.source}: {len(left)} rows are no rows of client {client}, fewer than number={self.number}: give a "

@@ -64,8 +64,8 @@ class Chat:
             )
         name = f"the chat template of tokenizer {tokenizer.name_or_path!r}"
         asked = _render(tokenizer, [_turn("user", ASKED)])
-        before, found, after = asked.partition(ASKED)
-        if not found:
+        before, question, after = asked.partition(ASKED)
+        if not question:
             raise ValueError(f"{name} does not show a question: {REMEDY}")
         if opening_ids(tokenizer) and not chat_starts(tokenizer):
             raise ValueError(
@@ -97,6 +97,7 @@ class Chat:
         if len(marked := chat._marked(turns)) != 1:
             return replace(self, fault=f"{name} marks {len(marked)} parts of one answer: {REMEDY}")
         [(first, last)] = marked
+        # Marks may leave the end token out, and a model that is not taught it never ends.
         return replace(chat, lead=first - len(asked), stop=max(last - len(full) + len(closing), stops[0]))
 
     def answerable(self) -> "Chat":
@@ -134,7 +135,7 @@ class Chat:
         return [
             self._find(full, turns[:place], turn["content"])
             for place, turn in enumerate(turns)
-            if turn["role"] == "assistant" and any(one["role"] == "user" for one in turns[:place])
+            if turn["role"] == "assistant" and any(earlier["role"] == "user" for earlier in turns[:place])
         ]
 
     def taught(self, encoding: Any, spans: Sequence[Span]) -> np.ndarray:
@@ -163,9 +164,9 @@ class Chat:
     def _marked(self, turns: Sequence[Mapping[str, str]]) -> list[Span]:
         """Return the characters of each answer that the template marks."""
         options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = render_turns(self.tokenizer, turns, ask=False, **options)
+        encoded = render_turns(self.tokenizer, turns, ask=False, **options)
         [encoding] = encode(self.tokenizer, [_render(self.tokenizer, turns, ask=False)])
-        mask = np.array([0, *found["assistant_masks"], 0])
+        mask = np.array([0, *encoded["assistant_masks"], 0])  # each answer has two borders
         borders = np.flatnonzero(np.diff(mask)).reshape(-1, 2)
         return [(encoding.offsets[first][0], encoding.offsets[last - 1][1]) for first, last in borders]
 
@@ -198,7 +199,11 @@ def read_turns(text: str) -> list[dict[str, str]]:
         turns = json.loads(text)
     except ValueError:
         turns = None
-    if isinstance(turns, list) and turns and all(isinstance(one, dict) and {*one} == TURN for one in turns):
+    if (
+        isinstance(turns, list)
+        and turns
+        and all(isinstance(turn, dict) and {*turn} == TURN for turn in turns)
+    ):
         return turns
     return [_turn("user", text)]
 

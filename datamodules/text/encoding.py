@@ -97,6 +97,7 @@ def encode_choice(
         for a, b in ((comparison.first, comparison.second), (comparison.second, comparison.first))
     ]
     sequences, trimmed = [], 0
+    # One token more than the limit: the letter is encoded to see that it stays a token alone, and left out again.
     for text, fitted in zip(texts, fit_texts(tokenizer, texts, max_tokens - len(leading) + 1), strict=True):
         if fitted is not None and fitted.ids[-1] != letter:
             raise ValueError(
@@ -153,7 +154,7 @@ def encode_responses(
             template.chat.check(texts[row].text, turns, responses[row])
             earlier = template.chat.earlier_answers(turns, responses[row]) if taught_turns == "all" else []
             masks.append(_find_taught(template, fitted, prompt_end, earlier))
-            marks[-1] = int(masks[-1].argmax())
+            marks[-1] = int(masks[-1].argmax())  # the first taught token
     encoded = _make_encoded(sequences, marks, trimmed)
     return encoded if template.chat is None else replace(encoded, taught=TokenTable(masks))
 
@@ -188,7 +189,7 @@ def encode_pair(
             first, second = _shorten_equally(first, second, room)
         room -= len(first) + len(second)
         left = prompt[: max(room - len(separator), 0)]
-        trimmed += 2 * (room >= 0 and len(left) + len(first) + len(second) < full)
+        trimmed += 2 * (room >= 0 and len(left) + len(first) + len(second) < full)  # both orders
         head = [opening, left, separator] if len(left) else [opening]
         for a, b in ((first, second), (second, first)):
             segments = [np.concatenate([*head, a, separator]), np.concatenate([b, separator])]
@@ -206,10 +207,10 @@ def _cut_pairs(tokenizer: Any, texts: list[Parts], budget: int) -> list[Parts]:
     """Return texts in which both prompts of a pair are cut to the shorter length that fits."""
     kept = [None if fitted is None else fitted.kept for fitted in fit_texts(tokenizer, texts, budget)]
     shared = list(texts)
-    for one in range(0, len(texts), 2):
-        a, b = kept[one], kept[one + 1]
+    for start in range(0, len(texts), 2):
+        a, b = kept[start], kept[start + 1]
         if a is not None and b is not None and a != b:
-            shared[one : one + 2] = [text.cut(min(a, b)) for text in texts[one : one + 2]]
+            shared[start : start + 2] = [text.cut(min(a, b)) for text in texts[start : start + 2]]
     return shared
 
 
@@ -240,5 +241,6 @@ def _shorten_equally(first: np.ndarray, second: np.ndarray, room: int) -> tuple[
         >>> [len(part) for part in _shorten_equally(np.arange(9), np.arange(2), room=6)]
         [4, 2]
     """
+    # An answer of at most half of the room stays whole.
     limit = max(room - min(len(first), len(second)), room // 2)
     return first[:limit], second[:limit]

@@ -169,7 +169,7 @@ def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> d
     if with_types:
         borders = [example["second_segment"] for example in examples]
         types = [
-            (np.arange(len(own)) >= border).astype(int) for own, border in zip(ids, borders, strict=True)
+            (np.arange(len(row)) >= border).astype(int) for row, border in zip(ids, borders, strict=True)
         ]
         batch["token_type_ids"] = pad(types, 0)
     if all("order" in example for example in examples):

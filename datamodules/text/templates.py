@@ -172,8 +172,8 @@ class Template:
         """
         kind, colon, message = name.partition(":")
         if kind == CHAT and (colon or kind == name):
-            found = cls.named(message.lstrip(" ")) if colon else _default_message(columns, asks)
-            return replace(found, is_chat=True)
+            inner = cls.named(message.lstrip(" ")) if colon else _default_message(columns, asks)
+            return replace(inner, is_chat=True)
         text = name if "{" in name else _find_text(name)
         slots = _list_slots(text)
         trim = next((slot for slot in TRIM_ORDER if slot in slots), None)
@@ -250,9 +250,9 @@ class Template:
         heads = [lines[-1] for lines, slot in parts if slot]
         lines = [first] if len(first.split()) > 3 else []
         lines += [head for head in heads if ":" in head]
-        lines += [line for own, _ in parts for line in own if line.startswith(MARKS) and WORD.search(line)]
-        own = [f"\n{line.rstrip()}"[:STOP_CHARACTERS] for line in lines]
-        return tuple(dict.fromkeys([*own, *(self.without.stops if self.without else ())]))
+        lines += [line for part, _ in parts for line in part if line.startswith(MARKS) and WORD.search(line)]
+        stops = [f"\n{line.rstrip()}"[:STOP_CHARACTERS] for line in lines]
+        return tuple(dict.fromkeys([*stops, *(self.without.stops if self.without else ())]))
 
     @property
     def closing(self) -> str:
@@ -295,11 +295,11 @@ class Template:
     def show(self, fields: Mapping[str, str], shots: Sequence[tuple[Mapping[str, str], str]]) -> str:
         """Return the prompt after examples with their answers: earlier turns of a chat, else texts between blank lines."""
         if self.chat is None:
-            shown = [self.render(own).text + self.continuation(answer) for own, answer in shots]
+            shown = [self.render(shot).text + self.continuation(answer) for shot, answer in shots]
             return "\n\n".join([*shown, self.render(fields).text])
         turns = []
-        for own, answer in shots:
-            turns += [*self.turns(own), {"role": "assistant", "content": answer}]
+        for shot, answer in shots:
+            turns += [*self.turns(shot), {"role": "assistant", "content": answer}]
         return self.chat.render([*turns, *self.turns(fields)])
 
     def turns(self, fields: Mapping[str, str]) -> list[dict[str, str]]:

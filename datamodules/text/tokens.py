@@ -166,10 +166,10 @@ def check_known(
         return ""
     ids = [token for encoding in encode(tokenizer, texts) for token in encoding.ids]
     share = ids.count(unknown) / max(len(ids), 1)
-    found = f"{source}: {share:.0%} of the text is unknown to the tokenizer {name!r}"
+    finding = f"{source}: {share:.0%} of the text is unknown to the tokenizer {name!r}"
     if share > MOST_UNKNOWN:
-        raise ValueError(f"{found}, so a model would learn next to nothing: {remedy}")
-    return f"{found}, and a model cannot tell these words apart: {remedy}" if share > SOME_UNKNOWN else ""
+        raise ValueError(f"{finding}, so a model would learn next to nothing: {remedy}")
+    return f"{finding}, and a model cannot tell these words apart: {remedy}" if share > SOME_UNKNOWN else ""
 
 
 def end_id(tokenizer: Any) -> int:

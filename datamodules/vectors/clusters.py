@@ -45,8 +45,8 @@ def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
         seed: seed of the starting points.
 
     Examples:
-        >>> found = cluster(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), num_clusters=5, seed=0)
-        >>> found.centers.tolist(), found.sizes.tolist()
+        >>> clusters = cluster(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), num_clusters=5, seed=0)
+        >>> clusters.centers.tolist(), clusters.sizes.tolist()
         ([[1.0, 0.0], [0.0, 1.0]], [2, 1])
     """
     vectors = np.asarray(vectors, dtype=np.float32)
@@ -93,8 +93,8 @@ def assign_clusters(vectors: np.ndarray, num_clusters: int, seed: int) -> np.nda
     The seed also draws the rows that are fitted.
 
     Examples:
-        >>> one, other, again = assign_clusters(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 2, seed=0)
-        >>> bool(one == again), bool(one == other)
+        >>> first, second, again = assign_clusters(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 2, seed=0)
+        >>> bool(first == again), bool(first == second)
         (True, False)
     """
     vectors = np.asarray(vectors, dtype=np.float32)

@@ -55,11 +55,12 @@ class EmbeddingCache:
         order = np.argsort(keys)
         in_order = keys[order]
         vectors, known = None, np.zeros(len(texts), dtype=bool)
-        for file, own in self._blocks() if texts else ():
-            places = np.minimum(np.searchsorted(in_order, own), len(texts) - 1)
-            rows = np.flatnonzero(in_order[places] == own)
+        for file, block_keys in self._blocks() if texts else ():
+            # A key above all others has its place behind the last one.
+            places = np.minimum(np.searchsorted(in_order, block_keys), len(texts) - 1)
+            rows = np.flatnonzero(in_order[places] == block_keys)
             texts_here = order[places[rows]]
-            if known[texts_here].all():
+            if known[texts_here].all():  # its vectors need not be read
                 continue
             values = self._read(file, "vectors")
             if values is None or (vectors is not None and vectors.shape[1] != values.shape[1]):
@@ -133,8 +134,8 @@ def text_keys(texts: Sequence[str]) -> np.ndarray:
     """Return 16 bytes for each text, equal for equal texts alone, ``(texts,)``.
 
     Examples:
-        >>> one, other, again = text_keys(["x", "y", "x"])
-        >>> bool(one == again), bool(one == other)
+        >>> first, second, again = text_keys(["x", "y", "x"])
+        >>> bool(first == again), bool(first == second)
         (True, False)
     """
     digests = (

@@ -75,8 +75,8 @@ class HashedEncoder(Encoder):
 
     Examples:
         >>> encoder = HashedEncoder(dimension=64)
-        >>> one, same, other = encoder.encode(["the cat sat", "The cat SAT!", "sums of odd numbers"])
-        >>> round(float(one @ same), 3), bool(abs(one @ other) < 0.5)
+        >>> first, same, other = encoder.encode(["the cat sat", "The cat SAT!", "sums of odd numbers"])
+        >>> round(float(first @ same), 3), bool(abs(first @ other) < 0.5)
         (1.0, True)
     """
 
@@ -232,14 +232,14 @@ class SentenceEncoder(Encoder):
         """Return what is in the cache as `_find` does; warn of damaged files."""
         assert self._cache is not None
         before = self._cache.damaged
-        found = self._cache.find(texts)
+        cached = self._cache.find(texts)
         if self._cache.damaged > before:
             warnings.warn(
                 f"{self._cache.damaged - before} damaged files of the embedding cache {self._cache.folder} were removed; "
                 "their texts are encoded again",
                 stacklevel=6,
             )
-        return (None, np.arange(len(texts))) if found is None else (found[0], np.flatnonzero(~found[1]))
+        return (None, np.arange(len(texts))) if cached is None else (cached[0], np.flatnonzero(~cached[1]))
 
     def _encode_missing(
         self, texts: Sequence[str], vectors: np.ndarray | None, missing: np.ndarray

@@ -31,7 +31,7 @@ def write_index(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ABOUT).unlink(missing_ok=True)
+        (folder / ABOUT).unlink(missing_ok=True)  # written last: without it there is no index
         with whole_file(folder / VECTORS) as new:
             with new.open("wb") as stream:
                 np.save(stream, vectors)
@@ -109,8 +109,9 @@ def vectors_digest(vectors: np.ndarray) -> str:
     """Return 32 hex digits of shape and content, read block by block.
 
     Examples:
-        >>> one = np.eye(2, dtype=np.float32)
-        >>> vectors_digest(one) == vectors_digest(one.copy()), vectors_digest(one) == vectors_digest(one[::-1])
+        >>> vectors = np.eye(2, dtype=np.float32)
+        >>> copy, backwards = vectors.copy(), vectors[::-1]
+        >>> vectors_digest(vectors) == vectors_digest(copy), vectors_digest(vectors) == vectors_digest(backwards)
         (True, False)
     """
     digest = hashlib.blake2b(repr(vectors.shape).encode(), digest_size=16)

@@ -57,15 +57,15 @@ class SearchRecall:
     exact: bool
 
     def __str__(self) -> str:
-        found = (
+        summary = (
             f"hnsw, ef {self.efforts[-1]:,} for {self.number:,} rows, recall {self.means[-1]:.4f}, worst query "
             f"{self.worsts[-1]:.4f} ({self.queries:,} of {self.all_queries:,} queries compared)"
         )
         if self.exact:
-            found += (
+            summary += (
                 f", below {self.target}; searched exactly, which is cheaper than ef {2 * self.efforts[-1]:,}"
             )
-        return f"index of {self.rows:,} x {self.dimension:,}: {found}"
+        return f"index of {self.rows:,} x {self.dimension:,}: {summary}"
 
     def record(self) -> dict[str, Any]:
         """Return plain values for a record."""
@@ -75,7 +75,7 @@ class SearchRecall:
         return {**plain, "searched": "exact" if self.exact else "hnsw", "tried": tried}
 
 
-def query_recall(found: Sequence[Hits], exact: Sequence[Hits]) -> np.ndarray:
+def query_recall(approximate: Sequence[Hits], exact: Sequence[Hits]) -> np.ndarray:
     """Return each query's share of exact hits that were found, ``(queries,)``, in [0, 1]; 1 where there are none.
 
     A row that is as near as the last exact hit counts as found: of equal rows any is right.
@@ -86,10 +86,10 @@ def query_recall(found: Sequence[Hits], exact: Sequence[Hits]) -> np.ndarray:
         array([0.5])
     """
     shares = [
-        min(1.0, np.count_nonzero(own.scores >= right.scores[-1] - SAME_SCORE) / len(right.rows))
+        min(1.0, np.count_nonzero(hits.scores >= right.scores[-1] - SAME_SCORE) / len(right.rows))
         if len(right.rows)
         else 1.0
-        for own, right in zip(found, exact, strict=True)
+        for hits, right in zip(approximate, exact, strict=True)
     ]
     return np.array(shares)
 
@@ -123,6 +123,7 @@ def reach_recall(
         means.append(float(recall.mean()))
         worsts.append(float(recall.min()))
         reached = means[-1] >= target
+        # The next effort would cost as much as exact search.
         if reached or 2 * efforts[-1] * ROWS_PER_CANDIDATE >= len(index):
             break
         index.ef_factor *= 2

@@ -37,8 +37,8 @@ def retrieve(
     shapes = {np.shape(center) for center in centers.values()}
     if len(shapes) > 1:
         raise ValueError(f"the clients' centres differ in shape ({sorted(shapes)}): use one encoder for all")
-    found = index.search(np.stack([np.asarray(center) for center in centers.values()]), number, below=alpha)
-    return dict(zip(centers, found, strict=True))
+    nearest = index.search(np.stack([np.asarray(center) for center in centers.values()]), number, below=alpha)
+    return dict(zip(centers, nearest, strict=True))
 
 
 def retrieve_direct(index: VectorIndex, centers: np.ndarray, number: int, alpha: float | None = None) -> Hits:
@@ -65,14 +65,14 @@ def retrieve_direct(index: VectorIndex, centers: np.ndarray, number: int, alpha:
         >>> retrieve_direct(index, np.array([[1.0, 0.0], [0.6, 0.8]]), number=2).rows.tolist()
         [0, 1]
     """
-    found = index.search(centers, number, below=alpha)
+    nearest = index.search(centers, number, below=alpha)
     taken: dict[int, float] = {}
-    for position, hits in enumerate(found):
-        share = number // len(found) + (position < number % len(found))
+    for position, hits in enumerate(nearest):
+        share = number // len(nearest) + (position < number % len(nearest))
         taken.update(_take_first(hits, share, taken))
     if len(taken) < number:
-        rows = np.concatenate([hits.rows for hits in found])
-        scores = np.concatenate([hits.scores for hits in found])
+        rows = np.concatenate([hits.rows for hits in nearest])
+        scores = np.concatenate([hits.scores for hits in nearest])
         order = np.lexsort((rows, -scores))
         taken.update(_take_first(Hits(rows[order], scores[order]), number - len(taken), taken))
     rows = np.fromiter(taken.keys(), dtype=np.int64, count=len(taken))

@@ -65,12 +65,12 @@ def select_centers(
     chosen: dict[str, int] = {}
     total = np.zeros(clusters[names[0]].centers.shape[1])
     for turn, number in enumerate(rng.permutation(len(names))):
-        own = clusters[names[number]]
-        centers = own.centers.astype(np.float64)
+        of_client = clusters[names[number]]
+        centers = of_client.centers.astype(np.float64)
         dropped = turn
         if selection == "keep_n_minus_i" and turn:  # the first client's turn is before the loop of line 7
             dropped = max(len(centers) - (len(names) - turn), 0)
-        index = choose(centers @ total, own.sizes, dropped)
+        index = choose(centers @ total, of_client.sizes, dropped)
         chosen[names[number]] = index
         total += centers[index]
     return chosen
@@ -89,11 +89,12 @@ def choose(similarities: np.ndarray, sizes: np.ndarray, dropped: int) -> int:
     """
     by_similarity = np.lexsort((sizes, -similarities))  # of equally similar ones the smaller first
     kept = by_similarity[min(dropped, len(sizes) - 1) :]
+    # Of equally large clusters the least similar one, and of those the first.
     return int(kept[np.lexsort((kept, similarities[kept], -sizes[kept]))[0]])
 
 
 def _check(clusters: Mapping[str, Clusters]) -> None:
-    shapes = {name: own.centers.shape for name, own in clusters.items()}
+    shapes = {name: of_client.centers.shape for name, of_client in clusters.items()}
     dimension = next(iter(shapes.values()))[1:]
     for name, shape in shapes.items():
         if len(shape) != 2 or not shape[0] or len(clusters[name].sizes) != shape[0]:

@@ -182,7 +182,7 @@ class VectorIndex:
         queries = self.unit_queries(queries)
         if number < 1:
             raise ValueError(f"number={number}: ask for at least 1 row")
-        found: dict[int, Hits] = {}
+        results: dict[int, Hits] = {}
         asked, waiting = number, np.arange(len(queries))
         while self._graph is not None and len(waiting) and asked * 4 <= len(self):
             proposed = self._propose(queries[waiting], asked, threads)
@@ -194,15 +194,15 @@ class VectorIndex:
                 scores = np.asarray(self.vectors[rows]) @ queries[query]
                 under = np.flatnonzero(scores < (np.inf if below is None else below))
                 if len(under) >= number:
-                    found[query] = _take_best(rows[under], scores[under], number)
+                    results[query] = _take_best(rows[under], scores[under], number)
                 else:
                     above = max(above, asked - len(under))
-            waiting = np.array([query for query in waiting.tolist() if query not in found], dtype=int)
+            waiting = np.array([query for query in waiting.tolist() if query not in results], dtype=int)
             # Rows above the bound are the nearest, so all of them are known once one row below it is proposed.
             asked = number + above if above < asked else 2 * asked
         exact = exact_search(self.vectors, queries[waiting], number, below)
-        found |= dict(zip(waiting.tolist(), exact, strict=True))
-        return [found[query] for query in range(len(queries))]
+        results |= dict(zip(waiting.tolist(), exact, strict=True))
+        return [results[query] for query in range(len(queries))]
 
     def _propose(self, queries: np.ndarray, asked: int, threads: int) -> np.ndarray | None:
         """Return rows near each query, ``(queries, asked)``; None if the graph has too few links to reach so many."""
@@ -288,15 +288,15 @@ def exact_search(
         >>> hits[0].rows.tolist()
         [1, 0]
     """
-    found = []
+    results = []
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         some = queries[start : start + QUERIES_AT_ONCE]
         best = [Hits(np.empty(0, np.int64), np.empty(0, np.float32))] * len(some)
         for first in range(0, len(vectors), ROWS_AT_ONCE):
             scores = some @ np.asarray(vectors[first : first + ROWS_AT_ONCE]).T
             best = [_merge(hits, new, first, number, below) for hits, new in zip(best, scores, strict=True)]
-        found += best
-    return found
+        results += best
+    return results
 
 
 def _take_best(rows: np.ndarray, scores: np.ndarray, number: int) -> Hits:

@@ -62,17 +62,17 @@ class FedDCA(retrieval.Retrieval):
         projected = self._projected(sent)
         index = retrieval.build_index(self.server_encoder, public, self.index, self.index_folder)
         chosen = select_centers(projected, seed, self.selection)
-        centers = {client: own.centers[chosen[client]] for client, own in projected.items()}
+        centers = {client: clusters.centers[chosen[client]] for client, clusters in projected.items()}
         index, notes = retrieval.tune_index(
             index, np.stack([*centers.values()]), self.number, self.alpha, self.index_recall, seed
         )
         messages = {
             client: {
-                "sent_bytes": retrieval.count_bytes(own),
-                "sizes": own.sizes.tolist(),
+                "sent_bytes": retrieval.count_bytes(clusters),
+                "sizes": clusters.sizes.tolist(),
                 "chosen": chosen[client],
             }
-            for client, own in sent.items()
+            for client, clusters in sent.items()
         }
         self._notes = {"clients": messages, **notes}
         hits = retrieve(index, centers, self.number, self.alpha)

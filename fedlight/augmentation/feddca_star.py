@@ -59,7 +59,7 @@ class FedDCAStar(FedDCA):
     def _projected(self, sent: dict[str, Clusters]) -> dict[str, Clusters]:
         self.client_encoder.release()
         return {
-            client: Clusters(self._loaded.project(own.centers), own.sizes) for client, own in sent.items()
+            client: Clusters(self._loaded.project(each.centers), each.sizes) for client, each in sent.items()
         }
 
     def settings(self) -> dict[str, object]:

@@ -10,12 +10,12 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 
 
 def overlap(
-    found: Mapping[str, Collection[int]], reference: Mapping[str, Collection[int]]
+    retrieved: Mapping[str, Collection[int]], reference: Mapping[str, Collection[int]]
 ) -> dict[str, float]:
     """Return the share of each client's reference rows that were also found for it.
 
     Args:
-        found: client -> its rows.
+        retrieved: client -> its rows.
         reference: client -> the rows to be found; clients without any are left out.
 
     Returns:
@@ -29,7 +29,7 @@ def overlap(
         {'u': 0.5, 'v': 0.0}
     """
     shares = {
-        client: len(set(rows) & set(found.get(client, ()))) / len(set(rows))
+        client: len(set(rows) & set(retrieved.get(client, ()))) / len(set(rows))
         for client, rows in reference.items()
         if rows
     }

@@ -81,12 +81,12 @@ def compute_centers(
     """
     vectors = encoder.encode([instruction_text(row) for rows in clients.values() for row in rows])
     ends = np.cumsum([len(rows) for rows in clients.values()])
-    found = {}
+    clusters = {}
     with progress_bar("Clustering clients", len(clients)) as advance:
-        for client, own in zip(clients, np.split(vectors, ends[:-1]), strict=True):
-            found[client] = cluster(own, num_clusters, derive_seed(seed, "centres", client))
+        for client, points in zip(clients, np.split(vectors, ends[:-1]), strict=True):
+            clusters[client] = cluster(points, num_clusters, derive_seed(seed, "centres", client))
             advance(1)
-    return found
+    return clusters
 
 
 def count_bytes(clusters: Clusters) -> int:

@@ -55,9 +55,9 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     is_whole = layers(str(source)) == [source]
     text = read_yaml(source) if is_whole else as_yaml(settings_in(str(source)))
     values = yaml.safe_load(text)
-    if one := next(_configs_in(values), None):
+    if file := next(_configs_in(values), None):
         raise ValueError(
-            f"{source} refers to {one}, and the app's config has to be whole: write the keys of that file into it, or take "
+            f"{source} refers to {file}, and the app's config has to be whole: write the keys of that file into it, or take "
             f"what fedlight fit --config {source} --print_config prints"
         )
     text = with_root(text, folder / "runs")
@@ -96,16 +96,16 @@ def app_name(folder: str) -> str:
 
 def left_out(parts: Parts) -> list[str]:
     """Return sentences about the callbacks that are not used at one of the ends."""
-    every = [*parts.left_out, *(type(one).__name__ for one in parts.callbacks)]
-    of_node = [type(one).__name__ for one in parts.callbacks if kept_by_node(one)]
-    found = []
+    every = [*parts.left_out, *(type(callback).__name__ for callback in parts.callbacks)]
+    of_node = [type(callback).__name__ for callback in parts.callbacks if kept_by_node(callback)]
+    sentences = []
     if parts.left_out:
-        found.append(
+        sentences.append(
             f"left out, since they read the clients' rows, which no server has: {', '.join(parts.left_out)}"
         )
     if only := [name for name in every if name not in [*of_node, *parts.left_out]]:
-        found.append(f"run at the server alone: {', '.join(only)}")
-    return found
+        sentences.append(f"run at the server alone: {', '.join(only)}")
+    return sentences
 
 
 def with_root(text: str, folder: Path) -> str:
@@ -140,11 +140,11 @@ def _value_of(node: Any, key: str) -> Any:
 
 
 def _refuse_configs(settings: Sequence[str]) -> None:
-    for one in settings:
-        value = one.rpartition("=")[2]
+    for setting in settings:
+        value = setting.rpartition("=")[2]
         if value in ("--config", "-c") or value.endswith((".yaml", ".yml")):
             raise ValueError(
-                f"{one} names a further config, and the app's config has to be whole: put all into one file, with "
+                f"{setting} names a further config, and the app's config has to be whole: put all into one file, with "
                 "fedlight fit ... --print_config"
             )
 
@@ -153,23 +153,23 @@ def _strings(values: Any) -> Iterator[str]:
     if isinstance(values, dict):
         values = list(values.values())
     if isinstance(values, list):
-        for one in values:
-            yield from _strings(one)
+        for value in values:
+            yield from _strings(value)
     elif isinstance(values, str):
         yield values
 
 
 def _configs_in(values: Any) -> Iterator[str]:
     """Yield the names of YAML files in a config."""
-    return (one for one in _strings(values) if one.endswith((".yaml", ".yml")) and " " not in one)
+    return (text for text in _strings(values) if text.endswith((".yaml", ".yml")) and " " not in text)
 
 
 def _relative_paths(values: Any) -> Iterator[str]:
     """Yield the strings of a config that are relative paths of what is there."""
-    for one in _strings({key: value for key, value in values.items() if key != "trainer"}):
-        path = len(one) < 300 and "\n" not in one and ("/" in one or "." in one)
-        if path and not Path(one).is_absolute() and Path(one).exists():
-            yield one
+    for text in _strings({key: value for key, value in values.items() if key != "trainer"}):
+        path = len(text) < 300 and "\n" not in text and ("/" in text or "." in text)
+        if path and not Path(text).is_absolute() and Path(text).exists():
+            yield text
 
 
 def _said_of(paths: Sequence[str]) -> list[str]:

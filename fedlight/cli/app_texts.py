@@ -178,13 +178,13 @@ def readme(
         left_out: sentences about callbacks.
         paths: relative paths in the config.
     """
-    notes = [f"Callbacks: {one}." for one in left_out]
+    notes = [f"Callbacks: {sentence}." for sentence in left_out]
     notes += [
         f"`{path}` in the config is a relative path: every process looks for it below the folder in which its SuperLink or "
         "SuperNode was started."
         for path in paths
     ]
-    listed = "".join(f"\n* {one}" for one in notes)
+    listed = "".join(f"\n* {note}" for note in notes)
     return README.substitute(
         name=name, config=config, folder=folder, clients=clients, notes=f"{listed}\n" if listed else ""
     )

@@ -17,12 +17,12 @@ Config, data, model and memory are looked at in this order of cost; nothing is t
 
 def main(argv: Sequence[str]) -> None:
     """Run ``fedlight client``."""
-    own, settings = make_parser().parse_known_args(argv)
+    options, settings = make_parser().parse_known_args(argv)
     from fedlight.cli.client_check import check, last_line
     from fedlight.preflight.finding import State, show
 
-    arguments = [f"--config={own.config}", *shlex.split(own.set), *settings]
-    findings = check(arguments, own.memory_gib)
+    arguments = [f"--config={options.config}", *shlex.split(options.set), *settings]
+    findings = check(arguments, options.memory_gib)
     show("This machine as a node", findings, last_line(findings))
     if any(finding.state is State.PROBLEM for finding in findings):
         sys.exit(2)

@@ -37,18 +37,18 @@ def check(arguments: Sequence[str], memory_gib: float | None = None) -> list[Fin
     """
     if memory_gib is not None and not 0 < memory_gib < float("inf"):
         raise ValueError(f"--memory-gib {memory_gib}: give a number above 0")
-    found = [_versions()]
+    findings = [_versions()]
     with tempfile.TemporaryDirectory() as folder:
         try:
             parts = Parts([*arguments, f"--trainer.default_root_dir={folder}"], kept_by_node)
             refuse_undeployable(parts)
         except MENDABLE as error:
-            return [*found, problem("config", _text(error))]
-        found.append(ok("config", _loop(parts)))
-        found.append(_memory(parts, memory_gib))
-        if found[-1].state is not State.PROBLEM:
-            found += _data_and_model(parts, Path(folder))
-    return found
+            return [*findings, problem("config", _text(error))]
+        findings.append(ok("config", _loop(parts)))
+        findings.append(_memory(parts, memory_gib))
+        if findings[-1].state is not State.PROBLEM:
+            findings += _data_and_model(parts, Path(folder))
+    return findings
 
 
 def last_line(findings: Sequence[Finding]) -> str:
@@ -66,11 +66,11 @@ def last_line(findings: Sequence[Finding]) -> str:
 
 
 def _versions() -> Finding:
-    own = ", ".join(f"{name} {number}" for name, number in versions().items())
+    ours = ", ".join(f"{name} {number}" for name, number in versions().items())
     try:
-        return ok("versions", f"{own}, flwr {importlib.metadata.version('flwr')}; the server needs the same")
+        return ok("versions", f"{ours}, flwr {importlib.metadata.version('flwr')}; the server needs the same")
     except importlib.metadata.PackageNotFoundError:
-        return problem("versions", f"{own}; flwr is missing: pip install 'fedlight[flower]'")
+        return problem("versions", f"{ours}; flwr is missing: pip install 'fedlight[flower]'")
 
 
 def _loop(parts: Parts) -> str:

@@ -35,20 +35,20 @@ def main(argv: list[str]) -> None:
 def commands(names: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with those words that can be completed."""
     parser = argparse.ArgumentParser("fedlight")
-    of = parser.add_subparsers(dest="command")
+    subparsers = parser.add_subparsers(dest="command")
     for name in names:
-        one = of.add_parser(name, help=name)  # shtab leaves out what has no help
+        command = subparsers.add_parser(name, help=name)  # shtab leaves out what has no help
         if name in ("fit", "validate", "test", "predict"):
-            one.add_argument("--config", choices=configs())
+            command.add_argument("--config", choices=configs())
             for part, classes in KEYS.items():
                 for setting in (setting for kind in classes for setting in settings(kind)):
-                    one.add_argument(f"--{part}.{setting.name}")
+                    command.add_argument(f"--{part}.{setting.name}")
         elif name == "run":
-            one.add_argument(
+            command.add_argument(
                 "name", choices=sorted(file.stem for file in conf_path("recipes").glob("*.yaml"))
             )
             for option in ("--seeds", "--output", "--only", "--processes", "--twin", "--dry-run"):
-                one.add_argument(option)
+                command.add_argument(option)
     return parser
 
 

@@ -19,14 +19,14 @@ refused."""
 def main(argv: Sequence[str]) -> None:
     """Run ``fedlight flower``."""
     given, settings = _apart(argv)
-    own = make_parser().parse_args(given)
+    args = make_parser().parse_args(given)
     from fedlight.cli.app_folder import write_app
 
-    app = write_app(own.config, own.folder, settings)
+    app = write_app(args.config, args.folder, settings)
     for line in app.notes:
         print(line)
     print(
-        f"{own.folder} is written: README.md has the commands; the first is: cd {own.folder} && flwr run . --stream"
+        f"{args.folder} is written: README.md has the commands; the first is: cd {args.folder} && flwr run . --stream"
     )
 
 
@@ -37,23 +37,23 @@ def _apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         >>> _apart(["init", "--config", "a.yaml", "--federated.local_steps", "3", "app", "--trainer.max_epochs=2"])
         (['init', '--config', 'a.yaml', 'app'], ['--federated.local_steps', '3', '--trainer.max_epochs=2'])
     """
-    own: list[str] = []
+    arguments: list[str] = []
     settings: list[str] = []
     rest = list(argv)
     while rest:
-        one = rest.pop(0)
-        key = one.partition("=")[0]
-        to = own if not one.startswith("--") or key in ("--config", "--help") else settings
-        to.append(one)
+        argument = rest.pop(0)
+        key = argument.partition("=")[0]
+        to = arguments if not argument.startswith("--") or key in ("--config", "--help") else settings
+        to.append(argument)
         if (
-            one.startswith("--")
-            and "=" not in one
+            argument.startswith("--")
+            and "=" not in argument
             and key != "--help"
             and rest
             and not rest[0].startswith("--")
         ):
             to.append(rest.pop(0))
-    return own, settings
+    return arguments, settings
 
 
 def make_parser() -> argparse.ArgumentParser:

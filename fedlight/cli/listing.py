@@ -12,6 +12,7 @@ from fedlight.lightning_cli.help_page import classes_in, classes_of, summary
 
 METHODS = {
     "algorithms: --federated.algorithm NAME": lambda: classes_of("Algorithm"),
+    "groups of FedBiscuit: --federated.algorithm.assignment NAME": lambda: classes_of("Assignment"),
     "server optimizers: --federated.server NAME": lambda: classes_of("ServerOptimizer"),
     "aggregations: --federated.aggregation NAME": lambda: classes_of("Aggregation"),
     "codecs of the wire: --federated.channel.up NAME": lambda: classes_of("Codec"),
@@ -44,8 +45,8 @@ def devices() -> None:
     """Print the profiles of devices, and the fleets of them."""
     rows = []
     for file in sorted(conf_path("devices").glob("*.yaml")):
-        own = yaml.safe_load(file.read_text(encoding="utf-8"))
-        figures = (f"{own[key]:g}" for key in ("memory_gib", "tflops", "download_mbps", "upload_mbps"))
+        profile = yaml.safe_load(file.read_text(encoding="utf-8"))
+        figures = (f"{profile[key]:g}" for key in ("memory_gib", "tflops", "download_mbps", "upload_mbps"))
         rows.append((file.stem, *figures, first_comment(file)))
     _print(
         "devices: --federated.fleet.devices.NAME SHARE",
@@ -55,7 +56,7 @@ def devices() -> None:
     fleets = sorted(conf_path("devices/fleets").glob("*.yaml"))
     _print(
         "fleets: --federated.fleet devices/fleets/NAME.yaml",
-        [(one.stem, first_comment(one)) for one in fleets],
+        [(file.stem, first_comment(file)) for file in fleets],
     )
 
 

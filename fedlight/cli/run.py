@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from fedlight.cli.listing import first_comment
 from fedlight.conf import path as conf_path
@@ -45,21 +46,17 @@ def main(argv: list[str]) -> None:
     options = parser.parse_intermixed_args([word for word in argv if word not in changes])
     if options.dry_run and options.only:
         raise ValueError("--dry-run checks all stages: leave out --only, or --dry-run")
+    given: dict[str, Any] = {
+        name: getattr(options, name) for name in ("name", "seeds", "output", "twin", "processes")
+    }
+    given["overrides"] = changes + options.set
     if options.dry_run:
         from fedlight.preflight.dry_run import dry_run
 
-        sys.exit(
-            dry_run(
-                *(options.name, options.seeds, options.output, changes + options.set, options.twin),
-                options.processes,
-            )
-        )
+        sys.exit(dry_run(**given))
     from fedlight.recipes.recipe import run
 
-    run(
-        *(options.name, options.seeds, options.output, changes + options.set, options.twin),
-        *(options.only, options.processes),
-    )
+    run(**given, only=options.only)
 
 
 def _listing() -> str:

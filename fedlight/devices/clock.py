@@ -124,11 +124,12 @@ def run_round(
     at_work = {job.client_id: job.seconds for job in jobs if job.client_id in stays}
     deadline = inf if deadline_seconds is None else deadline_seconds
     through = [name for name, needs in at_work.items() if needs <= min(stays[name], deadline)]
-    through.sort(key=lambda name: (at_work[name], name))
+    through.sort(key=lambda name: (at_work[name], name))  # whatever the order of the jobs
     enough = len(through) >= wanted
     if enough:
         end = at_work[through[wanted - 1]]
     elif at_work:
+        # Nobody else can arrive.
         end = min(deadline, max(min(at_work[name], stays[name]) for name in at_work))
     else:
         end = IDLE_SECONDS if deadline_seconds is None else deadline_seconds

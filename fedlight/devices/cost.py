@@ -130,17 +130,19 @@ class CostMeter:
         return self._found(shape, checkpointing=False, forward=True)
 
     def _found(self, shape: BatchShape, checkpointing: bool, forward: bool) -> StepCost:
-        found = self._costs.get((shape, checkpointing, forward))
-        if found is None:
+        cost = self._costs.get((shape, checkpointing, forward))
+        if cost is None:
             around = anchors(shape) if isinstance(self.module, Sketched) else {shape: Fraction(1)}
             if shape in around:
-                found = self._count(shape, checkpointing, forward)
+                cost = self._count(shape, checkpointing, forward)
             else:
-                each = [(self._found(one, checkpointing, forward), weight) for one, weight in around.items()]
+                each = [
+                    (self._found(node, checkpointing, forward), weight) for node, weight in around.items()
+                ]
                 flops = sum(weight * part.flops for part, weight in each)
-                found = StepCost(round(flops), round(sum(w * part.activation_bytes for part, w in each)))
-            self._costs[shape, checkpointing, forward] = found
-        return found
+                cost = StepCost(round(flops), round(sum(w * part.activation_bytes for part, w in each)))
+            self._costs[shape, checkpointing, forward] = cost
+        return cost
 
     def _count(self, shape: BatchShape, checkpointing: bool, forward: bool = False) -> StepCost:
         if isinstance(self.module, Sketched):
@@ -157,29 +159,29 @@ class CostMeter:
                 return _step_cost(self._ghost, batch, checkpointing, forward)
             # Anything may need values. An error of the step itself is raised by the real step below.
             except Exception as error:
-                name, why = type(self.module).__name__, type(error).__name__
-                self._refuse_rank(f"without values there is a {why}: {error}")
+                name, kind = type(self.module).__name__, type(error).__name__
+                self._refuse_rank(f"without values there is a {kind}: {error}")
                 logger.info(
-                    "%s is measured by a real step on %s: without values there is a %s", name, shape, why
+                    "%s is measured by a real step on %s: without values there is a %s", name, shape, kind
                 )
         self._refuse_rank("its training_step was set on this one object")
         device = next((weight.device for weight in self.module.parameters()), torch.device("cpu"))
         with undisturbed(self.module):
             return _step_cost(self.module, _moved(batch, device), checkpointing, forward)
 
-    def _refuse_rank(self, why: str) -> None:
+    def _refuse_rank(self, reason: str) -> None:
         """Raise ValueError for a step at a rank of its own that shapes alone do not tell."""
         if self._lora_rank is not None:
             raise ValueError(
                 f"ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "
-                f"be counted on shapes alone ({why}): have its training_step depend on shapes, or leave the ranks out"
+                f"be counted on shapes alone ({reason}): have its training_step depend on shapes, or leave the ranks out"
             )
 
 
 def _step_cost(module: Any, batch: Any, checkpointing: bool, forward: bool) -> StepCost:
     def step() -> Tensor:
-        found = module.training_step(*_arguments(module.training_step, batch))
-        loss: Tensor = found["loss"] if isinstance(found, Mapping) else found
+        outputs = module.training_step(*_arguments(module.training_step, batch))
+        loss: Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs
         return loss
 
     with replaced(module, "log", lambda *args, **kwargs: None):

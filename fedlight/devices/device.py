@@ -117,7 +117,7 @@ def load_device(name_or_file: str) -> Device:
         8.0
     """
     file = _find(name_or_file)
-    known = ", ".join(one.name for one in (*fields(Profile), fields(Device)[-1]))
+    known = ", ".join(field.name for field in (*fields(Profile), fields(Device)[-1]))
     try:
         given: Any = OmegaConf.to_container(OmegaConf.create(read_yaml(file)))
         if not given or not isinstance(given, dict):
@@ -127,7 +127,7 @@ def load_device(name_or_file: str) -> Device:
             raise ValueError(f"{empty} is null: it could not be measured; write in a number above 0")
         numbers: Any = OmegaConf.merge(OmegaConf.structured(Profile), given)
         return Device(name=file.stem, availability=availability, **numbers)
-    except BoundError:
+    except BoundError:  # it names the file
         raise
     except (YAMLError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from None
@@ -144,9 +144,9 @@ def load_device(name_or_file: str) -> Device:
 
 
 def _find(name_or_file: str) -> Path:
-    own = Path(name_or_file).expanduser()
-    if own.suffix in (".yaml", ".yml") and own.is_file():
-        return own
+    file = Path(name_or_file).expanduser()
+    if file.suffix in (".yaml", ".yml") and file.is_file():
+        return file
     if (name := name_or_file.removesuffix(".yaml")) in known_devices():
         return conf_path(f"devices/{name}.yaml")
     if name == Path(name).name and (measured := OWN_FOLDER / f"{name}.yaml").is_file():

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fedlight.devices.clock import Job
@@ -85,22 +86,23 @@ class Forecast:
 def forecast(device: Device, work: Workload, deadline_seconds: float | None = None) -> Forecast:
     """Return the forecast of a visit; ``deadline_seconds`` is that of a round, None without one."""
     batches = [work.shape] * work.num_batches
-    room = work.meter, device.budget_bytes, work.resting(device.weight_bits)
-    found = fit([work.shape], *room, work.train)
-    flops = visit_flops(batches, work.meter, found, work.perturbations)
-    job = Job(device.name, device, flops, work.bytes_down, work.bytes_up, found.fits)
-    rounds = device.availability.visits_per_day(job.seconds) if found.fits else 0.0
+    resting = work.resting(device.weight_bits)
+    fits = partial(fit, [work.shape], meter=work.meter, budget_bytes=device.budget_bytes, resting=resting)
+    fitted = fits(train=work.train)
+    flops = visit_flops(batches, work.meter, fitted, work.perturbations)
+    job = Job(device.name, device, flops, work.bytes_down, work.bytes_up, fitted.fits)
+    rounds = device.availability.visits_per_day(job.seconds) if fitted.fits else 0.0
     forward_fits = False
-    if not found.fits:
+    if not fitted.fits:
         reason = "out_of_memory"
-        has_room = forward_only(room[2]).peak_bytes < device.budget_bytes
-        forward_fits = work.train == "backprop" and has_room and fit([work.shape], *room, "forward").fits
+        has_room = forward_only(resting).peak_bytes < device.budget_bytes
+        forward_fits = work.train == "backprop" and has_room and fits(train="forward").fits
     elif deadline_seconds is not None and job.seconds > deadline_seconds:
         reason = "late"
     else:
         reason = "" if rounds else "left"
     return Forecast(
-        device, found, reason, job, device.watts * job.seconds, rounds, work.lora_rank, forward_fits
+        device, fitted, reason, job, device.watts * job.seconds, rounds, work.lora_rank, forward_fits
     )
 
 
@@ -112,9 +114,9 @@ def forecast_at_largest(
     ``works`` are equal but for their ranks, at least one.
     """
     falling = sorted(works, key=lambda work: work.lora_rank or 0, reverse=True)
-    found = [forecast(device, work, deadline_seconds) for work in falling]
-    place = first_that_fits([one.fit for one in found])
-    return found[place], falling[place]
+    forecasts = [forecast(device, work, deadline_seconds) for work in falling]
+    place = first_that_fits([result.fit for result in forecasts])
+    return forecasts[place], falling[place]
 
 
 @dataclass(frozen=True)
@@ -153,10 +155,10 @@ def remedies(device: Device, work: Workload) -> list[Remedy]:
     longest = work.shape.tokens
     fewer = (Remedy(bits, longest) for bits in WEIGHT_BITS if bits < device.weight_bits)
     alone = [_first(device, work, fewer), _first(device, work, _shorter(device.weight_bits, longest))]
-    found = [remedy for remedy in alone if remedy is not None]
-    if not found and (both := _first(device, work, _shorter(WEIGHT_BITS[-1], longest))) is not None:
-        found = [both]
-    return found
+    changes = [remedy for remedy in alone if remedy is not None]
+    if not changes and (both := _first(device, work, _shorter(WEIGHT_BITS[-1], longest))) is not None:
+        changes = [both]
+    return changes
 
 
 def _shorter(weight_bits: int, tokens: int) -> Iterator[Remedy]:
@@ -170,7 +172,7 @@ def _first(device: Device, work: Workload, changes: Iterator[Remedy]) -> Remedy 
         resting = work.resting(change.weight_bits)
         least = resting if work.train == "backprop" else forward_only(resting)
         if least.peak_bytes < device.budget_bytes:
-            (one,) = parts(work.shortened(change.tokens).shape, micro_batch=1)
-            if fit([one], work.meter, device.budget_bytes, resting, work.train).fits:
+            (smallest,) = parts(work.shortened(change.tokens).shape, micro_batch=1)
+            if fit([smallest], work.meter, device.budget_bytes, resting, work.train).fits:
                 return change
     return None

@@ -244,7 +244,7 @@ def fit(
         )
         if tried[-1].fits:
             return tried[-1]
-    return min(tried, key=lambda found: found.footprint.peak_bytes)
+    return min(tried, key=lambda way: way.footprint.peak_bytes)
 
 
 def first_that_fits(fits: Sequence[Fit]) -> int:
@@ -255,8 +255,8 @@ def first_that_fits(fits: Sequence[Fit]) -> int:
     Args:
         fits: ways of one visit with LoRA adapters of falling rank; at least one.
     """
-    back = [place for place, found in enumerate(fits) if found.fits and not found.forward]
-    forward = [place for place, found in enumerate(fits) if found.fits]
+    back = [place for place, way in enumerate(fits) if way.fits and not way.forward]
+    forward = [place for place, way in enumerate(fits) if way.fits]
     return next(iter(back + forward), len(fits) - 1)
 
 
@@ -279,14 +279,14 @@ def _cost(meter: CostMeter, part: BatchShape, checkpointing: bool, forward: bool
     return meter.forward_cost(part) if forward else meter.cost(part, checkpointing)
 
 
-def visit_flops(shapes: Iterable[BatchShape], meter: CostMeter, found: Fit, perturbations: int = 1) -> int:
+def visit_flops(shapes: Iterable[BatchShape], meter: CostMeter, fitted: Fit, perturbations: int = 1) -> int:
     """Return the FLOPs of a visit with one batch for each of the shapes; operations that are recomputed count twice.
 
     A forward-only visit makes two forward passes for each of its ``perturbations``; drawing these is not counted.
     """
-    passes = 2 * perturbations if found.forward else 1
+    passes = 2 * perturbations if fitted.forward else 1
     return passes * sum(
-        steps * count * _cost(meter, part, found.checkpointing, found.forward).flops
+        steps * count * _cost(meter, part, fitted.checkpointing, fitted.forward).flops
         for shape, steps in Counter(shapes).items()
-        for part, count in parts(shape, found.micro_batch).items()
+        for part, count in parts(shape, fitted.micro_batch).items()
     )

@@ -53,15 +53,15 @@ def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
     shares = (
         _around(Fraction(shape.responses, positions), LINE) if shape.responses else {Fraction(0): Fraction(1)}
     )
-    found: dict[BatchShape, Fraction] = {}
+    weights: dict[BatchShape, Fraction] = {}
     for (examples, a), (tokens, b), (share, c) in product(
         _around(Fraction(shape.examples), LINE).items(),
         _around(Fraction(shape.tokens), CURVE).items(),
         shares.items(),
     ):
         anchor = BatchShape(int(examples), int(tokens), round(share * examples * (tokens - 1)))
-        found[anchor] = found.get(anchor, Fraction(0)) + a * b * c
-    return found
+        weights[anchor] = weights.get(anchor, Fraction(0)) + a * b * c
+    return weights
 
 
 def _around(value: Fraction, nodes: tuple[int | Fraction, ...]) -> dict[Fraction, Fraction]:

@@ -93,13 +93,13 @@ class ShapeRun(TorchDispatchMode):
     def _without_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
         """Return a meta tensor of the operation's layout, and its FLOPs."""
         key = (func, *map(_key, args), *map(_key, kwargs.values()))
-        found = self._results.get(key)
-        if found is None:
+        known = self._results.get(key)
+        if known is None:
             out = func(*args, **kwargs)
-            found = _maker(out, _tensors(args, kwargs)), _flops(func, args, kwargs, out)
-            self._results[key] = found
-            return out, found[1]
-        make, flops = found
+            known = _maker(out, _tensors(args, kwargs)), _flops(func, args, kwargs, out)
+            self._results[key] = known
+            return out, known[1]
+        make, flops = known
         return func(*args, **kwargs) if make is None else make(), flops
 
     def _keep(self, tensor: Tensor) -> None:
@@ -119,13 +119,13 @@ class ShapeRun(TorchDispatchMode):
 
 
 def _tensors(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    found = []
+    tensors = []
     for part in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(part, Tensor):
-            found.append(part)
+            tensors.append(part)
         elif isinstance(part, (list, tuple)):
-            found += [one for one in part if isinstance(one, Tensor)]
-    return found
+            tensors += [entry for entry in part if isinstance(entry, Tensor)]
+    return tensors
 
 
 def _flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
@@ -163,13 +163,13 @@ def _without_values(part: Any) -> Any:
         return part if part.dim() == 0 else part.to("meta")
     if not isinstance(part, (list, tuple)):
         return part
-    found: list[Any] = []
-    for one in part:
-        if isinstance(one, Tensor) and one.dtype == torch.bool and not one.is_meta:
-            found += one.nonzero().to("meta").unbind(dim=1)
+    moved: list[Any] = []
+    for entry in part:
+        if isinstance(entry, Tensor) and entry.dtype == torch.bool and not entry.is_meta:
+            moved += entry.nonzero().to("meta").unbind(dim=1)
         else:
-            found.append(_without_values(one))
-    return found
+            moved.append(_without_values(entry))
+    return moved
 
 
 def _key(part: Any) -> Any:
@@ -212,8 +212,8 @@ def _fused_on_meta() -> Iterator[None]:
 
     @functools.wraps(attention)
     def chosen(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found = _fused(query, key, value, *args, **kwargs) if query.is_meta else None
-        return attention(query, key, value, *args, **kwargs) if found is None else found
+        fused = _fused(query, key, value, *args, **kwargs) if query.is_meta else None
+        return attention(query, key, value, *args, **kwargs) if fused is None else fused
 
     with replaced(functional, "scaled_dot_product_attention", chosen):
         yield
@@ -238,7 +238,7 @@ def _fused(
         key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
-    found: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
+    attended: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
-    return found
+    return attended

@@ -41,14 +41,14 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
             f"mapped {mapped.shape} and targets {targets.shape} must be equal (texts, dimension)"
         )
     mapped, targets = unit(mapped), unit(targets)
-    own = np.einsum("td,td->t", mapped, targets)
+    to_target = np.einsum("td,td->t", mapped, targets)
     nearer = np.empty(len(mapped), dtype=np.int64)
     for start in range(0, len(mapped), block):
         rows = slice(start, start + block)
         similar = mapped[rows] @ targets.T
         # The tolerance keeps rounding in the matrix product from putting the own target before itself.
-        nearer[rows] = (similar > own[rows, None] + 1e-6).sum(axis=1)
-    return Alignment(float(own.mean()), float((nearer == 0).mean()), float((nearer < 10).mean()))
+        nearer[rows] = (similar > to_target[rows, None] + 1e-6).sum(axis=1)
+    return Alignment(float(to_target.mean()), float((nearer == 0).mean()), float((nearer < 10).mean()))
 
 
 def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:

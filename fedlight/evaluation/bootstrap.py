@@ -55,13 +55,13 @@ def bootstrap_interval(
     numbers = np.asarray(values, dtype=float)
     indices: dict[Hashable, int] = {}
     names = range(len(numbers)) if prompts is None else prompts
-    of = np.array([indices.setdefault(name, len(indices)) for name in names], dtype=np.int64)
-    if len(of) != len(numbers):
+    prompt_index = np.array([indices.setdefault(name, len(indices)) for name in names], dtype=np.int64)
+    if len(prompt_index) != len(numbers):
         raise ValueError(
-            f"bootstrap_interval has {len(numbers)} values, but {len(of)} prompts: give one for each"
+            f"bootstrap_interval has {len(numbers)} values, but {len(prompt_index)} prompts: give one for each"
         )
     known = ~np.isnan(numbers)
-    _, index = np.unique(of[known], return_inverse=True)
+    _, index = np.unique(prompt_index[known], return_inverse=True)
     sums, counts = np.bincount(index, numbers[known]), np.bincount(index)
     if len(counts) < 2:
         return Interval(math.nan, math.nan)
@@ -155,6 +155,7 @@ def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> 
     size, means = len(counts), []
     step = max(1, CELLS // size)
     for start in range(0, draws, step):
+        # A mean depends on how often each prompt is drawn, so their order is not drawn.
         times = rng.multinomial(size, np.full(size, 1 / size), size=min(step, draws - start))
         means.append((times @ sums) / (times @ counts))
     return np.concatenate(means)

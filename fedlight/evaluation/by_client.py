@@ -19,8 +19,8 @@ def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[s
         >>> {client: share.tolist() for client, share in shares.items()}
         {'u': [0.5, 1.0], 'v': [1.0, 0.0]}
     """
-    seen = {client: own[own < len(correct)] for client, own in indices.items()}
-    return {client: correct[own].mean(axis=0) for client, own in seen.items() if len(own)}
+    seen = {client: rows[rows < len(correct)] for client, rows in indices.items()}
+    return {client: correct[rows].mean(axis=0) for client, rows in seen.items() if len(rows)}
 
 
 def worst_share_mean(values: Sequence[float], share: float) -> float:

@@ -78,8 +78,8 @@ def rates_at_equal_length(methods: Mapping[str, Compared]) -> dict[str, EqualLen
     Examples:
         >>> wins = [1, 1, 1, 1, 0] * 8 + [0, 0, 0, 0, 1] * 4  # the longer answer, four times out of five
         >>> judged = Compared(wins, [70] * 40 + [-70] * 20, range(60))  # and ours are longer twice as often
-        >>> found = rates_at_equal_length({"ours": judged})["ours"]
-        >>> round(found.raw, 3), round(found.corrected, 2)
+        >>> rates = rates_at_equal_length({"ours": judged})["ours"]
+        >>> round(rates.raw, 3), round(rates.corrected, 2)
         (0.6, 0.5)
     """
     pairs = {name: _Pairs(name, compared) for name, compared in methods.items()}
@@ -108,15 +108,15 @@ class _Pairs:
 
 
 def _corrected(name: str, methods: Mapping[str, _Pairs]) -> EqualLength:
-    own = methods[name]
-    raw = float(own.wins.mean()) if len(own.wins) else math.nan
-    if len(set(own.prompts)) < FEWEST_PROMPTS:
+    ours = methods[name]
+    raw = float(ours.wins.mean()) if len(ours.wins) else math.nan
+    if len(set(ours.prompts)) < FEWEST_PROMPTS:
         return EqualLength(raw, math.nan, math.nan)
-    if raw in (0.0, 1.0) or not own.length.any():
+    if raw in (0.0, 1.0) or not ours.length.any():  # nothing to estimate an effect from
         return EqualLength(raw, raw, 0.0)
     hard = _difficulties([other for key, other in methods.items() if key != name])
-    gamma = np.array([hard.get(prompt, 0.0) for prompt in own.prompts])
-    intercept, (phi, psi) = _fit(np.stack([own.length, gamma], axis=1), own.wins, PENALTY_C, intercept=True)
+    gamma = np.array([hard.get(prompt, 0.0) for prompt in ours.prompts])
+    intercept, (phi, psi) = _fit(np.stack([ours.length, gamma], axis=1), ours.wins, PENALTY_C, intercept=True)
     wins = 0.5 * (1 + np.tanh((intercept + psi * gamma) / 2))  # the sigmoid
     return EqualLength(raw, float(wins.mean()), float(phi))
 

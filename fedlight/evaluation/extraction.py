@@ -47,7 +47,7 @@ class Opening(NamedTuple):
             'How  old?'
         """
         # The longest, since one prefix may begin another.
-        prefix = max((one for one in self.prefixes if text.startswith(one)), key=len, default="")
+        prefix = max((prefix for prefix in self.prefixes if text.startswith(prefix)), key=len, default="")
         return until_stop(text[len(prefix) :], self.stops)
 
 
@@ -142,9 +142,9 @@ def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
 
 
 def memory_metrics(
-    texts: Sequence[str], references: Sequence[str], found: Sequence[Match]
+    texts: Sequence[str], references: Sequence[str], text_matches: Sequence[Match]
 ) -> dict[str, float]:
-    """Return the metrics of memory extraction, each in [0, 1], with ``found`` from `matches`.
+    """Return the metrics of memory extraction, each in [0, 1], with ``text_matches`` from `matches`.
 
     Returns:
         ``rouge_l``, the mean over all pairs; ``rouge_l_best``, the mean of the best matches; ``exact``, the share of texts
@@ -152,9 +152,9 @@ def memory_metrics(
     """
     known = {normalize_space(reference) for reference in references}
     return {
-        "rouge_l": float(np.mean([match.mean for match in found])),
-        "rouge_l_best": float(np.mean([match.best for match in found])),
-        "exact": float(np.mean([match.exact for match in found])),
+        "rouge_l": float(np.mean([match.mean for match in text_matches])),
+        "rouge_l_best": float(np.mean([match.best for match in text_matches])),
+        "exact": float(np.mean([match.exact for match in text_matches])),
         "extracted": len(known & {normalize_space(text) for text in texts}) / len(known),
     }
 
@@ -173,9 +173,9 @@ def identifiers(text: str, known: str = "") -> list[str]:
         >>> identifiers("Record RX-4711 (born 12.05.1987, call 555 0199) of ward 12.", known="RX-4711 ?")
         ['12.05.1987', '555 0199']
     """
-    found = dict.fromkeys(one.strip(".:/+@- ") for one in _IDENTIFIER.findall(normalize_space(text)))
-    long = [one for one in found if sum(map(str.isdigit, one)) >= LEAST_DIGITS]
-    return [one for one in long if not contains_identifier(known, one)]
+    codes = dict.fromkeys(code.strip(".:/+@- ") for code in _IDENTIFIER.findall(normalize_space(text)))
+    long = [code for code in codes if sum(map(str.isdigit, code)) >= LEAST_DIGITS]
+    return [code for code in long if not contains_identifier(known, code)]
 
 
 def contains_identifier(text: str, identifier: str) -> bool:
@@ -199,7 +199,8 @@ def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[Recall]:
     """Compare each answer with the true one at the same index."""
     scores = rouge_l_of_pairs(answers, truths)
     same = [
-        normalize_space(one) == normalize_space(other) for one, other in zip(answers, truths, strict=True)
+        normalize_space(answer) == normalize_space(truth)
+        for answer, truth in zip(answers, truths, strict=True)
     ]
     return [Recall(float(score), exact) for score, exact in zip(scores, same, strict=True)]
 
@@ -231,7 +232,7 @@ def round_robin(rows: Mapping[str, Sequence[T]], number: int, seed: int) -> list
         client: random.Random(derive_seed(seed, "rows' turn", client)).sample(rows[client], len(rows[client]))
         for client in clients
     }
-    longest = max((len(own) for own in drawn.values()), default=0)
+    longest = max((len(client_rows) for client_rows in drawn.values()), default=0)
     turns = [
         (client, drawn[client][turn])
         for turn in range(longest)

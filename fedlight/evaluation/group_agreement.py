@@ -5,13 +5,13 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 
 
-def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
+def adjusted_rand_index(grouping: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
     """Return the agreement on which pairs of clients belong together, corrected for chance.
 
     Hubert and Arabie, "Comparing Partitions", Journal of Classification 2, 1985, eq. 5.
 
     Args:
-        found: client -> its group.
+        grouping: client -> its group.
         known: client -> its true group; clients that are missing from one of the two are left out.
 
     Returns:
@@ -20,7 +20,7 @@ def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hasha
     Raises:
         ValueError: no client is in both.
     """
-    table = _contingency(found, known)
+    table = _contingency(grouping, known)
     together = _pairs(table).sum()
     in_found, in_known = _pairs(table.sum(axis=1)).sum(), _pairs(table.sum(axis=0)).sum()
     by_chance = in_found * in_known / max(_pairs(table.sum()), 1)
@@ -28,14 +28,14 @@ def adjusted_rand_index(found: Mapping[str, Hashable], known: Mapping[str, Hasha
     return float((together - by_chance) / (most - by_chance)) if most != by_chance else 1.0
 
 
-def share_with_their_group(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
+def share_with_their_group(grouping: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
     """Return the share of clients in their known group, in (0, 1], under the best one-to-one matching of groups.
 
     Arguments and errors are those of `adjusted_rand_index`.
     """
     from scipy.optimize import linear_sum_assignment
 
-    table = _contingency(found, known)
+    table = _contingency(grouping, known)
     return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
 
 
@@ -55,25 +55,25 @@ def group_metrics(
     """
     metrics = {}
     if before:
-        metrics["fed/groups_moved"] = sum(before.get(c) != own for c, own in groups.items()) / len(groups)
+        metrics["fed/groups_moved"] = sum(before.get(c) != group for c, group in groups.items()) / len(groups)
     if set(groups) & set(known):
         metrics["fed/group_ari"] = adjusted_rand_index(groups, known)
         metrics["fed/groups_found"] = share_with_their_group(groups, known)
     return metrics
 
 
-def _contingency(found: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> np.ndarray:
+def _contingency(grouping: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> np.ndarray:
     """Return the number of clients in each found and each known group, ``(found groups, known groups)``."""
-    clients = [client for client in found if client in known]
+    clients = [client for client in grouping if client in known]
     if not clients:
         raise ValueError("no client has both a found and a known group")
     rows, columns = (
         {group: index for index, group in enumerate(dict.fromkeys(groups[client] for client in clients))}
-        for groups in (found, known)
+        for groups in (grouping, known)
     )
     table = np.zeros((len(rows), len(columns)), dtype=np.int64)
     for client in clients:
-        table[rows[found[client]], columns[known[client]]] += 1
+        table[rows[grouping[client]], columns[known[client]]] += 1
     return table
 
 

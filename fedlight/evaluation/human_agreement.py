@@ -77,33 +77,34 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
 
     Examples:
         >>> pairs = [Judged([1, 1, 0], 1, "q"), Judged([1, 0.5], 1, "q"), Judged([0, 0], 0.5, "r"), Judged([0.5], 0.5, "s")]
-        >>> found = agreement(pairs, ties=True)
-        >>> found.pairs, round(found.majority, 3), round(found.vote, 3), round(found.people, 3)
+        >>> result = agreement(pairs, ties=True)
+        >>> result.pairs, round(result.majority, 3), round(result.vote, 3), round(result.people, 3)
         (3, 0.667, 0.542, 0.444)
     """
-    votes = [own.votes if ties else [vote for vote in own.votes if vote != TIE] for own in judged]
-    verdicts = [own.verdict if ties or own.verdict != TIE else math.nan for own in judged]
-    same = [_same(majority(own), verdict) for own, verdict in zip(votes, verdicts, strict=True)]
-    why = [
-        _reason_left_out(*one) for one in zip([own.verdict for own in judged], verdicts, votes, strict=True)
-    ]
-    low, high = bootstrap_interval(same, [own.question for own in judged], seed=seed)
+    votes = [pair.votes if ties else [vote for vote in pair.votes if vote != TIE] for pair in judged]
+    verdicts = [pair.verdict if ties or pair.verdict != TIE else math.nan for pair in judged]
+    same = [_same(majority(pair_votes), verdict) for pair_votes, verdict in zip(votes, verdicts, strict=True)]
+    reasons = Counter(
+        _reason_left_out(pair.verdict, verdict, pair_votes)
+        for pair, verdict, pair_votes in zip(judged, verdicts, votes, strict=True)
+    )
+    low, high = bootstrap_interval(same, [pair.question for pair in judged], seed=seed)
     return Agreement(
-        pairs=sum(not math.isnan(one) for one in same),
+        pairs=sum(not math.isnan(agrees) for agrees in same),
         majority=_mean(same),
         majority_low=low,
         majority_high=high,
         vote=_mean(
             [
-                _mean([_same(vote, verdict) for vote in own])
-                for own, verdict in zip(votes, verdicts, strict=True)
+                _mean([_same(vote, verdict) for vote in pair_votes])
+                for pair_votes, verdict in zip(votes, verdicts, strict=True)
             ]
         ),
-        people=_mean([people_agree(own) for own in votes]),
-        **{reason: why.count(reason) for reason in ("unread_pairs", "no_verdict", "no_vote", "no_majority")},
-        votes=sum(len(own) for own in votes),
-        ties=sum(len(own.votes) for own in judged) - sum(len(own) for own in votes),
-        several=sum(len(own) > 1 for own in votes),
+        people=_mean([people_agree(pair_votes) for pair_votes in votes]),
+        **{reason: reasons[reason] for reason in ("unread_pairs", "no_verdict", "no_vote", "no_majority")},
+        votes=sum(len(pair_votes) for pair_votes in votes),
+        ties=sum(len(pair.votes) for pair in judged) - sum(len(pair_votes) for pair_votes in votes),
+        several=sum(len(pair_votes) > 1 for pair_votes in votes),
     )
 
 
@@ -132,8 +133,8 @@ def people_agree(votes: Sequence[float]) -> float:
     return sum(math.comb(count, 2) for count in Counter(votes).values()) / pairs if pairs else math.nan
 
 
-def _same(one: float, other: float) -> float:
-    return math.nan if math.isnan(one) or math.isnan(other) else float(one == other)
+def _same(verdict: float, of_people: float) -> float:
+    return math.nan if math.isnan(verdict) or math.isnan(of_people) else float(verdict == of_people)
 
 
 def _mean(values: Sequence[float]) -> float:

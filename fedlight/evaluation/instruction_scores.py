@@ -20,7 +20,7 @@ from fedlight.evaluation.tasks.model import Likelihood
 
 def mean_losses(likelihoods: Sequence[Likelihood]) -> np.ndarray:
     """Return the mean loss per token in nats, ``(examples,)``."""
-    return np.array([-one.log_prob / one.tokens for one in likelihoods], dtype=np.float64)
+    return np.array([-text.log_prob / text.tokens for text in likelihoods], dtype=np.float64)
 
 
 def ifs(conditional: ArrayLike, unconditional: ArrayLike) -> np.ndarray:

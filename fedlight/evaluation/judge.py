@@ -56,7 +56,7 @@ class Judge(Checked, ABC):
 
     def scores(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         """Return the `verdicts`, with one half for those that could not be read."""
-        return [0.5 if math.isnan(one) else one for one in self.verdicts(fields, ours, theirs)]
+        return [0.5 if math.isnan(verdict) else verdict for verdict in self.verdicts(fields, ours, theirs)]
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
         """Report the costs of the same `verdicts` beforehand, and refuse costs above the judge's limits.
@@ -111,10 +111,10 @@ class BothPositions:
 
 def check_slots(slots: Sequence[str], fields: Sequence[Fields], who: str) -> None:
     """Raise ValueError if a prompt lacks a slot that the judge ``who`` reads."""
-    for own in fields:
-        if missing := [slot for slot in slots if slot not in own]:
+    for texts in fields:
+        if missing := [slot for slot in slots if slot not in texts]:
             raise ValueError(
-                f"{who} reads {{{missing[0]}}}, but the prompts have {', '.join(own)}: set the columns of the prompts"
+                f"{who} reads {{{missing[0]}}}, but the prompts have {', '.join(texts)}: set the columns of the prompts"
             )
 
 
@@ -139,6 +139,7 @@ def judge_both_orders(
     """
     known, first = np.unique(orders, return_index=True)
     place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
+    # The orders of a comparison are 2c and 2c + 1, which differ in the last bit.
     judged = np.flatnonzero(known[place] == orders ^ 1)
     both = log_odds[judged] - log_odds[first[place[judged]]]
     verdict = np.sign(np.sign(both).sum(axis=1))
@@ -171,12 +172,12 @@ def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarr
 
     other = log_odds[_other_orders(orders)]
     margins = (log_odds - other) / 2 * (2 * labels - 1)
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda log_t: np.logaddexp(0, -margins / np.exp(log_t)).mean(),
         bounds=(-math.log(100), math.log(100)),
         method="bounded",
     )
-    return float((log_odds + other).mean() / 2), float(np.exp(found.x))
+    return float((log_odds + other).mean() / 2), float(np.exp(minimum.x))
 
 
 def _other_orders(orders: np.ndarray) -> np.ndarray:
@@ -187,8 +188,8 @@ def _other_orders(orders: np.ndarray) -> np.ndarray:
         raise ValueError(
             "letters are calibrated on both orders of each pair, but one is missing: predict all of them"
         )
-    found: np.ndarray = first[place]
-    return found
+    others: np.ndarray = first[place]
+    return others
 
 
 def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[str, float]:
@@ -213,7 +214,7 @@ def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[st
         comparisons, kind="stable"
     )  # draws follow their order, which is not that of one process
     low, high = bootstrap_interval(right[sort], comparisons[sort])
-    found = {"": float(right.mean())}
-    if not np.isnan([found[""], low]).any():
-        found |= {"_low": low, "_high": high}
-    return found
+    metrics = {"": float(right.mean())}
+    if not np.isnan([metrics[""], low]).any():
+        metrics |= {"_low": low, "_high": high}
+    return metrics

@@ -43,8 +43,8 @@ class KnownTexts:
 
     def near(self, text: str) -> str | None:
         """Return the first known text whose ROUGE-L F1 with this one exceeds the limit; None where there is none."""
-        found = np.flatnonzero(_f1([_tokens(text, self._numbers)], self._tokens)[0] > self.limit)
-        return self._texts[found[0]] if found.size else None
+        places = np.flatnonzero(_f1([_tokens(text, self._numbers)], self._tokens)[0] > self.limit)
+        return self._texts[places[0]] if places.size else None
 
     def overlaps(self, text: str) -> bool:
         """Return whether this text or a known one is near a part of the other that is no longer than itself.
@@ -60,15 +60,16 @@ class KnownTexts:
         from rapidfuzz.fuzz import partial_ratio
 
         tokens = _tokens(text, self._numbers)
-        pairs = [own for own in self._tokens if min(len(own), len(tokens)) >= FEWEST_IN_PART]
-        return any(partial_ratio(tokens, own) > 100 * self.limit for own in pairs)
+        pairs = [known for known in self._tokens if min(len(known), len(tokens)) >= FEWEST_IN_PART]
+        return any(partial_ratio(tokens, known) > 100 * self.limit for known in pairs)
 
 
 def pairwise_rouge_l(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
     """Return the ROUGE-L F1 of each text with each reference, ``(texts, references)``; compares equal texts once."""
     numbers: dict[str, int] = {}
-    rows, columns = ({text: at for at, text in enumerate(dict.fromkeys(own))} for own in (texts, references))
-    table = _f1(*([_tokens(text, numbers) for text in own] for own in (rows, columns)))
+    rows = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+    columns = {text: at for at, text in enumerate(dict.fromkeys(references))}
+    table = _f1([_tokens(text, numbers) for text in rows], [_tokens(text, numbers) for text in columns])
     return table[[rows[text] for text in texts]][:, [columns[text] for text in references]]
 
 

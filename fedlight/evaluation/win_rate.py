@@ -81,8 +81,8 @@ def outcomes(ours_first: Sequence[float], ours_second: Sequence[float], in_both:
     """
     first, second = np.asarray(ours_first, dtype=float), np.asarray(ours_second, dtype=float)
     won, lost = _won(first, second, in_both), _won(1 - first, 1 - second, in_both)
-    found: list[float] = np.where(np.isnan(first + second), math.nan, 0.5 * (1 + won - 1.0 * lost)).tolist()
-    return found
+    scores: list[float] = np.where(np.isnan(first + second), math.nan, 0.5 * (1 + won - 1.0 * lost)).tolist()
+    return scores
 
 
 def win_tie_lose(
@@ -107,10 +107,10 @@ def win_tie_lose(
         ValueError: no pair, or not the same number of each.
 
     Examples:
-        >>> found = win_tie_lose([1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0])
-        >>> found.win, found.tie, found.lose, found.wt
+        >>> shares = win_tie_lose([1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0])
+        >>> shares.win, shares.tie, shares.lose, shares.wt
         (0.5, 0.25, 0.25, 0.75)
-        >>> found.order_changed, found.prefers_first
+        >>> shares.order_changed, shares.prefers_first
         (0.5, 0.6875)
         >>> win_tie_lose([1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0], in_both=True).win
         0.25
@@ -119,15 +119,15 @@ def win_tie_lose(
         raise ValueError(
             f"win_tie_lose needs the same pairs twice, got {len(ours_first)} and {len(ours_second)} verdicts"
         )
-    of = np.arange(len(ours_first)) if prompts is None else np.asarray(prompts)
-    if len(of) != len(ours_first):
+    prompt_ids = np.arange(len(ours_first)) if prompts is None else np.asarray(prompts)
+    if len(prompt_ids) != len(ours_first):
         raise ValueError(
-            f"win_tie_lose has {len(ours_first)} pairs, but {len(of)} prompts: give one for each"
+            f"win_tie_lose has {len(ours_first)} pairs, but {len(prompt_ids)} prompts: give one for each"
         )
     each = np.array(outcomes(ours_first, ours_second, in_both))
     read = ~np.isnan(each)
     first, second, each = np.asarray(ours_first)[read], np.asarray(ours_second)[read], each[read]
-    low, high = bootstrap_interval(each, of[read], seed=seed)
+    low, high = bootstrap_interval(each, prompt_ids[read], seed=seed)
     return WinTieLose(
         pairs=int(read.sum()),
         unread=int((~read).sum()),
@@ -135,8 +135,8 @@ def win_tie_lose(
         tie=_mean(each == 0.5),
         lose=_mean(each == 0),
         wt=_mean(each > 0),
-        win_stderr=_standard_error(each == 1, of[read]),
-        wt_stderr=_standard_error(each > 0, of[read]),
+        win_stderr=_standard_error(each == 1, prompt_ids[read]),
+        wt_stderr=_standard_error(each > 0, prompt_ids[read]),
         order_changed=_mean(first != second),
         prefers_first=_mean((first + 1 - second) / 2),
         win_rate=_mean(each),

@@ -45,10 +45,10 @@ class Aggregation(Protocol):
         """Return the combined movement (fp64) and start anew; a name that no client sent is absent."""
 
 
-def pieces_of(aggregation: Aggregation) -> Iterator[dict[str, Any]]:
-    """Return `Aggregation.pieces` of an aggregation, which need not derive from the class."""
-    own = getattr(aggregation, "pieces", None)
-    return own() if own else iter([aggregation.partial()])
+def pieces_of(summed: Any) -> Iterator[dict[str, Any]]:
+    """Return ``pieces`` of an aggregation, or of an algorithm; its ``partial`` in one piece if it has no such method."""
+    own = getattr(summed, "pieces", None)
+    return own() if own else iter([summed.partial()])
 
 
 class WeightedSum(Aggregation):
@@ -75,7 +75,7 @@ class WeightedSum(Aggregation):
     ) -> None:
         self.divide_by = divide_by
         self.scale = scale
-        self._sums = ExactSums()
+        self.sums = ExactSums()
         self._divisors: defaultdict[tuple[str, ...], Fraction] = defaultdict(Fraction)  # by the names sent
 
     def add(self, update: Update) -> None:
@@ -84,7 +84,7 @@ class WeightedSum(Aggregation):
             raise ValueError(
                 f"the weight {update.weight} of client {update.client_id} is not finite: lower the lr"
             )
-        self._sums.add(update.movement, update.weight)
+        self.sums.add(update.movement, update.weight)
         self._divisors[tuple(update.movement)] += Fraction(
             update.weight if self.divide_by == "weight" else 1.0
         )
@@ -93,18 +93,18 @@ class WeightedSum(Aggregation):
         """Return the sums of products and of weights (a numerator and a denominator each), and start anew."""
         divisors = [(names, number.as_integer_ratio()) for names, number in self._divisors.items()]
         self._divisors.clear()
-        return {"sums": self._sums.partial(), "divisors": divisors}
+        return {"sums": self.sums.partial(), "divisors": divisors}
 
     def pieces(self) -> Iterator[dict[str, Any]]:
         return in_pieces(self.partial(), "sums")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        self._sums.merge(partial["sums"])
+        self.sums.merge(partial["sums"])
         for names, ratio in partial["divisors"]:
             self._divisors[tuple(names)] += Fraction(*ratio)
 
     def result(self) -> State:
-        total, divisors = self._sums.result(), defaultdict[str, Fraction](Fraction)
+        total, divisors = self.sums.result(), defaultdict[str, Fraction](Fraction)
         for names, number in self._divisors.items():
             for name in names:
                 divisors[name] += number

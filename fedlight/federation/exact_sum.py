@@ -10,7 +10,8 @@ are needed, so nothing overflows before the sum itself leaves the range of fp64,
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -151,6 +152,36 @@ class ExactSum:
                 self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
             self._not_finite.view(-1)[there].add_(other._not_finite.view(-1)[here])
 
+    def digits_used(self) -> set[int]:
+        """Return the numbers of its digits, each of them in [-2^47, 2^47] from now on."""
+        self._carry()
+        return {*self._digits}
+
+    def add_up(self, digits: Sequence[int], not_finite: bool, add: Callable[[Tensor], None]) -> None:
+        """Replace the sum by that over all processes, each of which has carried its digits.
+
+        Args:
+            digits: numbers of the digits that any process uses, ascending.
+            not_finite: whether any process has NaN or infinities.
+            add: function that adds up a tensor over all processes, in place. Digits are whole numbers (int64): their sums
+                over up to 2^15 processes are exact in any order.
+        """
+        carried = torch.zeros(self._shape, dtype=torch.int64)
+        index, last = min(digits, default=0), max(digits, default=-1)
+        while index <= last or bool(carried.any()):
+            if index in digits:
+                whole = self._digit(index).to(torch.int64)
+                add(whole)
+                carried += whole
+            above = (carried + 2 ** (BITS - 1)) >> BITS
+            self._digit(index).copy_(carried - (above << BITS))
+            carried, index = above, index + 1
+        if not_finite:
+            if self._not_finite is None:
+                self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
+            add(self._not_finite)
+        self._addends = 1
+
     def rounded(self) -> Tensor:
         """Return the sum in fp64, correctly rounded (half to even); a sum of 0 is +0."""
         total = torch.zeros(self._shape, dtype=torch.float64)
@@ -203,6 +234,7 @@ class ExactSums:
 
     def __init__(self) -> None:
         self._sums: dict[Layout, dict[int, ExactSum]] = {}
+        self._totals: dict[Layout, dict[int, ExactSum]] = {}
 
     def add(self, values: Mapping[str, Tensor], times: float = 1.0) -> None:
         """Add ``times`` each tensor to the sum of its name, the product rounded to fp64."""
@@ -235,9 +267,48 @@ class ExactSums:
             if part is not None:
                 self._block(layout, number).merge(part)
 
+    def add_up(self, gather: Callable[[Any, str], list[Any]], add: Callable[[Tensor], None]) -> None:
+        """Add up what all processes have so far; `partial` then has what is added later, and `result` has both.
+
+        A process receives each block about twice, however many processes there are.
+
+        Args:
+            gather: function that returns the values of all processes, which name what they are at.
+            add: as for `ExactSum.add_up`.
+        """
+        own = {_digest(layout): layout for layout in self._sums}
+        uses = {
+            key: (
+                sorted(set().union(*(block.digits_used() for block in self._sums[layout].values()))),
+                any(block._not_finite is not None for block in self._sums[layout].values()),
+            )
+            for key, layout in own.items()
+        }
+        everyones = gather(uses, "digits of sums")
+        # The first process with a layout tells it to those that have not trained its tensors.
+        first = {key for key in own if not any(key in each for each in everyones[: everyones.index(uses)])}
+        layouts = {key: own[key] for key in first if any(key not in each for each in everyones)}
+        told = gather(layouts, "layouts of sums")
+        known = own | {
+            key: tuple((name, tuple(shape)) for name, shape in layout)
+            for each in told
+            for key, layout in each.items()
+        }
+        for key in sorted({key for each in everyones for key in each}):
+            layout, uses_of_all = known[key], [each[key] for each in everyones if key in each]
+            digits = sorted({digit for used, _ in uses_of_all for digit in used})
+            for number in range(-(-_size(layout) // BLOCK)):
+                self._block(layout, number).add_up(digits, any(odd for _, odd in uses_of_all), add)
+            self._sums.setdefault(layout, {})
+        self._totals, self._sums = self._sums, {}
+
     def result(self) -> State:
         """Return the sums in fp64, correctly rounded, and start anew; a name without addends is absent."""
-        sums, self._sums = self._sums, {}
+        for layout, totals in self._totals.items():
+            self._sums.setdefault(layout, {})
+            for number, block in totals.items():
+                self._block(layout, number).add_elements(block, slice(None), slice(None))
+        sums, self._sums, self._totals = self._sums, {}, {}
         times = Counter(name for layout in sums for name, _ in layout)
         shapes = {name: shape for layout in sums for name, shape in layout}
         found: State = {n: torch.zeros(s, dtype=torch.float64) for n, s in shapes.items() if times[n] == 1}
@@ -283,6 +354,10 @@ def in_pieces(partial: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
 
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of tensors that are added together, in this order."""
+
+
+def _digest(layout: Layout) -> str:
+    return blake2b(repr(layout).encode(), digest_size=16).hexdigest()
 
 
 def _size(layout: Layout) -> int:

@@ -83,7 +83,7 @@ class PrivateMean(Checked, Aggregation):
         self.noise_multiplier = noise_multiplier
         self.secret_sampling = secret_sampling
         self.delta = delta
-        self._sums = ExactSums()
+        self.sums = ExactSums()
         self._senders: Counter[str] = Counter()
         self._clients: set[str] = set()
 
@@ -99,13 +99,13 @@ class PrivateMean(Checked, Aggregation):
             list(movement.values()), self.clip_norm, f"the movement of client {update.client_id!r}"
         )
         self._senders.update(movement.keys())
-        self._sums.add(movement, scale)
+        self.sums.add(movement, scale)
 
     def partial(self) -> dict[str, Any]:
         """Return the sum of clipped movements, without noise, and who sent them; start anew."""
         senders, clients = self._senders, self._clients
         self._senders, self._clients = Counter(), set()
-        return {"sums": self._sums.partial(), "senders": dict(senders), "clients": sorted(clients)}
+        return {"sums": self.sums.partial(), "senders": dict(senders), "clients": sorted(clients)}
 
     def pieces(self) -> Iterator[dict[str, Any]]:
         return in_pieces(self.partial(), "sums")
@@ -114,11 +114,11 @@ class PrivateMean(Checked, Aggregation):
         """Add the clipped movements of another partial; raise ValueError if a client has sent an update to both."""
         self._take_clients(partial["clients"])
         self._senders.update(partial["senders"])
-        self._sums.merge(partial["sums"])
+        self.sums.merge(partial["sums"])
 
     def result(self) -> State:
         """Return the mean of each tensor over the clients that sent it, with noise, and start anew."""
-        total, senders = self._sums.result(), self._senders
+        total, senders = self.sums.result(), self._senders
         self._senders, self._clients = Counter(), set()
         deviation = self.noise_multiplier * self.clip_norm
         # In the order of names, so that noise does not depend on the order of clients.

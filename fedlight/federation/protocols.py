@@ -265,3 +265,25 @@ def refuse_several_adapters(module: nn.Module, algorithm: str) -> None:
             f"the module has {len(module.adapter_names)} adapters, of which {algorithm} would train one: set "
             "model.num_adapters=1, or take an algorithm that shares the clients out among adapters, such as FedBiscuit"
         )
+
+
+def adapter_numbers(module: nn.Module, algorithm: str) -> tuple[list[str], dict[str, int]]:
+    """Return a module's adapters, and trained parameter -> number of its adapter.
+
+    Raises:
+        ValueError: the module has no adapters, or a trained parameter has none or two.
+    """
+    if not isinstance(module, HoldsAdapters):
+        raise ValueError(
+            f"{algorithm} trains several adapters of one module, and {type(module).__name__} has no adapter_names and "
+            "use_adapter: derive it from LanguageModule, or add both (docs/own_module.md has an example)"
+        )
+    adapters, numbers = [*module.adapter_names], dict[str, int]()
+    for name in (name for name, p in module.named_parameters() if p.requires_grad):
+        owners = [number for number, adapter in enumerate(adapters) if adapter in name.split(".")]
+        if len(owners) != 1:
+            raise ValueError(
+                f"{name} is trained and belongs to no single adapter: every group would change it"
+            )
+        numbers[name] = owners[0]
+    return adapters, numbers

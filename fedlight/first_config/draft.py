@@ -184,7 +184,7 @@ def make_draft(wishes: Wishes) -> Draft:
         Guess("lr", lr, f"the model is {model.width} wide; usual for LoRA on such models", sure=False)
     )
     kind = choose_dtype("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), model.width)
-    guesses.append(Guess("dtype", kind.name, kind.why.removesuffix(" (dtype: auto)")))
+    guesses.append(Guess("dtype", kind.name, kind.reason.removesuffix(" (dtype: auto)")))
     if method == "fewfedpit" and sorted(own)[len(own) // 2] > FEW_ROWS:
         guesses.append(
             Guess("few rows", "no", f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows", sure=False)

@@ -27,7 +27,7 @@ PAPERS = {
 }
 CHANGES = {
     "fedbis": "--federated.clients_per_round 4    --federated null trains on the pooled votes",
-    "fedbiscuit": "--model.num_adapters 5    --federated.algorithm.assignment optimal",
+    "fedbiscuit": "--model.num_adapters 5    --federated.algorithm.assignment OptimalGroups",
     "feddca": "--data.augmentation null trains on the clients' own rows alone    --data.augmentation.number 100",
     "fewfedpit": "--federated.algorithm.beta 0.25    --federated.algorithm FedMIT",
     "sft": "--federated.clients_per_round 4    --federated.algorithm FedProx    --federated null trains on the pooled rows",

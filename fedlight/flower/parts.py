@@ -18,6 +18,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
 from fedlight.support.settings_record import constructor_arguments
 
@@ -133,7 +134,7 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),
         (
             f"algorithm={type(algorithm).__name__}",
-            not algorithm.deployable,
+            isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
         ),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.federation.algorithms.assignments import KnownGroups
 from fedlight.flower.loops.server_data import ServerData, without_hooks
 from fedlight.flower.loops.server_loop import ServerLoop
 from fedlight.flower.messages import Bounds
@@ -67,7 +68,7 @@ def serve(
     asks = {
         "num_rounds": trainer.max_epochs,
         "sizes": getattr(algorithm, "weighting", "") != "uniform",
-        "groups": getattr(algorithm, "assignment", "") == "known",
+        "groups": isinstance(getattr(algorithm, "assignment", None), KnownGroups),
     }
     own = versions()
     loop.connect(nodes, asks, own, secure)

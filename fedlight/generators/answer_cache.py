@@ -34,8 +34,8 @@ class AnswerCache:
         """Return the saved answers among these keys."""
         if self.folder is None:
             return {}
-        found = {key: self._read_one(key) for key in set(keys)}
-        return {key: answer for key, answer in found.items() if answer is not None}
+        answers = {key: self._read_one(key) for key in set(keys)}
+        return {key: answer for key, answer in answers.items() if answer is not None}
 
     def write(self, key: str, answer: Answer) -> None:
         """Write an answer."""

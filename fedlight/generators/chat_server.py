@@ -283,8 +283,8 @@ def waiting_time(tries: int, first: float, asked: float | None) -> float:
 
     Up to a quarter more is drawn on top, so that many clients do not come back at the same moment.
     """
-    own = min(first * 2**tries, 60.0)
-    return max(own, asked or 0.0) + random.uniform(0, 0.25) * own
+    pause = min(first * 2**tries, 60.0)
+    return max(pause, asked or 0.0) + random.uniform(0, 0.25) * pause
 
 
 def seconds_asked(retry_after: str | None) -> float | None:

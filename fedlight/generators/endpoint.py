@@ -224,6 +224,7 @@ class ChatEndpoint(TextGenerator):
         """Yield each request with the number of its draw."""
         seen: Counter[str] = Counter()
         for prompt in prompts:
+            # Without a temperature all draws have the same answer, which is asked for once.
             which = f"{draw}.{seen[prompt]}" if self.temperature > 0 else "0.0"
             seen[prompt] += 1
             yield self._body(prompt, which), which

@@ -114,10 +114,10 @@ class LocalGenerator(TextGenerator):
         fits = [index for index, length in enumerate(lengths) if length + self.max_new_tokens <= limit]
         fits.sort(key=lambda index: lengths[index])  # a batch is as wide as its longest
         batches = [fits[start : start + self.batch_size] for start in range(0, len(fits), self.batch_size)]
-        found = for_each(lambda rows: self._answer([texts[row] for row in rows], draw), batches)
+        generated = for_each(lambda rows: self._answer([texts[row] for row in rows], draw), batches)
         answers = [""] * len(texts)
-        for rows, (own, cut) in zip(batches, found, strict=True):
-            for row, answer in zip(rows, own, strict=True):
+        for rows, (written, cut) in zip(batches, generated, strict=True):
+            for row, answer in zip(rows, written, strict=True):
                 answers[row] = answer
             self._counts["cut"] += cut
         self._counts.update(answers=len(fits), too_long=len(texts) - len(fits))
@@ -158,7 +158,7 @@ class LocalGenerator(TextGenerator):
 
     def _answer(self, texts: list[str], draw: int) -> tuple[list[str], int]:
         """Return the answers to a batch, and the number of those that were cut off."""
-        found = self._module.generate(
+        generated = self._module.generate(
             texts,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -166,7 +166,7 @@ class LocalGenerator(TextGenerator):
             seed=derive_seed(self.seed, "local generator", draw, *texts),
             stop=self.stop,
         )
-        answers = [one for (one,) in found]
+        answers = [text for (text,) in generated]
         lengths = [len(row) for row in encode_prompts(self._module.tokenizer, answers)]
         cut = [length >= CUT_SHARE * self.max_new_tokens for length in lengths]
         kept = [

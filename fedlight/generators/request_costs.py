@@ -20,8 +20,8 @@ class Prices:
     answer: float | None = None
 
     def __post_init__(self) -> None:
-        of_both = (self.prompt or 0.0, self.answer or 0.0)
-        if (self.prompt is None) != (self.answer is None) or not all(0 <= one < math.inf for one in of_both):
+        both = (self.prompt or 0.0, self.answer or 0.0)
+        if (self.prompt is None) != (self.answer is None) or not all(0 <= cost < math.inf for cost in both):
             raise ValueError(
                 f"prompt_price={self.prompt} and answer_price={self.answer}: give both, per million tokens and at least 0, "
                 "or none"

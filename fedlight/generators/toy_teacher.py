@@ -68,19 +68,19 @@ class ToyTeacher(TextGenerator):
     def response(self, text: str, draw: int) -> str:
         """Return an answer to a question; empty for another text."""
         rng = random.Random(derive_seed(self.seed, "toy", "teacher answers", draw, text))
-        found = topic_of(text)
-        if found is None:
+        topic = topic_of(text)
+        if topic is None:
             return ""
         if rng.random() < self.error_rate:
             return f"{rng.choice(JUDGEMENTS)} {rng.choice(NUMBERS)}"
-        return answer(self.seed, *found)
+        return answer(self.seed, *topic)
 
     def _complete_one(self, prompt: str, draw: int) -> str:
         examples = _EXAMPLES.search(prompt)
         if examples:
             return self.instruction(examples[1], examples[2], draw)
-        _, found, asked = prompt.rpartition("Instruction: ")
-        return self.response(asked, draw) if found else ""
+        _, mark, asked = prompt.rpartition("Instruction: ")
+        return self.response(asked, draw) if mark else ""
 
 
 def topic_of(text: str) -> tuple[str, Topic] | None:

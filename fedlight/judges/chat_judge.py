@@ -85,16 +85,16 @@ class ChatJudge(Judge):
         texts = self._texts(fields, ours, theirs)
         prompts = self._prompts(texts)
         replies = self.endpoint.complete(list(prompts.values()))
-        found = [0.5] * len(ours)
+        verdicts = [0.5] * len(ours)
         for index, reply in zip(prompts, replies, strict=True):
             mark = mark_of(*texts[index])
             rated = self.form == "ratings"
             verdict = read_rated(reply, mark) if rated else read_verdict(reply, mark, texts[index])
-            found[index] = math.nan if verdict is None else verdict
+            verdicts[index] = math.nan if verdict is None else verdict
         self._count_unread(
-            [r for i, r in zip(prompts, replies, strict=True) if math.isnan(found[i])], len(prompts)
+            [r for i, r in zip(prompts, replies, strict=True) if math.isnan(verdicts[i])], len(prompts)
         )
-        return found
+        return verdicts
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
         """Log once where prompts and answers are sent and what it costs; raises as `verdicts`."""
@@ -113,8 +113,8 @@ class ChatJudge(Judge):
         """Return index -> question and answers of the pairs whose answers differ."""
         check_slots(self.question.slots, fields, "ChatJudge")
         return {
-            index: (self.question.render(own).text.strip(), a.strip(), b.strip())
-            for index, (own, a, b) in enumerate(zip(fields, ours, theirs, strict=True))
+            index: (self.question.render(slots).text.strip(), a.strip(), b.strip())
+            for index, (slots, a, b) in enumerate(zip(fields, ours, theirs, strict=True))
             if a.strip() != b.strip()
         }
 
@@ -161,8 +161,8 @@ def read_ratings(reply: str, mark: str) -> tuple[float, float] | None:
     form = ",[ \t]*".join(rf"{aspect}[ \t]*=[ \t]*{number}" for aspect in ASPECTS)
     means = []
     for which, line in enumerate(last_lines(reply, 2), 1):
-        found = re.fullmatch(rf"ANSWER {which}[ \t]+{mark}:[ \t]*{form}", line, re.IGNORECASE)
-        ratings = [float(rating) for rating in found.groups()] if found else []
+        match = re.fullmatch(rf"ANSWER {which}[ \t]+{mark}:[ \t]*{form}", line, re.IGNORECASE)
+        ratings = [float(rating) for rating in match.groups()] if match else []
         if not ratings or not all(LOWEST <= rating <= HIGHEST for rating in ratings):
             return None
         means.append(fmean(ratings))

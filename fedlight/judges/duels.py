@@ -60,23 +60,23 @@ def duels(
         method: _paired(method, read_answers(folder, task, moment), theirs, against)
         for method, folder in methods.items()
     }
-    asked.announce(*_shown([pair for own in pairs.values() for pair in own]))
+    asked.announce(*_shown([pair for answered in pairs.values() for pair in answered]))
     rows, records, judged = [], [], {}
-    for method, own in pairs.items():
-        fields, texts, others = _shown(own)
+    for method, answered in pairs.items():
+        fields, texts, others = _shown(answered)
         verdicts = asked.verdicts(fields, texts, others)
-        prompts = [answer.row for answer, _ in own]
+        prompts = [answer.row for answer, _ in answered]
         longer = [len(text.strip()) - len(other.strip()) for text, other in zip(texts, others, strict=True)]
         judged[method] = Compared(outcomes(*verdicts, in_both=in_both), longer, prompts)
         rows.append(
             {"method": method, **known(win_tie_lose(*verdicts, in_both=in_both, prompts=prompts)._asdict())}
         )
         records += [
-            _record(method, answer, other, *both)
-            for (answer, other), *both in zip(own, *verdicts, strict=True)
+            _record(method, answer, other, first, second)
+            for (answer, other), first, second in zip(answered, *verdicts, strict=True)
         ]
-    for row, found in zip(rows, rates_at_equal_length(judged).values(), strict=True):
-        row |= {} if math.isnan(found.corrected) else {"at_equal_length": found.corrected}
+    for row, rate in zip(rows, rates_at_equal_length(judged).values(), strict=True):
+        row |= {} if math.isnan(rate.corrected) else {"at_equal_length": rate.corrected}
         row |= labelled(labels[row["method"]]) if labels and row["method"] in labels else {}
     write_rows(records, Path(output) / "verdicts.jsonl")
     title = f"{task}, against {REFERENCE if against is None else Path(against).name}"

@@ -46,10 +46,11 @@ def finding(rows: Rows) -> str:
     methods = dict.fromkeys(name for name in methods if not name.startswith(OTHER_ROWS))
     for pattern in MEASURES:
         for column in dict.fromkeys(name for row in rows for name in row if re.search(pattern, name)):
-            found = {name: values for name in methods if (values := by_seed(rows, name, column))}
-            rivals = [name for name in found if not CEILING.search(name)]
+            scores = {name: values for name in methods if (values := by_seed(rows, name, column))}
+            rivals = [name for name in scores if not CEILING.search(name)]
+            # The baseline is the first method, so a column that it lacks compares nothing.
             if len(rivals) > 1 and rivals[0] == next(iter(methods)):
-                return _compared(rows, column, {name: found[name] for name in rivals})
+                return _compared(rows, column, {name: scores[name] for name in rivals})
     return ""
 
 
@@ -62,20 +63,20 @@ def by_seed(rows: Rows, method: str, column: str) -> dict[str, float]:
             continue
         if math.isfinite(value):
             values.setdefault(str(row.get("seed")), []).append(float(value))
-    return {seed: fmean(own) for seed, own in values.items()}
+    return {seed: fmean(numbers) for seed, numbers in values.items()}
 
 
-def _compared(rows: Rows, column: str, found: Mapping[str, Mapping[str, float]]) -> str:
-    base, *others = found
-    best = max(others, key=lambda name: fmean(found[name].values()))
-    shared = [seed for seed in found[best] if seed in found[base]]
-    gains = [found[best][seed] - found[base][seed] for seed in shared]
+def _compared(rows: Rows, column: str, scores: Mapping[str, Mapping[str, float]]) -> str:
+    base, *others = scores
+    best = max(others, key=lambda name: fmean(scores[name].values()))
+    shared = [seed for seed in scores[best] if seed in scores[base]]
+    gains = [scores[best][seed] - scores[base][seed] for seed in shared]
     if column.startswith("win_rate"):
-        ends = _win_rate_ends(rows, best, column, [*found[best].values()])
-        text = _wins(best, base, len(others), fmean(found[best].values()), ends)
+        ends = _win_rate_ends(rows, best, column, [*scores[best].values()])
+        text = _wins(best, base, len(others), fmean(scores[best].values()), ends)
         chance = Interval(ends.low - 0.5, ends.high - 0.5)
     else:
-        text = _beats(best, base, len(others), WORDS.get(column, column.replace("_", " ")), found)
+        text = _beats(best, base, len(others), WORDS.get(column, column.replace("_", " ")), scores)
         chance = student_interval(gains)
     seeds = f" over {len(shared)} seeds" if len(shared) > 1 else ""
     return f"{text}{seeds}{noise(chance, len(shared))}"
@@ -121,8 +122,8 @@ def win_share(rate: float, ends: Interval) -> str:
     return f"{100 * rate:.1f} %{interval}"
 
 
-def _beats(best: str, base: str, others: int, words: str, found: Mapping[str, Mapping[str, float]]) -> str:
-    ours, theirs = (fmean(found[name].values()) for name in (best, base))
+def _beats(best: str, base: str, others: int, words: str, scores: Mapping[str, Mapping[str, float]]) -> str:
+    ours, theirs = (fmean(scores[name].values()) for name in (best, base))
     if others > 1:
         return (
             f"{best} has the best {words} of {others + 1} methods: {ours:.3f} against {theirs:.3f} of {base}"

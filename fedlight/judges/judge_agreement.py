@@ -71,17 +71,20 @@ def judge_agreement(
     if not made:
         raise ValueError(f"judges={judges} names nobody: give class_path and init_args of a judge")
     pairs, counts = read_pairs(votes, columns, choice_values, question, limit, seed)
-    shown = [pair.fields for pair in pairs], [pair.first for pair in pairs], [pair.second for pair in pairs]
+    fields = [pair.fields for pair in pairs]
+    firsts, seconds = [pair.first for pair in pairs], [pair.second for pair in pairs]
     for judge in made.values():
-        judge.announce(*shown)
+        judge.announce(fields, firsts, seconds)
     numbers = {"pairs": counts.pairs, "votes": counts.votes, "votes_left_out": counts.rows - counts.votes}
     rows, lines, records = [], [], []
     for name, judge in made.items():
-        verdicts = judge.verdicts(*shown)
-        own = _by_category(pairs, verdicts, seed)
-        lines += [{"judge": name, **line} for line in own]
-        rows.append({"method": name, **{key: own[0][key] for key in SHARES}, **numbers})
-        records += [_record(name, *one) for one in zip(pairs, *verdicts, strict=True)]
+        verdicts = judge.verdicts(fields, firsts, seconds)
+        judge_lines = _by_category(pairs, verdicts, seed)
+        lines += [{"judge": name, **line} for line in judge_lines]
+        rows.append({"method": name, **{key: judge_lines[0][key] for key in SHARES}, **numbers})
+        records += [
+            _record(name, pair, first, second) for pair, first, second in zip(pairs, *verdicts, strict=True)
+        ]
     write_rows(records, Path(output) / "verdicts.jsonl")
     write_whole(Path(output) / "agreement.csv", csv_text([known(line) for line in lines], [*lines[0]]))
     write_json(Path(output) / "counts.json", asdict(counts))
@@ -96,11 +99,11 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return two tables for each judge: shares of all pairs and of the largest categories, and the counts behind them."""
     tables = []
     for judge in dict.fromkeys(line["judge"] for line in lines):
-        own = [line for line in lines if line["judge"] == judge]
-        shown = _largest(own)
+        of_judge = [line for line in lines if line["judge"] == judge]
+        shown = _largest(of_judge)
         tables += [_shares(judge, shown), _counted(judge, shown)]
-        if len(shown) < len(own):
-            tables.append(f"{len(own) - len(shown):,} more categories are in agreement.csv.")
+        if len(shown) < len(of_judge):
+            tables.append(f"{len(of_judge) - len(shown):,} more categories are in agreement.csv.")
     return "\n".join(tables)
 
 
@@ -165,7 +168,7 @@ def _by_category(
     for category in [None, *(categories if any(categories) else [])]:
         at = [index for index, pair in enumerate(pairs) if category in (None, pair.category)]
         judged = [Judged(pairs[index].votes, both[index], pairs[index].question) for index in at]
-        first, second = ([own[index] for index in at] for own in verdicts)
+        first, second = ([order[index] for index in at] for order in verdicts)
         bias = win_tie_lose(first, second)
         decided = agreement(judged, ties=False, seed=seed)._asdict()
         lines.append(

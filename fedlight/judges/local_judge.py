@@ -94,48 +94,49 @@ class LocalJudge(Judge):
         check_slots(self.question.slots, fields, "LocalJudge")
         pairs = list(zip(fields, ours, theirs, strict=True))
         asked = [index for index, (_, a, b) in enumerate(pairs) if a.strip() != b.strip()]
-        found = [0.5] * len(pairs)
+        verdicts = [0.5] * len(pairs)
         for start in range(0, len(asked), self.batch_size):
             rows = asked[start : start + self.batch_size]
             for row, verdict in zip(rows, self._read([pairs[row] for row in rows]), strict=True):
-                found[row] = verdict
-        return found
+                verdicts[row] = verdict
+        return verdicts
 
     def _read(self, pairs: Sequence[tuple[Fields, str, str]]) -> list[float]:
         asked = self._ask(pairs)
         swapped = asked
         if self.orders == "both":
             swapped = self._ask([(fields, theirs, ours) for fields, ours, theirs in pairs])
-        found, too_long = [], 0
+        verdicts, too_long = [], 0
         for words, other in zip(asked, swapped, strict=True):
             if words is None or other is None:
-                found.append(math.nan)
+                verdicts.append(math.nan)
                 too_long += 1
             elif self.orders == "both":
-                found.append(by_both_orders(words, other))
+                verdicts.append(by_both_orders(words, other))
             else:
-                found.append(self._verdict(words))
-        self._count(sum(map(math.isnan, found)) - too_long, too_long)
-        return found
+                verdicts.append(self._verdict(words))
+        self._count(sum(map(math.isnan, verdicts)) - too_long, too_long)
+        return verdicts
 
     def _ask(self, pairs: Sequence[tuple[Fields, str, str]]) -> list[Sequence[Likelihood] | None]:
         """Return the likelihoods of the verdicts on each pair; None for a pair that does not fit."""
         module = self._loaded()
         prompts = [self._prompt(*pair) for pair in pairs]
-        fits = module.fits(prompts, new_tokens=8)
+        fits = module.fits(prompts, new_tokens=8)  # room for the longest verdict
         kept = [prompt for prompt, does in zip(prompts, fits, strict=True) if does]
         likelihoods = iter(module.log_likelihoods(kept, [CONTINUATIONS] * len(kept)) if kept else [])
         return [next(likelihoods) if does else None for does in fits]
 
     def _verdict(self, words: Sequence[Likelihood]) -> float:
-        verdict = likeliest([one.log_prob for one in words])
-        return verdict if self.forced or any(one.greedy for one in words) else math.nan
+        verdict = likeliest([word.log_prob for word in words])
+        return verdict if self.forced or any(word.greedy for word in words) else math.nan
 
     def _prompt(self, fields: Fields, first: str, second: str) -> str:
         question = self.question.render(fields).text.strip()
         text = pairwise_prompt(question, self._shown(first), self._shown(second), at_once=True)
         if not self.chat:
             return text
+        # In a chat the word before the verdict begins the answer, instead of ending the question.
         return self._asked.render({"prompt": text.removesuffix(VERDICT)}, VERDICT).text
 
     def _shown(self, answer: str) -> str:
@@ -182,5 +183,5 @@ def likeliest(log_probs: Sequence[float]) -> float:
         >>> likeliest([-1.0, -2.0, -3.0]), likeliest([-2.0, -1.0, -1.5]), likeliest([-1.0, -1.0, -4.0])
         (1.0, 0.0, 0.5)
     """
-    best = [worth for worth, own in zip(WORDS.values(), log_probs, strict=True) if own == max(log_probs)]
+    best = [worth for worth, value in zip(WORDS.values(), log_probs, strict=True) if value == max(log_probs)]
     return best[0] if len(best) == 1 else 0.5

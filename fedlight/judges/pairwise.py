@@ -114,12 +114,12 @@ def read_verdict(reply: str, mark: str, shown: Sequence[str] = ()) -> float | No
         (1.0, None)
     """
     line = "".join(last_lines(reply, 1))
-    found = re.fullmatch(rf"VERDICT[ \t]+{mark}:[ \t]*(A|B|tie)", line, re.IGNORECASE)
-    if found is None and not any("finaldecision" in _letters(text) for text in shown):
-        found = AUTO_J.search(line)
-    if found is None:
+    match = re.fullmatch(rf"VERDICT[ \t]+{mark}:[ \t]*(A|B|tie)", line, re.IGNORECASE)
+    if match is None and not any("finaldecision" in _letters(text) for text in shown):
+        match = AUTO_J.search(line)
+    if match is None:
         return None
-    return {"a": 1.0, "1": 1.0, "b": 0.0, "2": 0.0}.get(found[1].lower()[-1], 0.5)
+    return {"a": 1.0, "1": 1.0, "b": 0.0, "2": 0.0}.get(match[1].lower()[-1], 0.5)
 
 
 def _letters(text: str) -> str:

@@ -64,8 +64,8 @@ class OracleJudge(Judge):
         """
         check_slots(["prompt"], fields, "OracleJudge")
         return [
-            win_rate([self._utility(own, a)], [self._utility(own, b)]) if a.strip() != b.strip() else 0.5
-            for own, a, b in zip(fields, ours, theirs, strict=True)
+            win_rate([self._utility(slots, a)], [self._utility(slots, b)]) if a.strip() != b.strip() else 0.5
+            for slots, a, b in zip(fields, ours, theirs, strict=True)
         ]
 
     def _utility(self, fields: Fields, answer: str) -> float:
@@ -98,7 +98,7 @@ class FactJudge(Judge):
             ValueError: a prompt has no such slot, or asks about no topic of a domain.
         """
         check_slots([self.slot], fields, "FactJudge")
-        right = [self._right(own[self.slot]) for own in fields]
+        right = [self._right(slots[self.slot]) for slots in fields]
         return [
             win_rate([share_right(a, known)], [share_right(b, known)])
             for known, a, b in zip(right, ours, theirs, strict=True)

@@ -92,11 +92,11 @@ class SelectorJudge(Judge):
         """
         check_slots(self.template.slots, fields, "SelectorJudge")
         pairs = [
-            Comparison(dict(own), a.strip(), b.strip())
-            for own, a, b in zip(fields, ours, theirs, strict=True)
+            Comparison(dict(slots), a.strip(), b.strip())
+            for slots, a, b in zip(fields, ours, theirs, strict=True)
         ]
         different = [index for index, pair in enumerate(pairs) if pair.first != pair.second]
-        found = np.full(len(pairs), 0.5)
+        scores = np.full(len(pairs), 0.5)
         if different:
             log_probs = self.log_probs([pairs[index] for index in different])
             winners = majority(log_probs)
@@ -105,8 +105,8 @@ class SelectorJudge(Judge):
             self.too_long = self._count(
                 self.too_long, int(too_long.sum()), f"of {len(different)} pairs", "count one half"
             )
-            found[different] = np.where(too_long, np.nan, verdicts)
-        return [float(verdict) for verdict in found]
+            scores[different] = np.where(too_long, np.nan, verdicts)
+        return [float(verdict) for verdict in scores]
 
     def log_probs(self, pairs: Sequence[Comparison]) -> np.ndarray:
         """Return each selector's log-probabilities that the first, and that the second answer of a pair is better.
@@ -142,9 +142,9 @@ class SelectorJudge(Judge):
             make_ready(self._selector, self.device)
         return self._selector
 
-    def _count(self, before: int, found: int, of: str, so: str) -> int:
-        if found and not before:
+    def _count(self, before: int, number: int, what: str, so: str) -> int:
+        if number and not before:
             rank_zero_info(
-                f"SelectorJudge: {found} {of} are longer than max_tokens={self.max_tokens} and {so}"
+                f"SelectorJudge: {number} {what} are longer than max_tokens={self.max_tokens} and {so}"
             )
-        return before + found
+        return before + number

@@ -58,12 +58,12 @@ def last_moment(scores: Path, task: str) -> str:
 
     It is the first of ``own``, ``test``, the last ``epoch_N``, ``validate`` and ``start`` that has answers to the task.
     """
-    found = [file.parent.name for file in scores.glob(f"*/{task}.jsonl")]
+    moments = [file.parent.name for file in scores.glob(f"*/{task}.jsonl")]
     epochs = sorted(
-        (name for name in found if re.fullmatch(r"epoch_\d+", name)), key=lambda name: int(name[6:])
+        (name for name in moments if re.fullmatch(r"epoch_\d+", name)), key=lambda name: int(name[6:])
     )
     order = (OWN, "test", *reversed(epochs), "validate", "start")
-    return next((name for name in order if name in found), "test")
+    return next((name for name in order if name in moments), "test")
 
 
 def _answer(row: Mapping[str, Any]) -> TaskAnswer:

@@ -105,7 +105,7 @@ def read_pairs(
     check_columns(rows, {**columns, **({"question": question} if question else {})}, source)
     worth = _worth(choice_values)
     counts = VoteCounts(source, rows=len(rows))
-    found: dict[tuple[str, ...], _Voted] = {}
+    voted: dict[tuple[str, ...], _Voted] = {}
     for number, row in enumerate(rows):
         at = {name: text_at(row, path) for name, path in columns.items()}
         if at["choice"] not in worth:
@@ -118,8 +118,8 @@ def read_pairs(
             continue
         answers = sorted((shown.first, shown.second))
         key = (shown.category, shown.question, *shown.fields.values(), *answers)
-        counts.repeated += key in found
-        pair, votes = found.setdefault(key, _Voted(shown, {}))
+        counts.repeated += key in voted
+        pair, votes = voted.setdefault(key, _Voted(shown, {}))
         vote = worth[at["choice"]] if shown.first == pair.first else 1 - worth[at["choice"]]
         person = at["client"] or number
         if person in votes:
@@ -127,9 +127,9 @@ def read_pairs(
             counts.changed += vote != votes[person]
         else:
             votes[person] = vote
-    if not found:
+    if not voted:
         raise RowsError(f"{source}: no row has two different answers")
-    return _drawn(list(found.values()), limit, seed, counts)
+    return _drawn(list(voted.values()), limit, seed, counts)
 
 
 def _worth(choice_values: Mapping[str, Any]) -> dict[str, float]:
@@ -148,26 +148,26 @@ def _worth(choice_values: Mapping[str, Any]) -> dict[str, float]:
 
 def _pair(at: Mapping[str, str], question: str | None) -> Pair:
     slots = {name: text for name, text in at.items() if name not in VOTE_NAMES}
-    of = "\n".join(slots.values()) if question is None else question
-    return Pair(slots, at["response_a"], at["response_b"], at.get("category", ""), of, [])
+    asked = "\n".join(slots.values()) if question is None else question
+    return Pair(slots, at["response_a"], at["response_b"], at.get("category", ""), asked, [])
 
 
 def _drawn(
-    found: list[_Voted], limit: int | None, seed: int, counts: VoteCounts
+    voted: list[_Voted], limit: int | None, seed: int, counts: VoteCounts
 ) -> tuple[list[Pair], VoteCounts]:
     """Return the pairs to be judged, in the order of the rows, with their votes; and the completed ``counts``."""
-    kept = set(range(len(found)))
-    if limit is not None and limit < len(found):
-        order = np.random.default_rng(derive_seed(seed, "judged pairs")).permutation(len(found))
+    kept = set(range(len(voted)))
+    if limit is not None and limit < len(voted):
+        order = np.random.default_rng(derive_seed(seed, "judged pairs")).permutation(len(voted))
         kept = set(order[:limit].tolist())
     pairs = []
-    for index, (pair, votes) in enumerate(found):
+    for index, (pair, votes) in enumerate(voted):
         if index not in kept:
             counts.not_drawn += len(votes)
             continue
         pairs.append(pair._replace(votes=list(votes.values())))
         counts.on_empty += len(votes) * (not pair.first or not pair.second)
         counts.unnamed += sum(isinstance(person, int) for person in votes)
-    counts.pairs, counts.pairs_not_drawn = len(pairs), len(found) - len(pairs)
+    counts.pairs, counts.pairs_not_drawn = len(pairs), len(voted) - len(pairs)
     counts.votes = sum(len(pair.votes) for pair in pairs)
     return pairs, counts

@@ -25,8 +25,8 @@ def same_class(a: str, b: str) -> bool:
         "." not in a or "." not in b
     ):  # a class of another package, or one of fedlight's own that is not public
         return True
-    found = find_object(a)
-    return found is not None and found is find_object(b)
+    first = find_object(a)
+    return first is not None and first is find_object(b)
 
 
 def _whole(name: str) -> str:
@@ -53,5 +53,5 @@ def find_object(path: str) -> Any:
 
 def class_of(path: str) -> type | None:
     """Return the class of a dotted name; None where it cannot be imported, or is no class."""
-    found = find_object(path)
-    return found if isinstance(found, type) else None
+    kind = find_object(path)
+    return kind if isinstance(kind, type) else None

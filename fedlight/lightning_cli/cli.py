@@ -65,7 +65,8 @@ def drop_callbacks(config: Namespace) -> None:
     if not config.drop_callbacks:
         return
     callbacks = config.trainer.get("callbacks") or []
-    there = [last_part(one.class_path) for one in (callbacks if isinstance(callbacks, list) else [callbacks])]
+    entries = callbacks if isinstance(callbacks, list) else [callbacks]
+    there = [last_part(entry.class_path) for entry in entries]
     dropped = {last_part(name) for name in config.drop_callbacks}
     if unknown := sorted(dropped - set(there)):
         raise ValueError(
@@ -73,7 +74,7 @@ def drop_callbacks(config: Namespace) -> None:
             f"{', '.join(there) or 'none'}"
         )
     config.trainer.callbacks = [
-        one for one, name in zip(callbacks, there, strict=True) if name not in dropped
+        callback for callback, name in zip(callbacks, there, strict=True) if name not in dropped
     ]
     config.drop_callbacks = []
 

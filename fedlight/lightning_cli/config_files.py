@@ -33,10 +33,11 @@ def check_config(config: str) -> dict[str, Any]:
     if path.is_dir():
         raise ValueError(f"config {config!r} is a folder: give a YAML file")
     if not path.exists():
-        own = configs()
-        hint = near(path.stem, [Path(name).stem for name in own if "/" not in name]).replace("'?", ".yaml'?")
+        names = configs()
+        stems = [Path(name).stem for name in names if "/" not in name]
+        hint = near(path.stem, stems).replace("'?", ".yaml'?")
         raise ValueError(
-            f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(own)}"
+            f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(names)}"
         )
     try:
         root = yaml.compose(read_yaml(path))
@@ -81,8 +82,8 @@ def _given_twice(node: Any, within: str = "") -> str:
         if key and name in seen:
             return f", line {key.start_mark.line + 1} gives {name} a second time"
         seen.add(name)
-        if found := _given_twice(value, f"{name}." if key else within):
-            return found
+        if place := _given_twice(value, f"{name}." if key else within):
+            return place
     return ""
 
 
@@ -92,13 +93,13 @@ def layers(config: str) -> list[Path]:
     Raises:
         ValueError: see `check_config`; or a config extends itself, too many others, or something that is no name of a file.
     """
-    found: dict[Path, Path] = {}
-    _add_layers(config, (), found)
-    return [*found.values()]
+    files: dict[Path, Path] = {}
+    _add_layers(config, (), files)
+    return [*files.values()]
 
 
-def _add_layers(config: str, above: tuple[Path, ...], found: dict[Path, Path]) -> None:
-    """Add the files of a config to those ``found``, by their resolved paths; ``above`` are those that extend it."""
+def _add_layers(config: str, above: tuple[Path, ...], files: dict[Path, Path]) -> None:
+    """Add the files of a config to ``files``, by their resolved paths; ``above`` are those that extend it."""
     below = check_config(config).get(EXTENDS)
     file = Path(config)
     names = [below] if isinstance(below, str) else below or []
@@ -112,13 +113,13 @@ def _add_layers(config: str, above: tuple[Path, ...], found: dict[Path, Path]) -
         other = beside if beside.is_file() or not conf_path(name).is_file() else conf_path(name)
         if other.resolve() in above:
             raise ValueError(f"config {config!r} extends {name!r}, which extends it in turn")
-        if len(above) + len(found) >= MOST_LAYERS:
+        if len(above) + len(files) >= MOST_LAYERS:
             raise ValueError(
                 f"config {config!r}: more than {MOST_LAYERS} configs extend each other; join some"
             )
-        if other.resolve() not in found:
-            _add_layers(str(other), above, found)
-    found[file.resolve()] = file
+        if other.resolve() not in files:
+            _add_layers(str(other), above, files)
+    files[file.resolve()] = file
 
 
 def with_layers(arguments: list[str]) -> list[str]:
@@ -126,20 +127,21 @@ def with_layers(arguments: list[str]) -> list[str]:
 
     A file that stands there already would undo what came after it.
     """
-    found, rest = [], iter(arguments)
+    words, rest = [], iter(arguments)
     seen: set[Path] = set()
     for argument in rest:
         option, equals, value = argument.partition("=")
         if option not in OPTIONS:
-            found.append(argument)
+            words.append(argument)
             continue
         config = value if equals else next(rest, None)
         if config is None:
-            found.append(option)
+            words.append(option)
             continue
-        *below, own = layers(config)
-        found += [f"{option}={file}" for file in [*(one for one in below if one.resolve() not in seen), own]]
-        seen |= {file.resolve() for file in (*below, own)}
+        *below, last = layers(config)
+        new = [file for file in below if file.resolve() not in seen]
+        words += [f"{option}={file}" for file in [*new, last]]
+        seen |= {file.resolve() for file in (*below, last)}
         if below:  # the settings are whole then, as those that a run saves and --print_config prints
-            found.append(f"--{EXTENDS}=null")
-    return found
+            words.append(f"--{EXTENDS}=null")
+    return words

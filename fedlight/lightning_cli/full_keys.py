@@ -53,29 +53,29 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
     """
     values = list(_values(config))
 
-    def of_value(found: re.Match[str]) -> str:
-        given = message[found.end() :]
+    def of_value(match: re.Match[str]) -> str:
+        given = message[match.end() :]
         places = {
             given_at(key, config)
             for key, value in values
-            if f"_{key.rpartition('.')[2]}".endswith(f"_{found[1]}")  # a choice_template is a template
+            if f"_{key.rpartition('.')[2]}".endswith(f"_{match[1]}")  # a choice_template is a template
             and any(re.match(re.escape(text) + r"(?!\w|\.\d)", given) for text in _texts(value))
         }
         place = places.pop() if len(places) == 1 else ""
         # Inside of a sentence only arguments of classes: "trainer with devices=2" says whose it is.
-        return f"{place}=" if place and (not found.start() or ".init_args." in place) else found[0]
+        return f"{place}=" if place and (not match.start() or ".init_args." in place) else match[0]
 
-    def of_name(found: re.Match[str]) -> str:
-        places = [key for key, _ in values if OF_PART.fullmatch(key) and key.rpartition(".")[2] == found[2]]
-        return f"{found[1]}{places[0]}" if len(places) == 1 else found[0]
+    def of_name(match: re.Match[str]) -> str:
+        places = [key for key, _ in values if OF_PART.fullmatch(key) and key.rpartition(".")[2] == match[2]]
+        return f"{match[1]}{places[0]}" if len(places) == 1 else match[0]
 
-    def of_remedy(found: re.Match[str]) -> str:
-        places = [key for key, _ in values if re.fullmatch(rf"federated\.(.+\.)?{found[2]}", key)]
-        return f"{found[1]}--{places[0]} " if len(places) == 1 else found[0]
+    def of_remedy(match: re.Match[str]) -> str:
+        places = [key for key, _ in values if re.fullmatch(rf"federated\.(.+\.)?{match[2]}", key)]
+        return f"{match[1]}--{places[0]} " if len(places) == 1 else match[0]
 
     whole = re.sub(r"(?<![\w.\]-])([a-z]\w*)=(?=\S)", of_value, message)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)=(?=\S)", of_remedy, whole)
-    whole = OF_LOOP.sub(lambda found: _of_loop(found, config), whole)
+    whole = OF_LOOP.sub(lambda match: _of_loop(match, config), whole)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)
     first = [
         key
@@ -86,22 +86,22 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
     return re.sub(r"\bfederated(\.\w+)+", lambda key: key[0].replace(".init_args", ""), whole)
 
 
-def _of_loop(found: re.Match[str], config: dict[str, Any]) -> str:
+def _of_loop(match: re.Match[str], config: dict[str, Any]) -> str:
     """Return a setting of the federated loop that a message names, with the loop's key in front.
 
     A word such as "server" is taken for a setting only where a value follows, after the verb of a remedy, and as the first
     word before a colon.
     """
-    verb, path, after = found.groups()
+    verb, path, after = match.groups()
     node = (config.get("federated") or {}).get("init_args") or {}
     for name in path.split("."):
         node = node.get("init_args", node) if isinstance(node, dict) else {}
         if name not in node:
-            return found[0]
+            return match[0]
         node = node[name]
-    begins = not found.start() and found.string[found.end() :].startswith(":")
+    begins = not match.start() and match.string[match.end() :].startswith(":")
     says = verb or after or "_" in path or "." in path or begins
-    return f"{verb or ''}federated.{path}{after}" if says else found[0]
+    return f"{verb or ''}federated.{path}{after}" if says else match[0]
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -53,8 +53,8 @@ def given_at(key: str, config: dict[str, Any]) -> str:
 
 
 def _arguments(part: Any) -> Namespace | None:
-    found = part.get("init_args") if isinstance(part, Namespace) else None
-    return found if isinstance(found, Namespace) else None
+    arguments = part.get("init_args") if isinstance(part, Namespace) else None
+    return arguments if isinstance(arguments, Namespace) else None
 
 
 def _is_default(part: Namespace, name: str) -> bool:
@@ -62,8 +62,8 @@ def _is_default(part: Namespace, name: str) -> bool:
     return given is not None and _alike(part.init_args[name], given.default)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    return bool(_plain(one) == _plain(other))
+def _alike(ours: Any, theirs: Any) -> bool:
+    return bool(_plain(ours) == _plain(theirs))
 
 
 def _plain(value: Any) -> Any:

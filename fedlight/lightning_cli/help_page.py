@@ -66,12 +66,12 @@ def help_page(command: str) -> str:
             }
         ),
         "federated: an epoch is a round; null pools the data; classes: fedlight methods\n"
-        + _short({_key("federated", one): one.about for one in settings("FederatedLoop")}),
+        + _short({_key("federated", key): key.about for key in settings("FederatedLoop")}),
         "model: a class, and its keys\n"
         + _short({f"--model {name}": summary(name) for name in classes_in("modules")})
         + "\nmodel, keys of all language models\n"
         + _short(
-            {_key("model", one): one.about for one in settings("modules.language.module.LanguageModule")}
+            {_key("model", key): key.about for key in settings("modules.language.module.LanguageModule")}
         ),
         "data: a class, and its keys\n"
         + _short(
@@ -82,7 +82,7 @@ def help_page(command: str) -> str:
             }
         )
         + "\ndata, keys of all classes\n"
-        + _short({_key("data", one): one.about for one in settings("FederatedDataModule")}),
+        + _short({_key("data", key): key.about for key in settings("FederatedDataModule")}),
         "trainer: Lightning's Trainer; most used are\n"
         + _lines({f"--trainer.{name}": about for name, about in TRAINER.items()}),
         "of the command\n"
@@ -117,20 +117,20 @@ def settings(name: str) -> list[Setting]:
     Args:
         name: public name, or path within ``fedlight``.
     """
-    of = _class(name)
-    init = next(part for part in of.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
+    node = _class(name)
+    init = next(part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
     arguments = init.args.args[1:] + init.args.kwonlyargs
     missing = len(init.args.args) - 1 - len(init.args.defaults)
     defaults = [*[None] * missing, *init.args.defaults, *init.args.kw_defaults]
-    texts = dict(_described(ast.get_docstring(of) or ""))
+    texts = dict(_described(ast.get_docstring(node) or ""))
     return [
         Setting(
-            one.arg,
+            argument.arg,
             None if value is None else _as_yaml(value),
-            "" if one.annotation is None else re.split(r"\W", ast.unparse(one.annotation))[0],
-            texts.get(one.arg, ""),
+            "" if argument.annotation is None else re.split(r"\W", ast.unparse(argument.annotation))[0],
+            texts.get(argument.arg, ""),
         )
-        for one, value in zip(arguments, defaults, strict=True)
+        for argument, value in zip(arguments, defaults, strict=True)
     ]
 
 
@@ -154,8 +154,9 @@ def classes_of(base: str) -> list[str]:
     """
     names = classes_in("federation")
     headers: dict[str, str] = {}
-    for file in sorted({fedlight._FILES[name] for name in names}):
-        headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", _source(file), re.MULTILINE))
+    for file in sorted((Path(fedlight.__file__).parent / "federation").rglob("*.py")):  # bases are not all public
+        text = file.read_text(encoding="utf-8")
+        headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", text, re.MULTILINE))
     derived = {base}
     for _ in headers:
         derived |= {name for name, bases in headers.items() if derived & set(bases.split(", "))}

@@ -57,37 +57,37 @@ def one_line(
     """
     key = ".".join(dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message)))
     where = f"{key}: " if key else ""
-    if found := re.search(r"unrecognized arguments: (.*)", message, re.S):
-        given = " ".join(found[1].split())
+    if match := re.search(r"unrecognized arguments: (.*)", message, re.S):
+        given = " ".join(match[1].split())
         if not given.startswith("-"):
             return f"{given!r} is no key: keys start with two dashes, as in --trainer.max_epochs 3"
         return _unknown_key(given.split()[0].partition("=")[0].lstrip("-"), sorted(keys))
-    if found := re.search(r"does not accept option '([^']+)'", message):
-        return _unknown_key(found[1], sorted(keys))
-    if found := re.search(r"arguments are required: ((\w+)\.\S+(?:, \S+)*)$", message):
-        missing = " and ".join(sorted(found[1].replace(f"{found[2]}.", "").split(", ")))
+    if match := re.search(r"does not accept option '([^']+)'", message):
+        return _unknown_key(match[1], sorted(keys))
+    if match := re.search(r"arguments are required: ((\w+)\.\S+(?:, \S+)*)$", message):
+        missing = " and ".join(sorted(match[1].replace(f"{match[2]}.", "").split(", ")))
         return (
-            f"{found[2]} needs {missing}: give a config, as in fedlight {found[2]} --config selector.yaml, "
-            f"or a class for each of them; its keys: fedlight {found[2]} --help"
+            f"{match[2]} needs {missing}: give a config, as in fedlight {match[2]} --config selector.yaml, "
+            f"or a class for each of them; its keys: fedlight {match[2]} --help"
         )
     of_class = r"(?:Problem with given class_path '([^']+)':\s+)?"
-    if found := re.search(of_class + r"the following arguments are required: ([^\n]+)", message):
-        names = found[2].split(", ")
-        reason = _required(key, found[1], names, in_list="[list[" in message)
-        return where + reason + _not_carried_over(names, *(dropped or {}).get(_last(found[1]), ("", set())))
-    if found := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
-        return where + _no_setting(found[1], found[2])
-    if found := re.search(
+    if match := re.search(of_class + r"the following arguments are required: ([^\n]+)", message):
+        names = match[2].split(", ")
+        reason = _required(key, match[1], names, in_list="[list[" in message)
+        return where + reason + _not_carried_over(names, *(dropped or {}).get(_last(match[1]), ("", set())))
+    if match := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
+        return where + _no_setting(match[1], match[2])
+    if match := re.search(
         r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)", message
     ):
-        return where + _no_class(found[1], message)
-    if found := re.search(
+        return where + _no_class(match[1], message)
+    if match := re.search(
         r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)", message
     ):
-        return where + _no_class(found[1], message)
-    if found := re.search(r"but (\S+) is abstract", message):
-        names = _names(_concrete(find_object(found[1])))
-        return f"{where}{found[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
+        return where + _no_class(match[1], message)
+    if match := re.search(r"but (\S+) is abstract", message):
+        names = _names(_concrete(find_object(match[1])))
+        return f"{where}{match[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
     return where + _expected(message)
 
 
@@ -110,14 +110,14 @@ def one_line_reference(key: str | None, message: str) -> str:
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:
-    same_end = [one for one in keys if one.rpartition(".")[2] == key.rpartition(".")[2]]
+    same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)
     return f"there is no key {key!r}{hint or '; --help all lists all keys'}"
 
 
 def _required(key: str, path: str | None, names: list[str], in_list: bool) -> str:
-    of = find_object(path or "")
-    examples = [(name, _example(of, name)) for name in names]
+    kind = find_object(path or "")
+    examples = [(name, _example(kind, name)) for name in names]
     flags = " ".join(f"--{key}.{name} {value}" for name, value in examples)
     lines = f"init_args: {{{', '.join(f'{name}: {value}' for name, value in examples)}}}"
     return f"{_last(path)} needs {' and '.join(names)}, for example {lines if in_list else flags}"
@@ -134,23 +134,23 @@ def _last(path: str | None) -> str:
     return last_part(path) if path else "it"
 
 
-def _example(of: Any, name: str) -> str:
+def _example(kind: Any, name: str) -> str:
     try:
-        return EXAMPLES.get(get_type_hints(of.__init__).get(name, type), name.upper())
+        return EXAMPLES.get(get_type_hints(kind.__init__).get(name, type), name.upper())
     except (AttributeError, NameError, TypeError):
         return name.upper()
 
 
 def _no_setting(path: str | None, option: str) -> str:
-    of = find_object(path or "")
+    kind = find_object(path or "")
     known = [
-        name for cls in getattr(of, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
+        name for cls in getattr(kind, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
     ]
-    own = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
+    settings = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
     moved = MOVED.get(option.partition(".")[0])
-    if moved is not None and moved[0] in own:
+    if moved is not None and moved[0] in settings:
         return f"{_last(path)} has no setting {option!r} any more: {moved[1]}"
-    return f"{_last(path)} has no setting {option!r}{near(option, own) or _has(own)}"
+    return f"{_last(path)} has no setting {option!r}{near(option, settings) or _has(settings)}"
 
 
 def _has(names: list[str]) -> str:
@@ -169,7 +169,7 @@ def _or_near(name: str, message: str) -> str:
     bases = [
         find_object(path) for path in re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]
     ]
-    known = [one for base in bases for one in _names(_concrete(base))]
+    known = [subclass for base in bases for subclass in _names(_concrete(base))]
     hint = near(name, known)
     return hint or "; give its name if fedlight has it, else package.module.Name"
 
@@ -189,12 +189,12 @@ def _names(classes: Iterable[type]) -> list[str]:
 def _expected(message: str) -> str:
     """Return the types that the value may have, and the value."""
     innermost = re.split(r'Parser key "[^"]+"[^:]*:', message)[-1]
-    if found := re.search(r"Import path (\S+) does not \D* (\S+)", innermost):
-        return f"{found[1]} is no {found[2]}"
-    if found := re.match(
+    if match := re.search(r"Import path (\S+) does not \D* (\S+)", innermost):
+        return f"{match[1]} is no {match[2]}"
+    if match := re.match(
         r"\s*Expected .*?Got value: .*", innermost
     ):  # the rest describes the classes around it
-        innermost = found[0]
+        innermost = match[0]
     given = re.search(r"Got value: (.*)|Given value: (.*)", innermost)
     kinds = _kinds(innermost)
     if kinds and given:

@@ -77,12 +77,12 @@ def configs(argv: Sequence[str]) -> list[str]:
         >>> configs(["fit", "--config", "a/b.yaml", "-c=c.yaml", "--federated.fleet", "phones.yaml"])
         ['b.yaml', 'c.yaml']
     """
-    found = []
+    names = []
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
         option, equals, value = argument.partition("=")
         if option in ("--config", "-c"):
-            found.append(Path(value if equals else following).name)
-    return found
+            names.append(Path(value if equals else following).name)
+    return names
 
 
 def machine() -> str:
@@ -97,9 +97,9 @@ def machine() -> str:
 def _entries(file: Path) -> list[Any]:
     """Return the entries of earlier commands; a damaged file is renamed, as it is no result and need not stop the work."""
     try:
-        found = read_json(file, "")["commands"]
-        if isinstance(found, list):
-            return found
+        entries = read_json(file, "")["commands"]
+        if isinstance(entries, list):
+            return entries
     except FileNotFoundError:
         return []
     except (ValueError, KeyError):

@@ -78,12 +78,12 @@ class FitFolder:
                     f"{self.folder}: the run there was stopped and left no checkpoint, so it starts over"
                 )
                 return True
-        found = self.made.differences()
-        raised = _raised_epochs(found)
-        if found and raised is None:
+        changes = self.made.differences()
+        raised = _raised_epochs(changes)
+        if changes and raised is None:
             raise ValueError(
                 f"{self.folder} has a {'finished' if done else 'stopped'} run with other settings "
-                f"({in_words(found)}): give the same, {REMEDY}"
+                f"({in_words(changes)}): give the same, {REMEDY}"
             )
         self.made.refuse_changed_files(everything=not done, remedy=REMEDY)
         if done and not (raised and (last or {}).get("epochs", raised[0]) >= raised[0]):
@@ -112,8 +112,8 @@ class FitFolder:
         if self.made.file.is_file() and not starts_over and not (given and self.made.differences()):
             earlier = self.made.earlier()
         else:
-            own = os.path.relpath(given, self.folder) if given else None
-            earlier = {name: digest_of(file) for name, file in self._checkpoints.items() if name != own}
+            resumed = os.path.relpath(given, self.folder) if given else None
+            earlier = {name: digest_of(file) for name, file in self._checkpoints.items() if name != resumed}
         self.made.write(earlier)
 
     def _own_checkpoints(self) -> list[Path]:
@@ -138,18 +138,18 @@ def checkpoints_of(trainer: L.Trainer) -> list[Path]:
     ``default_root_dir``: others may belong to other runs.
     """
     root = Path(trainer.default_root_dir)
-    found: set[Path] = set()
+    files: set[Path] = set()
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not isinstance(callback, ModelCheckpoint):
             continue
         if callback.dirpath is not None:
-            found |= set(Path(callback.dirpath).glob("*.ckpt"))
+            files |= set(Path(callback.dirpath).glob("*.ckpt"))
         elif trainer.loggers:
             logs = Path(trainer.loggers[0].save_dir or root, str(trainer.loggers[0].name))
-            found |= set(logs.glob("*/checkpoints/*.ckpt")) if logs.is_relative_to(root) else set()
+            files |= set(logs.glob("*/checkpoints/*.ckpt")) if logs.is_relative_to(root) else set()
         else:
-            found |= set(root.glob("checkpoints/*.ckpt"))
-    return sorted(found)
+            files |= set(root.glob("checkpoints/*.ckpt"))
+    return sorted(files)
 
 
 def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
@@ -183,15 +183,15 @@ def _plain(value: Any, root: str) -> Any:
         inside = path == root or path.startswith(f"{root}/")
         return f".{path.removeprefix(root)}" if inside else value
     if isinstance(value, list):
-        return [_plain(one, root) for one in value]
+        return [_plain(item, root) for item in value]
     if not isinstance(value, dict):
         return value
     if isinstance(value.get("class_path"), str):
         arguments = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
-        return {CLASS: value["class_path"], **{key: _plain(one, root) for key, one in arguments.items()}}
+        return {CLASS: value["class_path"], **{key: _plain(item, root) for key, item in arguments.items()}}
     return {
-        key: _by_class(_plain(one, root)) if key == "callbacks" else _plain(one, root)
-        for key, one in value.items()
+        key: _by_class(_plain(item, root)) if key == "callbacks" else _plain(item, root)
+        for key, item in value.items()
     }
 
 
@@ -200,20 +200,20 @@ def _by_class(callbacks: Any) -> Any:
     if not isinstance(callbacks, list):
         return callbacks
     named: dict[str, Any] = {}
-    for one in callbacks:
-        path = one.get(CLASS) if isinstance(one, dict) else one
+    for callback in callbacks:
+        path = callback.get(CLASS) if isinstance(callback, dict) else callback
         if (kind := class_of(str(path))) is not None and issubclass(kind, SHOW_ONLY):
             continue
         name = last_part(str(path))
         number = sum(key.partition(" ")[0] == name for key in named)
-        named[f"{name} {number + 1}" if number else name] = one
+        named[f"{name} {number + 1}" if number else name] = callback
     return named
 
 
-def _raised_epochs(found: list[Difference]) -> tuple[int, int] | None:
+def _raised_epochs(changes: list[Difference]) -> tuple[int, int] | None:
     """Return the old and new number of epochs where a run of more epochs is the only difference."""
-    if [name for name, _, _ in found] != [EPOCHS]:
+    if [name for name, _, _ in changes] != [EPOCHS]:
         return None
-    ((_, was, now),) = found
+    ((_, was, now),) = changes
     ends = [math.inf if epochs == -1 else epochs for epochs in (was, now)]
     return (was, now) if all(isinstance(end, (int, float)) for end in ends) and ends[0] < ends[1] else None

@@ -36,7 +36,7 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
         >>> typed_templates(["fit", "--data.template", r"Q: {prompt}\nA:", "--model", "toy"])
         (['fit', '--data.template=Q: {prompt}\nA:', '--model', 'toy'], {'Q: {prompt}\nA:'})
     """
-    found, texts, rest = [], set(), iter(arguments)
+    rewritten, texts, rest = [], set(), iter(arguments)
     for argument in rest:
         key, equals, text = argument.partition("=")
         value = text if equals else None
@@ -46,10 +46,10 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
             and (equals or (value := next(rest, None)) is not None)
         ):
             texts.add(as_written(str(value)))
-            found.append(f"{key}={as_written(str(value))}")
+            rewritten.append(f"{key}={as_written(str(value))}")
         else:
-            found.append(argument)
-    return found, texts
+            rewritten.append(argument)
+    return rewritten, texts
 
 
 @contextmanager

@@ -34,11 +34,11 @@ def main(argv: Sequence[str]) -> None:
         help="examples of a client; needed where federated.local_steps is not set",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    own, settings = parser.parse_known_args(argv)
+    options, settings = parser.parse_known_args(argv)
     from fedlight.plan.plan import make_plan
     from fedlight.plan.table import as_json, show
 
-    plan = make_plan(settings, own.shape, own.examples)
-    if own.json is not None:
-        write_json(own.json, as_json(plan))
+    plan = make_plan(settings, options.shape, options.examples)
+    if options.json is not None:
+        write_json(options.json, as_json(plan))
     show(plan)

@@ -85,7 +85,7 @@ def steps_of(config: Mapping[str, Any]) -> int | None:
     """
     trainer, loop = config["trainer"], (config.get("federated") or {}).get("init_args") or {}
     factors = (trainer.get("max_epochs"), loop.get("local_steps"), loop.get("clients_per_round"))
-    if not all(isinstance(one, int) and one > 0 for one in factors):
+    if not all(isinstance(factor, int) and factor > 0 for factor in factors):
         return None
     rounds, steps, clients = factors
     return rounds * steps * clients * (trainer.get("accumulate_grad_batches") or 1)

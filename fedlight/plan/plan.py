@@ -21,11 +21,11 @@ from fedlight.devices.device import Device, known_devices, load_device
 from fedlight.devices.forecast import Plan, Workload, forecast_at_largest, remedies
 from fedlight.devices.memory import moment_bytes_per_weight
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.algorithm import predict_payloads
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.ranks import largest_rank
+from fedlight.federation.payloads import predict_payloads
 from fedlight.lightning_cli.cli import OneLineParser, ReadSettings, find_config
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import trained_parameters
@@ -63,9 +63,9 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
         settings["ranks_of_no_device"] = sorted({*ranks} - {device.name for device in devices})
     works = works_by_device(loop, work, devices, partial(workload, config, examples))
     deadline = settings["deadline_seconds"]
-    found = [forecast_at_largest(device, works[device.name], deadline) for device in devices]
-    helped = {f.device.name: remedies(f.device, own) for f, own in found if f.reason == "out_of_memory"}
-    return Plan(settings, shares, [f for f, _ in found], helped, work.resting(4).base_bytes)
+    forecasts = [forecast_at_largest(device, works[device.name], deadline) for device in devices]
+    helped = {f.device.name: remedies(f.device, work) for f, work in forecasts if f.reason == "out_of_memory"}
+    return Plan(settings, shares, [f for f, _ in forecasts], helped, work.resting(4).base_bytes)
 
 
 def works_by_device(
@@ -81,11 +81,11 @@ def works_by_device(
     parameters = dict(work.meter.module.named_parameters())
     ranks, largest = loop.algorithm.ranks, largest_rank(parameters, loop.algorithm.ranks)
     if isinstance(ranks, list):
-        own = {device.name: ranks for device in devices}
+        by_device = {device.name: ranks for device in devices}
     else:
-        own = {device.name: [(ranks or {}).get(device.name, largest)] for device in devices}
-    every = {rank: at_rank(rank)[1] for rank in {rank for some in own.values() for rank in some}}
-    return {name: [every[rank] for rank in some] for name, some in own.items()}
+        by_device = {device.name: [(ranks or {}).get(device.name, largest)] for device in devices}
+    every = {rank: at_rank(rank)[1] for rank in {rank for some in by_device.values() for rank in some}}
+    return {name: [every[rank] for rank in some] for name, some in by_device.items()}
 
 
 def workload(
@@ -159,7 +159,7 @@ def _workload(
     )
     # The visit that trains most takes most memory.
     trains = max(
-        (one.start for one in sent), key=lambda start: sum(value.numel() for value in start.values())
+        (message.start for message in sent), key=lambda start: sum(value.numel() for value in start.values())
     )
     work = Workload(
         meter,
@@ -167,8 +167,8 @@ def _workload(
         moment_bytes_per_weight(optimizer),
         shape,
         sum(visit.num_batches for visit in visits),
-        sum(loop.channel.down_bytes(one.down) for one in sent),
-        sum(loop.channel.up_bytes(one.up) for one in sent),
+        sum(loop.channel.down_bytes(message.down) for message in sent),
+        sum(loop.channel.up_bytes(message.up) for message in sent),
         lora_rank,
         loop.train,
         perturbations,
@@ -183,7 +183,7 @@ def _workload(
         "frozen_parameters": sum(w.numel() for w in meter.module.parameters() if not w.requires_grad),
         "deadline_seconds": None if loop.fleet is None else loop.fleet.deadline_seconds,
         "train": loop.train,
-        "later_bytes_down": sum(loop.channel.down_bytes(one.down) for one in later),
+        "later_bytes_down": sum(loop.channel.down_bytes(message.down) for message in later),
     }
     return work, settings
 

@@ -38,7 +38,7 @@ def headline(settings: dict[str, Any]) -> str:
 def memory_table(plan: Plan) -> Table:
     """Return a table of the memory that a visit takes on each device, and how it was made to fit."""
     table = Table(title="Memory of a visit at its peak, in GiB")
-    has_ranks = any(found.lora_rank is not None for found in plan.forecasts)
+    has_ranks = any(forecast.lora_rank is not None for forecast in plan.forecasts)
     # How a device trains is a question only where it may differ.
     trains = plan.settings["train"] != "backprop"
     kinds = ["fits", *(["train"] if trains else []), "base bits", *(["LoRA rank"] if has_ranks else [])]
@@ -47,13 +47,13 @@ def memory_table(plan: Plan) -> Table:
         table.add_column(name, justify="left" if name in ("device", "fits", "train") else "right")
     for name in ("base", "adapter", "gradients", "moments", "activations", "peak", "budget"):
         table.add_column(name, justify="right")
-    for found in plan.forecasts:
-        device, fit = found.device, found.fit
+    for forecast in plan.forecasts:
+        device, fit = forecast.device, forecast.fit
         share = [f"{plan.shares[device.name]:.0%}"] if plan.shares else []
         parts = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
         table.add_row(
-            *(device.name, *share, FITS.get(found.reason, "yes"), *([_train(fit)] if trains else [])),
-            *(str(device.weight_bits), *([str(found.lora_rank)] if has_ranks else [])),
+            *(device.name, *share, FITS.get(forecast.reason, "yes"), *([_train(fit)] if trains else [])),
+            *(str(device.weight_bits), *([str(forecast.lora_rank)] if has_ranks else [])),
             *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
             *(three_digits(part / GIB) for part in parts),
         )
@@ -72,25 +72,25 @@ def visit_table(plan: Plan) -> Table:
     table.add_column("device")
     for name in ("download s", "compute s", "upload s", "MB down", "MB up", "kJ", "rounds a day"):
         table.add_column(name, justify="right")
-    for found in plan.forecasts:
-        job = found.job
+    for forecast in plan.forecasts:
+        job = forecast.job
         cells = [
             *job.phases,
             job.bytes_down / 1e6,
             job.bytes_up / 1e6,
-            found.joules / 1000,
-            found.rounds_per_day,
+            forecast.joules / 1000,
+            forecast.rounds_per_day,
         ]
         table.add_row(
-            found.device.name,
-            *(["-"] * len(cells) if not found.fit.fits else [three_digits(cell) for cell in cells]),
+            forecast.device.name,
+            *(["-"] * len(cells) if not forecast.fit.fits else [three_digits(cell) for cell in cells]),
         )
     return table
 
 
 def advice(plan: Plan) -> list[str]:
     """Return one line for each device that would not take part, with what would help, and for what the tables leave out."""
-    return [*_left_out(plan), *(line for found in plan.forecasts if (line := _advice(plan, found)))]
+    return [*_left_out(plan), *(line for forecast in plan.forecasts if (line := _advice(plan, forecast)))]
 
 
 def _left_out(plan: Plan) -> list[str]:
@@ -100,7 +100,7 @@ def _left_out(plan: Plan) -> list[str]:
             f"federated.algorithm.ranks: {', '.join(names)}: no such device, so they are taken for clients, whose ranks the "
             "tables leave out; a run refuses a name that is neither"
         )
-    later, jobs = plan.settings["later_bytes_down"], [found.job for found in plan.forecasts]
+    later, jobs = plan.settings["later_bytes_down"], [forecast.job for forecast in plan.forecasts]
     if jobs and all(job.bytes_down > later for job in jobs):
         lines.append(
             "download s and MB down are those of a client's first visit; in later ones it receives "
@@ -109,24 +109,24 @@ def _left_out(plan: Plan) -> list[str]:
     return lines
 
 
-def _advice(plan: Plan, found: Forecast) -> str:
-    name, seconds = found.device.name, three_digits(found.job.seconds)
-    if found.reason == "late":
+def _advice(plan: Plan, forecast: Forecast) -> str:
+    name, seconds = forecast.device.name, three_digits(forecast.job.seconds)
+    if forecast.reason == "late":
         return f"{name}: a visit takes {seconds} s, the round {three_digits(plan.settings['deadline_seconds'])} s"
-    if found.reason == "left":
+    if forecast.reason == "left":
         return f"{name}: a visit takes {seconds} s, it is never available for so long"
-    if found.reason != "out_of_memory":
+    if forecast.reason != "out_of_memory":
         return ""
-    needs = three_digits(found.fit.footprint.peak_bytes / GIB)
-    has = three_digits(found.device.budget_bytes / GIB)
+    needs = three_digits(forecast.fit.footprint.peak_bytes / GIB)
+    has = three_digits(forecast.device.budget_bytes / GIB)
     ways = (
         ["forward passes alone (--federated.forward ZerothOrder --federated.forward.only_where_needed true)"]
-        if found.forward_fits
+        if forecast.forward_fits
         else []
     )
     for remedy in plan.remedies[name]:
         changes = []
-        if remedy.weight_bits < found.device.weight_bits:
+        if remedy.weight_bits < forecast.device.weight_bits:
             changes.append(f"a base of {remedy.weight_bits} bits (weight_bits: {remedy.weight_bits})")
         if remedy.tokens < plan.settings["max_tokens"]:
             changes.append(f"texts of {remedy.tokens} tokens (--data.max_tokens {remedy.tokens})")
@@ -134,7 +134,7 @@ def _advice(plan: Plan, found: Forecast) -> str:
     if ways:
         return f"{name}: needs {needs} GiB and has {has}; it could join with {', or with '.join(ways)}"
     least = three_digits(plan.least_base_bytes / GIB)
-    share = found.fit.footprint.peak_bytes / (found.device.memory_gib * GIB)
+    share = forecast.fit.footprint.peak_bytes / (forecast.device.memory_gib * GIB)
     more = f", or more of the RAM (memory_share: {math.ceil(share * 100) / 100})" if share <= 1 else ""
     return (
         f"{name}: needs {needs} GiB and has {has}; nothing helps but a smaller model, since at 4 bits the base takes "
@@ -144,32 +144,32 @@ def _advice(plan: Plan, found: Forecast) -> str:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """Return the whole plan in bytes and seconds, with the log's field names; costs of a device out of memory are null."""
-    return {"settings": plan.settings, "devices": [_device(plan, found) for found in plan.forecasts]}
+    return {"settings": plan.settings, "devices": [_device(plan, forecast) for forecast in plan.forecasts]}
 
 
-def _device(plan: Plan, found: Forecast) -> dict[str, Any]:
-    device, fit, job = found.device, found.fit, found.job
+def _device(plan: Plan, forecast: Forecast) -> dict[str, Any]:
+    device, fit, job = forecast.device, forecast.fit, forecast.job
     spent = {
         "bytes_down": job.bytes_down,
         "bytes_up": job.bytes_up,
         **dict(zip(("download_seconds", "compute_seconds", "upload_seconds"), job.phases, strict=True)),
         "flops": job.flops,
-        "joules": found.joules,
+        "joules": forecast.joules,
     }
     return {
         "device": device.name,
         "share": plan.shares.get(device.name),
-        "reason": found.reason,
+        "reason": forecast.reason,
         "weight_bits": device.weight_bits,
-        "lora_rank": found.lora_rank,
+        "lora_rank": forecast.lora_rank,
         "micro_batch": fit.micro_batch,
         "checkpointing": fit.checkpointing,
         "train": "forward" if fit.forward else "backprop",
-        "forward_fits": found.forward_fits or (fit.forward and fit.fits),
+        "forward_fits": forecast.forward_fits or (fit.forward and fit.fits),
         **asdict(fit.footprint),
         "peak_bytes": fit.footprint.peak_bytes,
         "budget_bytes": device.budget_bytes,
         **(spent if fit.fits else dict.fromkeys(spent)),
-        "rounds_per_day": found.rounds_per_day,
+        "rounds_per_day": forecast.rounds_per_day,
         "remedies": [asdict(remedy) for remedy in plan.remedies.get(device.name, [])],
     }

@@ -43,8 +43,8 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
             wrong.append(problem(f"stage {stage.name}", " ".join(str(error).split())))
     functions = sum(stage.command == "call" for stage in stages)
     done = sum(stage.is_done for stage in stages)
-    found = f"{len(stages)} parse: {len(stages) - functions} commands, {functions} functions"
-    return parsed, wrong or [ok("stages", found + (f"; {done} are done already" if done else ""))]
+    summary = f"{len(stages)} parse: {len(stages) - functions} commands, {functions} functions"
+    return parsed, wrong or [ok("stages", summary + (f"; {done} are done already" if done else ""))]
 
 
 def _parsed(stage: Stage) -> ParsedStage:
@@ -123,8 +123,8 @@ def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def arguments_of(config: Any, kind: type) -> Iterator[dict[str, Any]]:
     """Yield the arguments of every object of a class, or of a class derived from it, that settings name."""
     for path, arguments in parts_of(config):
-        found = class_of(path)
-        if found is not None and issubclass(found, kind):
+        cls = class_of(path)
+        if cls is not None and issubclass(cls, kind):
             yield arguments
 
 

@@ -102,30 +102,30 @@ def written_bytes(
     largest = max((training.at_rest.adapter_bytes for training in trainings), default=0)
     moments = max((training.at_rest.moment_bytes for training in trainings), default=0)
     total, uncounted = 0, []
-    for one in stages:
-        stage, config, _ = one
+    for parsed in stages:
+        stage, config, _ = parsed
         if stage.is_done:
             continue
-        answers = answers_bytes(one, counts)
+        answers = answers_bytes(parsed, counts)
         if answers is None:
             uncounted.append(stage.name)
         total += answers or 0
         if stage.command == "fit":
             adapters = config.get("model", {}).get("init_args", {}).get("num_adapters") or 1
-            kept = sum(max(0, of.get("save_top_k", 1)) for of in arguments_of(config, ModelCheckpoint))
+            kept = sum(max(0, saver.get("save_top_k", 1)) for saver in arguments_of(config, ModelCheckpoint))
             total += adapters * (largest + kept * (largest + moments))
         elif stage.calls(merge_adapter) and config.get("model") in by_model:
             total += by_model[config["model"]].base_bytes
     return total, uncounted
 
 
-def answers_bytes(one: ParsedStage, rows: RowCounts) -> int | None:
+def answers_bytes(parsed: ParsedStage, rows: RowCounts) -> int | None:
     """Return the bytes of the answers of ``predict`` or ``TaskScores``; None where the number of rows is not known."""
-    if one.stage.command == "call":
+    if parsed.stage.command == "call":
         return 0
-    parts = [_scored_bytes(scorer, one, rows) for scorer in arguments_of(one.config, TaskScores)]
-    if one.stage.command == "predict":
-        parts.append(_predicted_bytes(one.config, rows))
+    parts = [_scored_bytes(scorer, parsed, rows) for scorer in arguments_of(parsed.config, TaskScores)]
+    if parsed.stage.command == "predict":
+        parts.append(_predicted_bytes(parsed.config, rows))
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
 
@@ -143,8 +143,8 @@ def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
     return number * (tokens + (data.get("max_tokens") or 0)) * BYTES_PER_TOKEN
 
 
-def _scored_bytes(scorer: Mapping[str, Any], one: ParsedStage, rows: RowCounts) -> int | None:
-    data = _arguments(one.config, "data")
+def _scored_bytes(scorer: Mapping[str, Any], parsed: ParsedStage, rows: RowCounts) -> int | None:
+    data = _arguments(parsed.config, "data")
     prompt = data.get("max_tokens") or SCORED_PROMPT_TOKENS
     total = 0
     for task in (scorer.get("tasks") or data.get("tasks") or {}).values():
@@ -154,7 +154,7 @@ def _scored_bytes(scorer: Mapping[str, Any], one: ParsedStage, rows: RowCounts) 
             return None
         answer = settings.get("max_new_tokens") or kind.answer_tokens
         total += number * ((settings.get("samples") or 1) * answer + prompt) * BYTES_PER_TOKEN
-    return total * (_moments(scorer, one.config) if one.stage.command == "fit" else 1)
+    return total * (_moments(scorer, parsed.config) if parsed.stage.command == "fit" else 1)
 
 
 def _num_rows(data: Mapping[str, Any], split: str, limit: int | None, rows: RowCounts) -> int | None:

@@ -30,11 +30,11 @@ WIDEST = 4
 
 def check_durations(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
     """Return findings with the time of training, validation and generation by models that are here, and what has none."""
-    found, generated = check_time(trained), check_generation(parsed)
+    findings, generated = check_time(trained), check_generation(parsed)
     timed = {name for training in trained if training.is_timed for name in training.steps}
-    timed |= {one.what.removeprefix(GENERATION) for one in generated if one.state is State.OK}
-    found += check_validation(parsed, trained) + generated
-    return found + _left_out(parsed, timed) if timed else found
+    timed |= {finding.what.removeprefix(GENERATION) for finding in generated if finding.state is State.OK}
+    findings += check_validation(parsed, trained) + generated
+    return findings + _left_out(parsed, timed) if timed else findings
 
 
 def check_validation(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
@@ -43,12 +43,12 @@ def check_validation(parsed: Sequence[ParsedStage], trained: Sequence[Training])
     A batch takes the time of a timed one, by the operations of its forward pass.
     """
     by_stage = {name: training for training in trained for name in training.steps if training.is_timed}
-    found = []
-    for one in parsed:
-        rounds = validations_of(one.config) if one.stage.name in by_stage else 0
+    findings = []
+    for item in parsed:
+        rounds = validations_of(item.config) if item.stage.name in by_stage else 0
         if rounds:
-            found.append(_validates(one, by_stage[one.stage.name], rounds))
-    return found
+            findings.append(_validates(item, by_stage[item.stage.name], rounds))
+    return findings
 
 
 def validations_of(config: Mapping[str, Any]) -> int:
@@ -67,27 +67,27 @@ def validations_of(config: Mapping[str, Any]) -> int:
     return max(rounds, 0) // every if has_rows and trainer.get("limit_val_batches") != 0 else 0
 
 
-def _validates(one: ParsedStage, training: Training, rounds: int) -> Finding:
-    work, size = training.work, one.config["data"]["init_args"].get("eval_batch_size") or 1
+def _validates(parsed: ParsedStage, training: Training, rounds: int) -> Finding:
+    work, size = training.work, parsed.config["data"]["init_args"].get("eval_batch_size") or 1
     shape = replace(work.shape, examples=size, responses=work.shape.responses * size // work.shape.examples)
     share = work.meter.forward_cost(shape).flops / work.meter.cost(work.shape).flops
-    seconds, limit = share * training.batch_seconds, one.config["trainer"].get("limit_val_batches")
+    seconds, limit = share * training.batch_seconds, parsed.config["trainer"].get("limit_val_batches")
     each = f"batches of {size} examples, at most {in_largest_unit(seconds)} each"
     if isinstance(limit, int) and not isinstance(limit, bool):
         each = f"at most {limit} {each}, {in_largest_unit(rounds * limit * seconds)} in all"
-    return ok(f"validation of {one.stage.name}", f"{rounds} times {each}")
+    return ok(f"validation of {parsed.stage.name}", f"{rounds} times {each}")
 
 
 def check_generation(parsed: Sequence[ParsedStage]) -> list[Finding]:
     """Return a finding for each stage that completes a known number of prompts with a model that is here."""
     rates: dict[str, tuple[float, float]] = {}
-    return [_generates(one, rates) for one in parsed if _writes(one) and is_local(_options(one)["model"])]
+    return [_generates(item, rates) for item in parsed if _writes(item) and is_local(_options(item)["model"])]
 
 
-def _generates(one: ParsedStage, rates: dict[str, tuple[float, float]]) -> Finding:
+def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Finding:
     """Return the finding of a stage, with ``rates`` of models that were measured before."""
-    options, data = _options(one), one.config["data"]["init_args"]
-    what, model = f"{GENERATION}{one.stage.name}", options["model"]
+    options, data = _options(parsed), parsed.config["data"]["init_args"]
+    what, model = f"{GENERATION}{parsed.stage.name}", options["model"]
     texts, new = data["limit"] * options["completions"], options["max_new_tokens"]
     said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
     if not _fits(model):
@@ -96,8 +96,8 @@ def _generates(one: ParsedStage, rates: dict[str, tuple[float, float]]) -> Findi
     if key not in rates:
         announce(f"time of generation by {model}: two short generations")
         try:
-            cuda = hardware.has_cuda() and one.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
-            rates[key] = generation_seconds(one.namespace, data["max_tokens"], cuda)
+            cuda = hardware.has_cuda() and parsed.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
+            rates[key] = generation_seconds(parsed.namespace, data["max_tokens"], cuda)
         except (ValueError, OSError, RuntimeError) as error:
             return unknown(what, " ".join(str(error).split()))
     prompt, token = rates[key]
@@ -105,15 +105,15 @@ def _generates(one: ParsedStage, rates: dict[str, tuple[float, float]]) -> Findi
     return ok(what, f"{said}: at most {in_largest_unit(seconds)} at {1 / token:,.0f} tokens/s, measured here")
 
 
-def _writes(one: ParsedStage) -> bool:
-    if one.stage.command != "predict" or one.stage.is_done or one.namespace is None:
+def _writes(parsed: ParsedStage) -> bool:
+    if parsed.stage.command != "predict" or parsed.stage.is_done or parsed.namespace is None:
         return False
-    options, data = _options(one), one.config["data"]["init_args"]
+    options, data = _options(parsed), parsed.config["data"]["init_args"]
     return bool(data.get("limit")) and "completions" in options and options.get("vllm") is None
 
 
-def _options(one: ParsedStage) -> dict[str, Any]:
-    options: dict[str, Any] = one.config["model"]["init_args"]
+def _options(parsed: ParsedStage) -> dict[str, Any]:
+    options: dict[str, Any] = parsed.config["model"]["init_args"]
     return options
 
 
@@ -126,22 +126,22 @@ def _fits(model: str) -> bool:
 
 def _left_out(parsed: Sequence[ParsedStage], timed: Collection[str]) -> list[Finding]:
     """Return one finding with the stages without a forecast and what trainings do between rounds, or none."""
-    waiting = [one for one in parsed if not one.stage.is_done]
-    commands = [one.stage for one in waiting if one.namespace is not None and one.stage.name not in timed]
-    functions = sum(one.stage.command == "call" for one in waiting)
+    waiting = [item for item in parsed if not item.stage.is_done]
+    commands = [item.stage for item in waiting if item.namespace is not None and item.stage.name not in timed]
+    functions = sum(item.stage.command == "call" for item in waiting)
     parts = [
         *(f"{stage.name} ({stage.command})" for stage in commands),
         *([f"functions: {functions}"] if functions else []),
         *dict.fromkeys(
-            name for one in waiting if one.stage.command == "fit" for name in _between_rounds(one)
+            name for item in waiting if item.stage.command == "fit" for name in _between_rounds(item)
         ),
     ]
     return [ok("time that is not counted", ", ".join(parts))] if parts else []
 
 
-def _between_rounds(one: ParsedStage) -> Iterator[str]:
+def _between_rounds(parsed: ParsedStage) -> Iterator[str]:
     """Yield the classes that work between a training's batches: scores, attacks, what makes or chooses rows."""
-    for path, _ in parts_of(one.config):
+    for path, _ in parts_of(parsed.config):
         kind = class_of(path)
         if kind is not None and (works_between_rounds(kind) or issubclass(kind, OWN_ROWS)):
             yield kind.__name__

@@ -61,21 +61,21 @@ class Hub:
                 self._asked[key] = self._ask(lambda: _repository(name, kind, revision))
             except ValueError as error:
                 self._asked[key] = error
-        found = self._asked[key]
-        if isinstance(found, ValueError):
-            raise found
-        return found
+        answer = self._asked[key]
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
 
-    def head(self, of: Repository, kind: str, path: str, size: int = HEAD_BYTES) -> bytes:
+    def head(self, repo: Repository, kind: str, path: str, size: int = HEAD_BYTES) -> bytes:
         """Return the first bytes of a file; raise as `read` does."""
         # Streamed, with a block size of 0: a server may ignore ranges and send gigabytes.
-        return self.read(of, kind, path, lambda file: file.read(size), block_size=0)
+        return self.read(repo, kind, path, lambda file: file.read(size), block_size=0)
 
-    def read(self, of: Repository, kind: str, path: str, read: Callable[[Any], T], **options: Any) -> T:
+    def read(self, repo: Repository, kind: str, path: str, read: Callable[[Any], T], **options: Any) -> T:
         """Return the result of a function of the open file; only the parts that it seeks are fetched.
 
         Args:
-            of: repository of the file.
+            repo: repository of the file.
             kind: ``"model"`` or ``"dataset"``.
             path: path of the file.
             read: function of the open file.
@@ -90,7 +90,7 @@ class Hub:
         def question() -> T:
             try:
                 with self._files.open(
-                    _path(of.name, kind) + f"/{path}", revision=of.revision, **options
+                    _path(repo.name, kind) + f"/{path}", revision=repo.revision, **options
                 ) as file:
                     return read(file)
             except HfHubHTTPError as error:
@@ -172,8 +172,8 @@ def _path(name: str, kind: str) -> str:
 
 
 def _license(card: dict[str, Any]) -> str:
-    found = card.get("license_name") or card.get("license") or ""
-    return ", ".join(found) if isinstance(found, list) else str(found)
+    names = card.get("license_name") or card.get("license") or ""
+    return ", ".join(names) if isinstance(names, list) else str(names)
 
 
 def first_json(text: str) -> dict[str, Any]:

@@ -61,11 +61,11 @@ def check_shared(stages: Sequence[Stage], processes: int) -> list[Finding]:
     findings: list[Finding] = []
     for stage in stages:
         try:
-            why = stage.why_one_process()
+            cause = stage.why_one_process()
         except ValueError:
             continue
-        if why is not None:
-            alone.setdefault(why, []).append(stage.name)
+        if cause is not None:
+            alone.setdefault(cause, []).append(stage.name)
             continue
         shared.append(stage.name)
         try:
@@ -74,4 +74,6 @@ def check_shared(stages: Sequence[Stage], processes: int) -> list[Finding]:
             findings.append(problem(f"processes of {stage.name}", str(error)))
     named = "1 process" if processes == 1 else f"{processes} processes"
     findings.append(ok(named, f"for {', '.join(shared) or 'no stage'}"))
-    return findings + [ok("one process", f"for {', '.join(names)}: {why}") for why, names in alone.items()]
+    return findings + [
+        ok("one process", f"for {', '.join(names)}: {cause}") for cause, names in alone.items()
+    ]

@@ -148,42 +148,42 @@ def trainings(
         stages: stages with their settings.
         configs: hub name -> ``config.json``.
     """
-    found: dict[tuple[Any, ...], Training] = {}
+    kinds: dict[tuple[Any, ...], Training] = {}
     unknowns: dict[str, Finding] = {}
     merged = {
         config.get("output"): config["model"]
         for stage, config, _ in stages
         if stage.calls(merge_adapter) and "model" in config
     }
-    for one in stages:
+    for parsed in stages:
         if (
-            one.stage.command != "fit"
-            or one.stage.is_done
-            or one.namespace is None
-            or not _is_language_model(one)
+            parsed.stage.command != "fit"
+            or parsed.stage.is_done
+            or parsed.namespace is None
+            or not _is_language_model(parsed)
         ):
             continue
-        options = one.config["model"]["init_args"]
+        options = parsed.config["model"]["init_args"]
         base = options["model"]
         while base in merged:  # an adapter merged into its base has the base's shape
             base = merged[base]
         key = (
-            one.config["model"]["class_path"],
+            parsed.config["model"]["class_path"],
             base,
-            *_sizes(one.config),
+            *_sizes(parsed.config),
             # Only a fleet's devices depend on what a round is; how clients train counts here, too.
-            str(one.config["federated"])
-            if _has_fleet(one.config)
-            else _loop_settings(one.config).get("train"),
+            str(parsed.config["federated"])
+            if _has_fleet(parsed.config)
+            else _loop_settings(parsed.config).get("train"),
         )
         try:
-            if key not in found:
-                found[key] = count_training(one.stage.name, one.namespace, one.config, base, configs)
+            if key not in kinds:
+                kinds[key] = count_training(parsed.stage.name, parsed.namespace, parsed.config, base, configs)
         except (ValueError, OSError) as error:
             unknowns.setdefault(base, unknown(f"memory for {base}", " ".join(str(error).split())))
         else:
-            found[key].steps[one.stage.name] = steps_of(one.config)
-    return list(found.values()), list(unknowns.values())
+            kinds[key].steps[parsed.stage.name] = steps_of(parsed.config)
+    return list(kinds.values()), list(unknowns.values())
 
 
 def check_memory(trained: Sequence[Training]) -> list[Finding]:
@@ -227,11 +227,11 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
 
 
 def check_time(trained: Sequence[Training]) -> list[Finding]:
-    """Return a finding with tokens and seconds for each kind of training whose model is here and fits."""
+    """Return a finding with tokens and seconds for each run of training whose model is here and fits."""
     return [
-        takes(one)
-        for one in trained
-        if is_local(one.model) and one.peak_bytes <= memory_of(one.cuda).size and one.work.train != "forward"
+        takes(run)
+        for run in trained
+        if is_local(run.model) and run.peak_bytes <= memory_of(run.cuda).size and run.work.train != "forward"
     ]
 
 
@@ -284,10 +284,10 @@ def _fleet(training: Training) -> Finding:
     )
 
 
-def _is_language_model(one: ParsedStage) -> bool:
+def _is_language_model(parsed: ParsedStage) -> bool:
     from fedlight.modules.language.module import LanguageModule
 
-    kind = class_of(one.config["model"]["class_path"])
+    kind = class_of(parsed.config["model"]["class_path"])
     return kind is not None and issubclass(kind, LanguageModule)
 
 
@@ -341,7 +341,7 @@ def count_training(
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
         number_bytes = chosen.dtype.itemsize
         training = Training(
-            *(name, base, options["base"], here, works, loop, settings, number_bytes, cuda), parsed
+            name, base, options["base"], here, works, loop, settings, number_bytes, cuda, parsed
         )
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training

@@ -13,28 +13,28 @@ from fedlight.support.needs import Model, Need, Requires, RowSource
 
 def needs(stages: Sequence[ParsedStage]) -> dict[Need, list[str]]:
     """Return each need once, with the names of its stages; a stage that is done needs nothing."""
-    found: dict[Need, list[str]] = {}
-    for one in stages:
-        for need in [] if one.stage.is_done else dict.fromkeys(_needs_of(one)):
-            found.setdefault(need, []).append(one.stage.name)
-    return found
+    stage_names: dict[Need, list[str]] = {}
+    for parsed in stages:
+        for need in [] if parsed.stage.is_done else dict.fromkeys(_needs_of(parsed)):
+            stage_names.setdefault(need, []).append(parsed.stage.name)
+    return stage_names
 
 
-def _needs_of(one: ParsedStage) -> Iterator[Need]:
-    if one.stage.command == "call":
-        yield from _needs_of_call(one.config)
-        if isinstance(one.stage.function, Requires):
-            yield from one.stage.function.requires(one.config)
-    for path, arguments in parts_of(one.config):
+def _needs_of(parsed: ParsedStage) -> Iterator[Need]:
+    if parsed.stage.command == "call":
+        yield from _needs_of_call(parsed.config)
+        if isinstance(parsed.stage.function, Requires):
+            yield from parsed.stage.function.requires(parsed.config)
+    for path, arguments in parts_of(parsed.config):
         kind = class_of(path)
-        yield from _rows(arguments, one.stage.command, _task_columns(one.config, arguments))
+        yield from _rows(arguments, parsed.stage.command, _task_columns(parsed.config, arguments))
         if isinstance(kind, Requires):
             yield from kind.requires({**_defaults(kind), **arguments})
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    parameters = inspect.signature(kind).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    return {name: default for name, default in defaults.items() if default is not inspect.Parameter.empty}
 
 
 def _needs_of_call(arguments: dict[str, Any]) -> Iterator[Need]:
@@ -68,9 +68,9 @@ def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | Non
 def _each(source: Any, split: str, columns: Any) -> Iterator[RowSource]:
     sources = [source] if isinstance(source, str) else list(source)
     maps = list(columns) if isinstance(columns, (list, tuple)) else [columns] * len(sources)
-    for one, mapped in zip(sources, maps, strict=False):
+    for origin, mapped in zip(sources, maps, strict=False):
         named = {str(name): path for name, path in (mapped or {}).items() if path}
-        yield RowSource(str(one), split, tuple(sorted(named.items())))
+        yield RowSource(str(origin), split, tuple(sorted(named.items())))
 
 
 def _task_columns(config: Any, arguments: dict[str, Any]) -> dict[str, str] | None:

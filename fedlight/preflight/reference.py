@@ -64,19 +64,19 @@ def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> 
     ]
 
 
-def _paths_elsewhere(own: Path, config: dict, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+def _paths_elsewhere(home: Path, config: dict, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     """Yield the paths, with their keys, that settings name in folders of the run other than the stage's own."""
     for key, text in paths_of(config):
         path = Path(text)
-        if text.startswith("/") and any(map(path.is_relative_to, folders)) and not path.is_relative_to(own):
+        if text.startswith("/") and any(map(path.is_relative_to, folders)) and not path.is_relative_to(home):
             yield key, path
 
 
-def _written(own: Path, config: dict) -> Written:
-    paths = {Path(text) for _, text in paths_of(config) if Path(text).is_relative_to(own)}
+def _written(home: Path, config: dict) -> Written:
+    paths = {Path(text) for _, text in paths_of(config) if Path(text).is_relative_to(home)}
     kinds: Iterator[Any] = (class_of(path) for path, _ in parts_of(config))
     logs = {kind.log_name for kind in kinds if isinstance(kind, KeepsLog)}
-    return Written(paths - {own}, logs, config.get("trainer", {}).get("max_epochs"))
+    return Written(paths - {home}, logs, config.get("trainer", {}).get("max_epochs"))
 
 
 def _missing(
@@ -90,13 +90,13 @@ def _missing(
     if name not in known:
         return f"no stage before it is called {name!r}; the stages before it are {', '.join(known) or 'none'}"
     written = known[name]
-    if not rest or rest[-1] in written.logs or any(path in (own, *own.parents) for own in written.paths):
+    if not rest or rest[-1] in written.logs or any(path in (file, *file.parents) for file in written.paths):
         return None
-    if path.suffix == ".ckpt" and (found := re.fullmatch(r"epoch=(\d+)", path.stem)):
-        if written.epochs is not None and int(found[1]) >= written.epochs:
+    if path.suffix == ".ckpt" and (epoch := re.fullmatch(r"epoch=(\d+)", path.stem)):
+        if written.epochs is not None and int(epoch[1]) >= written.epochs:
             return f"stage {name} has max_epochs={written.epochs}, so its last checkpoint is epoch={written.epochs - 1}"
         return None
-    if any(own in path.parents for own in written.paths):
+    if any(place in path.parents for place in written.paths):
         return None
     return f"stage {name} does not write it: {_remedy(rest[-1])}"
 

@@ -46,9 +46,9 @@ def read_shape(hub: Hub, name: str, config: str, split: str) -> tuple[Repository
         HubUnreachableError: the hub cannot be reached.
     """
     repository = hub.repository(name, "dataset")
-    found = _from_card(repository, config)
-    if found is not None:
-        return repository, found
+    shape = _from_card(repository, config)
+    if shape is not None:
+        return repository, shape
     at, files = repository, _data_files(repository, config)
     if not files:  # a script, which is never run
         at = hub.repository(name, "dataset", CONVERTED)
@@ -94,12 +94,12 @@ def _data_files(repository: Repository, config: str) -> dict[str, list[str]]:
 def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, list[str]]:
     from datasets.data_files import sanitize_patterns
 
-    found: dict[str, list[str]] = {}
+    by_split: dict[str, list[str]] = {}
     for split, patterns in sanitize_patterns(entry.get("data_files", [])).items():
         for pattern in patterns:
             matches = [path for path in readable if PurePosixPath(path).match(pattern)]
-            found.setdefault(split, []).extend(matches)
-    return {split: paths for split, paths in found.items() if paths}
+            by_split.setdefault(split, []).extend(matches)
+    return {split: paths for split, paths in by_split.items() if paths}
 
 
 def _split_of(path: str) -> str:
@@ -131,15 +131,15 @@ def _is_meta(path: str) -> bool:
     )
 
 
-def _first_row(hub: Hub, of: Repository, path: str) -> dict[str, Any] | None:
+def _first_row(hub: Hub, repository: Repository, path: str) -> dict[str, Any] | None:
     kind = _format(path)
     if kind == ".parquet":
         import pyarrow.parquet  # type: ignore[import-untyped]
 
         # The schema stands at the end of the file; with its size given, the hub is not asked for it.
-        options = {"size": of.files[path], "block_size": HEAD_BYTES}
-        return _of_arrow(hub.read(of, "dataset", path, pyarrow.parquet.read_schema, **options))
-    head = hub.head(of, "dataset", path)
+        options = {"size": repository.files[path], "block_size": HEAD_BYTES}
+        return _of_arrow(hub.read(repository, "dataset", path, pyarrow.parquet.read_schema, **options))
+    head = hub.head(repository, "dataset", path)
     if path.endswith(".gz"):
         head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head)
     text = head.decode("utf-8-sig", "ignore")
@@ -202,14 +202,14 @@ def _is_hub_name(source: str) -> bool:
 def _local(rows: RowSource, counts: dict[tuple[str, str], int]) -> Finding:
     what = f"data {rows.source}"
     try:
-        found = load_rows(rows.source, rows.split)
+        loaded = load_rows(rows.source, rows.split)
         check_columns(
-            found, dict(rows.columns), rows.source, texts=False
+            loaded, dict(rows.columns), rows.source, texts=False
         )  # a task's rows may hold lists of objects
     except (RowsError, ValueError, OSError) as error:
         return problem(what, str(error))
-    counts[rows.source, rows.split] = len(found)
-    return ok(what, f"{len(found):,} rows{_columns(rows)}")
+    counts[rows.source, rows.split] = len(loaded)
+    return ok(what, f"{len(loaded):,} rows{_columns(rows)}")
 
 
 def _columns(rows: RowSource) -> str:
@@ -271,5 +271,5 @@ def _cached(name: str) -> str | None:
 
     folder = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
     other = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
-    found: list[Any] = [place for place in (folder, other) if place.is_dir() and any(place.rglob("*.arrow"))]
-    return str(found[0]) if found else None
+    caches: list[Any] = [place for place in (folder, other) if place.is_dir() and any(place.rglob("*.arrow"))]
+    return str(caches[0]) if caches else None

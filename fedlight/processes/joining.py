@@ -63,9 +63,20 @@ class Others:
         longest = FOR_EVER if self.wait_seconds is None else timedelta(seconds=self.wait_seconds)
         # Process 0 finds out who is missing, so the others wait for it for longer.
         wait = longest if self.rank == 0 else 2 * longest + timedelta(seconds=GRACE_SECONDS)
-        try:
+        with self._reached(wait):
             self._group.monitored_barrier(wait)
             return _all_of(self._group, self.rank, self.size, data)
+
+    def add(self, tensor: Tensor) -> None:
+        """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
+        with self._reached(FOR_EVER):
+            self._group.allreduce([tensor]).wait()
+
+    @contextmanager
+    def _reached(self, wait: timedelta) -> Iterator[None]:
+        """Raise ConnectionError for torch's error of a connection; ``wait`` is the longest wait of the body."""
+        try:
+            yield
         except RuntimeError as error:
             self.has_failed = True  # the store may be gone, or silent as process 0 is
             raise ConnectionError(
@@ -129,7 +140,7 @@ def join(environment: ClusterEnvironment) -> tuple[Team, Others]:
     host, port = environment.main_address, environment.main_port
     with _patience(rank, size, f"{host}:{port}"):
         others = Others(rank, size, _store(rank, host, port))
-    _joined["team"] = Team(rank, size, others.exchange), others
+    _joined["team"] = Team(rank, size, others.exchange, others.add), others
     return _joined["team"]
 
 

@@ -7,10 +7,14 @@ the same in each of them, so nobody has to be told a decision.
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MESSAGE_BYTES = 64 * 2**20
 """Of all processes' parts of a message, as far as their values can be sent apart."""
+AddUp = Callable[["Tensor"], None]
 Exchange = Callable[[memoryview], list[memoryview]]
 """Function that gives every process the bytes of all, in the order of their ranks, once all have called it."""
 
@@ -22,6 +26,7 @@ class Team:
         rank: number of this process, in [0, size).
         size: number of processes, at least 1.
         exchange: way to the other processes.
+        add: function that adds up a tensor over all processes, in place; None: by ``exchange``.
 
     Raises:
         ValueError: rank or size is out of range, or there is no way to the others.
@@ -31,7 +36,9 @@ class Team:
         [{'loss': 0.5}]
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, exchange: Exchange | None = None, add: AddUp | None = None
+    ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} must be in [0, {size}), the number of processes")
         if size > 1 and exchange is None:
@@ -39,6 +46,7 @@ class Team:
         self.rank = rank
         self.size = size
         self._exchange = exchange
+        self._add = add
 
     def gather(self, value: Any, what: str = "gather") -> list[Any]:
         """Return the values of all processes in the order of their ranks; tensors come back on the CPU, as copies.
@@ -63,6 +71,16 @@ class Team:
                     "another way, such as a callback that stops the run by its own process's batches or clock"
                 )
         return [answer for _, answer in answers]
+
+    def add(self, tensor: "Tensor") -> None:
+        """Add up a tensor of one shape over all processes, in place.
+
+        A process receives the tensor about twice, however many processes there are.
+        """
+        if self._add is not None:
+            self._add(tensor)
+        elif self.size > 1:
+            tensor.copy_(sum(self.gather(tensor, "sum")))
 
     def gather_each(self, values: Iterable[Any], what: str = "gather") -> Iterator[list[list[Any]]]:
         """Yield the values of all processes in several messages: for each process its next ones, in order.

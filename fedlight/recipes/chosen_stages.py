@@ -64,18 +64,18 @@ def _read_by(behind: Sequence[Stage], stages: Sequence[Stage]) -> set[str]:
 
 def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
     """Return the names of the earlier stages of the same folder that a stage reads from."""
-    names = {one.name for one in earlier}
-    found: set[str] = set()
+    names = {other.name for other in earlier}
+    sources: set[str] = set()
     for key, path in _places(stage.arguments, earlier[0].folder.parent) if earlier else ():
         first = max((name for name in names if _within(path, name)), key=len, default=None)
-        own = ("output",) if stage.command == "call" else OUTPUTS
+        outputs = ("output",) if stage.command == "call" else OUTPUTS
         if not path:
-            found |= set() if key.rpartition(".")[2] in own else names
+            sources |= set() if key.rpartition(".")[2] in outputs else names
         elif first is not None:
-            found.add(first)
+            sources.add(first)
         elif stage.command == "call" or key.rpartition(".")[2] not in OUTPUTS:
-            found |= set(_writers(path, earlier)[:1])  # the first that names it writes it
-    return found
+            sources |= set(_writers(path, earlier)[:1])  # the first that names it writes it
+    return sources
 
 
 def _writers(path: str, stages: Sequence[Stage]) -> list[str]:
@@ -84,7 +84,9 @@ def _writers(path: str, stages: Sequence[Stage]) -> list[str]:
         return folder is not None and _within(path, folder[0].rstrip("/"))
 
     return [
-        one.name for one in stages if any(holds(of) for _, of in _places(one.arguments, one.folder.parent))
+        stage.name
+        for stage in stages
+        if any(holds(text) for _, text in _places(stage.arguments, stage.folder.parent))
     ]
 
 
@@ -96,11 +98,11 @@ def _within(path: str, folder: str) -> bool:
 def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield each path in a run's folder that arguments name, with its key; the path is empty for the folder itself."""
     if isinstance(value, dict):
-        for name, of in value.items():
-            yield from _places(of, folder, str(name))
+        for name, item in value.items():
+            yield from _places(item, folder, str(name))
     elif isinstance(value, list):
-        for of in value:
-            yield from _places(of, folder, key)
+        for item in value:
+            yield from _places(item, folder, key)
     elif isinstance(value, str):
         for text in value.split(str(folder))[1:]:
             if text.strip("/") == "" or text[0] in BEHIND_A_PATH:

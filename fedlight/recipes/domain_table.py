@@ -80,19 +80,19 @@ def by_domain_table(
         ``rows``: first one for each setting with the means over domains, ``method`` is its name; then those of
         `domain_table` for each domain, ``method`` is ``SETTING, DOMAIN``. Clients' rows of other domains cover nothing.
     """
-    found = {
-        domain: _rows(methods, of["source"], columns, None, of["metric"], encoder, None, topics, True)
-        for domain, of in domains.items()
+    tables = {
+        domain: _rows(methods, data["source"], columns, None, data["metric"], encoder, None, topics, True)
+        for domain, data in domains.items()
     }
     means = []
-    for of_setting in zip(*found.values(), strict=True):
+    for of_setting in zip(*tables.values(), strict=True):
         names = [name for name in of_setting[0] if name != "method"]
         means.append(
             {"method": of_setting[0]["method"]}
             | {name: mean(float(row[name]) for row in of_setting) for name in names}
         )
     named = [
-        {**row, "method": f"{row['method']}, {domain}"} for domain, rows in found.items() for row in rows
+        {**row, "method": f"{row['method']}, {domain}"} for domain, rows in tables.items() for row in rows
     ]
     return {"rows": [*means, *named]}
 
@@ -121,27 +121,27 @@ def differences(
     by_seed = [{row["method"]: row for row in result_of(table)["rows"]} for table in tables]
     if missing := [table for table, rows in zip(tables, by_seed, strict=True) if against not in rows]:
         raise ValueError(f"{missing[0]} has no method {against!r}: give one of {', '.join(by_seed[0])}")
-    found = []
+    compared = []
     for method in by_seed[0]:
         row: dict[str, Any] = {"method": method}
         for column in columns:
-            of = [
+            gaps = [
                 rows[method][column] - rows[against][column]
                 for rows in by_seed
                 if rows[method].get(column) is not None and rows[against].get(column) is not None
             ]
-            if method == against or len(of) < len(by_seed):
+            if method == against or len(gaps) < len(by_seed):
                 continue
-            row[column] = mean(of)
-            if len(of) > 1:
-                low, high = student_interval(of)
-                needed = seeds_needed(stdev(of), difference)
+            row[column] = mean(gaps)
+            if len(gaps) > 1:
+                low, high = student_interval(gaps)
+                needed = seeds_needed(stdev(gaps), difference)
                 row |= {f"{column} low": low, f"{column} high": high, f"{column} seeds": needed}
         if len(row) > 1:
-            found.append(row)
+            compared.append(row)
     title = f"minus {against}, mean of {len(tables)} seeds [95 % interval] (seeds for {difference:g})"
-    lines = [[row["method"], *(_difference(row, column) for column in columns)] for row in found]
-    return {"rows": found, "report": rich_text(title, ["method", *columns], lines)}
+    lines = [[row["method"], *(_difference(row, column) for column in columns)] for row in compared]
+    return {"rows": compared, "report": rich_text(title, ["method", *columns], lines)}
 
 
 def _difference(row: Mapping[str, Any], column: str) -> str:
@@ -173,36 +173,36 @@ def _rows(
         instruction_text({name: field_at(row, path, name) for name, path in columns.items()}) for row in rows
     }
     domain = sorted(texts)
-    of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
-    points = torch.from_numpy(of.encode(domain))
+    model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
+    points = torch.from_numpy(model.encode(domain))
     place = {text: number for number, text in enumerate(domain)}
-    found = []
+    table = []
     for method, folders in methods.items():
         scores = _scores(folders["runs"], metric)
-        own, added, shares = _held(Path(folders["augmentation"]), texts)
+        own_texts, added, shares = _held(Path(folders["augmentation"]), texts)
         if several:
-            own = [text for text in own if text in place]
-        held = dict.fromkeys([*own, *added])
+            own_texts = [text for text in own_texts if text in place]
+        held = dict.fromkeys([*own_texts, *added])
         new = [text for text in held if text not in place]
-        vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(of, new)])
+        vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(model, new)])
         row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
         if topics is not None:
-            row["new_topics"] = _count_new_topics(TOPICS[topics], own, added, domain)
+            row["new_topics"] = _count_new_topics(TOPICS[topics], own_texts, added, domain)
         if reference is not None and shares:
             row["overlap"] = retrieval_overlap(folders["augmentation"], reference)
-        found.append(row)
+        table.append(row)
     if zero_shot is not None:
         names = dict.fromkeys(name for folders in methods.values() for name in folders["runs"])
         raw = zero_shot if isinstance(metric, dict) else dict.fromkeys(names, zero_shot)
-        found.insert(0, {"method": "zero-shot", **_scores(raw, metric)})
-    return found
+        table.insert(0, {"method": "zero-shot", **_scores(raw, metric)})
+    return table
 
 
 def _count_new_topics(
-    topic_of: Callable[[str], object], own: list[str], added: list[str], domain: list[str]
+    topic_of: Callable[[str], object], own_texts: list[str], added: list[str], domain: list[str]
 ) -> int:
     """Return the number of topics of the domain that added texts have and own ones have not."""
-    of_domain, known, reached = ({topic_of(text) for text in texts} for texts in (domain, own, added))
+    of_domain, known, reached = ({topic_of(text) for text in texts} for texts in (domain, own_texts, added))
     return len((reached & of_domain) - known - {None})
 
 
@@ -210,11 +210,13 @@ def _held(folder: Path, domain: set[str]) -> tuple[list[str], list[str], dict[st
     """Return the clients' own texts and the added ones of the domain, and the share of the added rows in the domain."""
     record = AugmentationRecord(folder)
     record.refuse_damaged()
-    added = [(instruction_text(row.fields), row.row is None) for of in record.read().values() for row in of]
-    own = [instruction_text(fields) for _, fields in record.read_own()]
+    added = [
+        (instruction_text(row.fields), row.row is None) for rows in record.read().values() for row in rows
+    ]
+    own_texts = [instruction_text(fields) for _, fields in record.read_own()]
     inside = [text for text, generated in added if generated or text in domain]
     shares = {"in_domain": len(inside) / len(added)} if added else {}
-    return own, inside, shares
+    return own_texts, inside, shares
 
 
 def _encoded(encoder: Encoder, texts: list[str]) -> torch.Tensor:
@@ -226,7 +228,7 @@ def _scores(runs: str | Mapping[str, str], metric: str | Mapping[str, str]) -> d
     if isinstance(runs, str):
         if isinstance(metric, str):
             raise ValueError(f"runs={runs}: give a folder for each column, or metric as column -> name")
-        return {name: _metric(Path(runs), of) for name, of in metric.items()}
+        return {name: _metric(Path(runs), logged) for name, logged in metric.items()}
     if not isinstance(metric, str):
         raise ValueError("metric has several columns: give runs as one folder")
     return {name: _metric(Path(folder), metric) for name, folder in runs.items()}

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedlight.lightning_cli.class_names import last_part
 from fedlight.recipes.overlay import set_in
 
 SHARED_STRATEGY = "client_parallel"
@@ -47,7 +48,7 @@ def why_one_process(command: str, config: Mapping[str, Any]) -> str | None:
         'it trains without `federated`, so there are no clients to share out'
     """
     callbacks = (config.get("trainer") or {}).get("callbacks") or []
-    classes = {str(one.get("class_path")).rpartition(".")[2] for one in callbacks if isinstance(one, Mapping)}
+    classes = {last_part(str(part.get("class_path"))) for part in callbacks if isinstance(part, Mapping)}
     if command == "call":
         return "it is a function"
     if command == "fit":
@@ -68,12 +69,12 @@ def for_processes(config: dict[str, Any], number: int, stage: str) -> dict[str, 
         ValueError: the config has a strategy or devices of its own.
     """
     trainer = config.get("trainer") or {}
-    for name, own in (
+    for name, allowed in (
         ("strategy", ("auto", SHARED_STRATEGY)),
         ("devices", ("auto", 1, "1")),
         ("num_nodes", (1,)),
     ):
-        if trainer.get(name) not in (None, *own):
+        if trainer.get(name) not in (None, *allowed):
             raise ValueError(
                 f"stage {stage} has trainer.{name}={trainer[name]}, and --processes {number} shares it by "
                 f"trainer.strategy={SHARED_STRATEGY}: leave one of the two out"
@@ -205,10 +206,10 @@ class _Follower:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        why = "it was killed"
+        cause = "it was killed"
         for line in self._process.stdout:
             answer = json.loads(line)
-            why = answer.get("error", why)
+            cause = answer.get("error", cause)
             if "error" not in answer:
                 self._finished.put(None)
         if not self.is_needed:
@@ -216,7 +217,7 @@ class _Follower:
         time.sleep(GRACE_SECONDS)
         if self.is_needed:
             print(
-                f"fedlight: process {self.rank} has ended ({why}), so the recipe ends; the same command goes on from here",
+                f"fedlight: process {self.rank} has ended ({cause}), so the recipe ends; the same command goes on from here",
                 file=sys.stderr,
                 flush=True,
             )

@@ -38,15 +38,15 @@ class HarnessModel:
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Return for each context and continuation the log-probability, and whether greedy decoding writes it."""
         texts = encode_pairs(self.module.tokenizer, [request.args for request in requests])
-        return [(one.log_prob, one.greedy) for one in self._score(texts)]
+        return [(likelihood.log_prob, likelihood.greedy) for likelihood in self._score(texts)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return the log-probability of each text, read in windows that do not overlap if it is too long."""
         windows = [
             windows_of(self.module.tokenizer, request.args[0], self.max_length) for request in requests
         ]
-        each = iter(self._score([window for own in windows for window in own]))
-        return [sum(next(each).log_prob for _ in own) for own in windows]
+        each = iter(self._score([window for parts in windows for window in parts]))
+        return [sum(next(each).log_prob for _ in parts) for parts in windows]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return for each context and its settings the generated text before the first stop."""
@@ -54,11 +54,11 @@ class HarnessModel:
         for index, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(index)
         texts: dict[int, str] = {}
-        for settings, own in alike.items():
+        for settings, indices in alike.items():
             options = options_of(json.loads(settings))
-            own = sorted(own, key=lambda index: -len(requests[index].args[0]))
-            for start in range(0, len(own), self.batch_size):
-                batch = own[start : start + self.batch_size]
+            indices = sorted(indices, key=lambda index: -len(requests[index].args[0]))
+            for start in range(0, len(indices), self.batch_size):
+                batch = indices[start : start + self.batch_size]
                 prompts = [requests[index].args[0] for index in batch]
                 seed = derive_seed(self.seed, "harness", *prompts)
                 answers = self.module.generate(prompts, seed=seed, strip=False, **options)
@@ -148,7 +148,7 @@ def run_harness(
         )
     bridge = type("Bridge", (HarnessModel, LM), {})  # made here, as the package of LM may be missing
     with isolate_rng():
-        found: dict[str, Any] = simple_evaluate(
+        results: dict[str, Any] = simple_evaluate(
             model=bridge(module, batch_size, seed),
             tasks=list(tasks),
             num_fewshot=num_fewshot,
@@ -157,7 +157,7 @@ def run_harness(
             bootstrap_iters=0,
             **{f"{name}_seed": seed for name in ("random", "numpy_random", "torch_random", "fewshot_random")},
         )
-    return found
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -177,8 +177,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         from fedlight.modules.sft import SFTModule
 
         module = SFTModule(given.model, base=given.base, adapter=given.adapter)
-        asked = (given.tasks, given.num_fewshot, given.limit, given.include, given.batch_size)
-        text = json.dumps(run_harness(module, *asked)["results"], indent=2, default=str)
+        measured = run_harness(
+            module, given.tasks, given.num_fewshot, given.limit, given.include, given.batch_size
+        )
+        text = json.dumps(measured["results"], indent=2, default=str)
         print(text)
         if given.output is not None:
             given.output.write_text(text + "\n", encoding="utf-8")

@@ -104,7 +104,7 @@ def methods(
             for column, scores in judges.items():
                 row |= _compared(column, scores, answers[name], answers["raw"], at_equal_length)
             if selector is not None:
-                row["unread"], selector.too_long = selector.too_long, 0
+                row["unread"], selector.too_long = selector.too_long, 0  # counted for each method
                 if selector.trimmed:
                     row["cut"], selector.trimmed = selector.trimmed, 0
             if by_group and oracle is not None:
@@ -147,7 +147,7 @@ def settings_table(
             row |= {setting: _first(score, logged[setting], folder) for setting, folder in runs.items()}
         for column, metric in (of_rounds or {}).items():
             values = {setting: _logged(Path(folder), metric).values() for setting, folder in runs.items()}
-            row |= {f"{column}, {setting}": mean(of) for setting, of in values.items() if of}
+            row |= {f"{column}, {setting}": mean(numbers) for setting, numbers in values.items() if numbers}
         visits = [visit for folder in runs.values() for visit in read_csv(Path(folder, "visits.csv"))]
         for way in ("up", "down"):
             row[f"kib_{way}"] = mean(float(visit[f"bytes_{way}"]) for visit in visits) / 2**10
@@ -159,10 +159,10 @@ def settings_table(
 
 
 def _first(names: Sequence[str], logged: Mapping[str, float], folder: str) -> float:
-    found = [logged[name] for name in names if name in logged]
-    if not found:
+    present = [logged[name] for name in names if name in logged]
+    if not present:
         raise ValueError(f"{folder} has no metric {' or '.join(names)}; it has {', '.join(logged)}")
-    return found[0]
+    return present[0]
 
 
 def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
@@ -183,9 +183,9 @@ def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, floa
     won = np.array([_scored(OracleJudge(**options, group=group).scores, ours, raw) for group in shares])
     each = zip(shares, won, strict=True)
     if ours is raw:
-        columns = {f"win_rate_{group}": float(of.mean()) for group, of in each}
+        columns = {f"win_rate_{group}": float(wins.mean()) for group, wins in each}
     else:
-        columns = {k: v for group, of in each for k, v in with_interval(f"win_rate_{group}", of).items()}
+        columns = {k: v for group, wins in each for k, v in with_interval(f"win_rate_{group}", wins).items()}
     return columns | {"worst_group": min(columns[f"win_rate_{group}"] for group in shares)}
 
 
@@ -198,10 +198,8 @@ def _compared(
         return {column: float(np.mean(scored))}
     row = with_interval(column, scored)
     if at_equal_length:
-        pairs = [
-            (one["completions"][0], other["completions"][0]) for one, other in zip(ours, raw, strict=True)
-        ]
-        longer = [len(one.strip()) - len(other.strip()) for one, other in pairs]
+        texts, raw_texts = ([row["completions"][0].strip() for row in rows] for rows in (ours, raw))
+        longer = [len(text) - len(raw_text) for text, raw_text in zip(texts, raw_texts, strict=True)]
         corrected = rates_at_equal_length({column: Compared(scored, longer, range(len(scored)))})[
             column
         ].corrected
@@ -210,8 +208,8 @@ def _compared(
 
 
 def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:
-    ours_and_raw = [[row["completions"][0] for row in rows] for rows in (ours, raw)]
-    return scores([row["fields"] for row in ours], *ours_and_raw)
+    answers, raw_answers = ([row["completions"][0] for row in rows] for rows in (ours, raw))
+    return scores([row["fields"] for row in ours], answers, raw_answers)
 
 
 def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
@@ -219,8 +217,10 @@ def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
     for stage in ("train", "test", "label"):
         if stage in stages:
             logged |= result_of(stages[stage])["metrics"]
-    found = {column: [logged[name] for name in names if name in logged] for column, names in METRICS.items()}
-    return {column: values[0] for column, values in found.items() if values}
+    columns = {
+        column: [logged[name] for name in names if name in logged] for column, names in METRICS.items()
+    }
+    return {column: values[0] for column, values in columns.items() if values}
 
 
 def sent_bytes(folder: Path) -> float:

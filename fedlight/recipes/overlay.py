@@ -156,22 +156,22 @@ def _not_replaced(below: Any, above: Any, joins: bool = False) -> Any:
         if joins and (value == old or (isinstance(value, str) and "${" in value)):
             continue
         if joins and is_class(value) and is_class(old) and same_class(old["class_path"], value["class_path"]):
-            value = {key: of for key, of in value.items() if key != "class_path"}
+            value = {key: inner for key, inner in value.items() if key != "class_path"}
         around[other] = value
     return {
         key: value
         for key, value in below.items()
-        if key in above or not any(_sets(*one, key) for one in around.items())
+        if key in above or not any(_sets(other, set_value, key) for other, set_value in around.items())
     }
 
 
 def _sets(other: str, value: Any, key: str) -> bool:
     """Return whether a value at one key sets another key as well."""
-    own, around = plain(key).removesuffix("+").split("."), plain(other).split(".")
+    parts, around = plain(key).removesuffix("+").split("."), plain(other).split(".")
     if around[-1] == "class_path":
-        return len(own) >= len(around) and own[: len(around) - 1] == around[:-1]
-    inside = own[: len(around)] == around
-    return inside and _defines(value, own[len(around) :], len(around) == 1 or around[-1] in OF_MAPS)
+        return len(parts) >= len(around) and parts[: len(around) - 1] == around[:-1]
+    inside = parts[: len(around)] == around
+    return inside and _defines(value, parts[len(around) :], len(around) == 1 or around[-1] in OF_MAPS)
 
 
 def _defines(value: Any, parts: list[str], of_arguments: bool) -> bool:

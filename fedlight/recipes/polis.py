@@ -138,23 +138,23 @@ def opinion_pairs(
     made: list[tuple[Rows, Rows]] = []
     eligible = 0
     for person in others.tolist():
-        own = opinions.votes[person]
-        voted, client = np.flatnonzero(own), opinions.people[person]
+        ballot = opinions.votes[person]
+        voted, client = np.flatnonzero(ballot), opinions.people[person]
         held = shared if test_statements == "new" else _held_out(voted, test_share, seed, client)
         on_test = np.isin(voted, held)
-        found = [_pairs(own, voted[~on_test], allowed), _pairs(own, voted[on_test], allowed)]
-        if len(found[0]) < min_train or len(found[1]) < min_test:
+        sides = [_pairs(ballot, voted[~on_test], allowed), _pairs(ballot, voted[on_test], allowed)]
+        if len(sides[0]) < min_train or len(sides[1]) < min_test:
             continue
         eligible += 1
-        if len(made) < num_clients:
+        if len(made) < num_clients:  # the others are only counted
             rngs = [np.random.default_rng(derive_seed(seed, side, client)) for side in ("train", "test")]
             drawn = [
                 np.sort(rng.permutation(len(of_side))[:at_most])
-                for rng, of_side, at_most in zip(rngs, found, (max_train, max_test), strict=True)
+                for rng, of_side, at_most in zip(rngs, sides, (max_train, max_test), strict=True)
             ]
             trained, tested = (
                 _written(of_side[chosen], opinions, person, rng)
-                for of_side, chosen, rng in zip(found, drawn, rngs, strict=True)
+                for of_side, chosen, rng in zip(sides, drawn, rngs, strict=True)
             )
             made.append((trained, tested))
     if len(made) < 2:
@@ -210,7 +210,7 @@ def read_opinions(votes: str, statements: str, columns: Mapping[str, str] | None
     place_of_text = {text: number for number, text in enumerate(texts)}
     people = sorted({text_at(row, "participant") for row in rows})
     place = {person: number for number, person in enumerate(people)}
-    found = np.zeros((len(people), len(texts)), dtype=np.int8)
+    ballots = np.zeros((len(people), len(texts)), dtype=np.int8)
     groups, seen = [""] * len(people), Counter[tuple[int, int]]()
     for number, row in enumerate(rows, 1):
         where = f"{votes}, row {number}"
@@ -228,10 +228,10 @@ def read_opinions(votes: str, statements: str, columns: Mapping[str, str] | None
             raise RowsError(f"{where}: a participant has two groups, {groups[person]!r} and {group!r}")
         groups[person] = group or groups[person]
         if text := kept.get(statement_id):
-            found[person, place_of_text[text]] = VOTES[vote]
+            ballots[person, place_of_text[text]] = VOTES[vote]
             seen[person, place_of_text[text]] += 1
     left_out = len(known) - len(kept)
-    return Opinions(people, groups, texts, found, left_out, seen.total() - len(seen))
+    return Opinions(people, groups, texts, ballots, left_out, seen.total() - len(seen))
 
 
 def _theirs(names: Sequence[str], columns: Mapping[str, str] | None) -> dict[str, str]:
@@ -279,6 +279,7 @@ def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple
         >>> is_contested.tolist()
         [[False, True, False], [True, False, True], [False, True, False]]
     """
+    # [i, j]: number of people who agree with i and disagree with j.
     preferred = (votes == 1).T.astype(np.int64) @ (votes == -1).astype(np.int64)
     decided = preferred + preferred.T
     minority = np.minimum(preferred, preferred.T)
@@ -315,17 +316,17 @@ def opinion_table(
     clients = [*dict.fromkeys(row["client"] for row in pairs)]
     rules = rule_accuracies(load_rows(train), pairs)
     scores = rules | {method: _own_accuracies(folders, clients) for method, folders in methods.items()}
-    values = {method: np.array([own[client] for client in clients]) for method, own in scores.items()}
+    values = {method: np.array([shares[client] for client in clients]) for method, shares in scores.items()}
     best = max(rules, key=lambda rule: values[rule].mean())
     known = {row["client"]: row["group"] for row in pairs if row["group"]}
     rows = []
-    for method, own in values.items():
+    for method, accuracies in values.items():
         folders = methods.get(method, {})
-        row: dict[str, Any] = {"method": method, **with_interval("own", own)}
-        row["worst_tenth"] = worst_share_mean(own.tolist(), 0.1)
+        row: dict[str, Any] = {"method": method, **with_interval("own", accuracies)}
+        row["worst_tenth"] = worst_share_mean(accuracies.tolist(), 0.1)
         if method != against:
-            row |= with_interval("gain", own - values[against])
-        row |= with_interval("over_rule", own - values[best])
+            row |= with_interval("gain", accuracies - values[against])
+        row |= with_interval("over_rule", accuracies - values[best])
         if known and (groups := _groups(folders)):
             row["groups_ari"] = adjusted_rand_index(groups, known)
         if "train" in folders:
@@ -349,9 +350,9 @@ def _held_out(numbers: np.ndarray, share: float, seed: int, whose: str) -> np.nd
     return rng.permutation(numbers)[: round(share * len(numbers))]
 
 
-def _pairs(own: np.ndarray, voted: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def _pairs(ballot: np.ndarray, voted: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Return the allowed pairs among some statements, the preferred one first, ``(pairs, 2)``."""
-    liked, disliked = voted[own[voted] == 1], voted[own[voted] == -1]
+    liked, disliked = voted[ballot[voted] == 1], voted[ballot[voted] == -1]
     first, second = np.nonzero(allowed[np.ix_(liked, disliked)])
     return np.stack([liked[first], disliked[second]], axis=1)
 
@@ -379,14 +380,14 @@ def _agreeing(votes: np.ndarray) -> np.ndarray:
 
 def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:
     file = Path(folders.get("test", folders["train"])) / "clients.csv"
-    found = {
+    accuracies = {
         row["client"]: float(row["own_accuracy"]) for row in read_csv(file) if row["stage"] in ("own", "test")
     }
-    if found.keys() != set(clients):
+    if accuracies.keys() != set(clients):
         raise ValueError(
-            f"{file} has accuracies of {len(found)} clients, not of the {len(clients)} with test pairs"
+            f"{file} has accuracies of {len(accuracies)} clients, not of the {len(clients)} with test pairs"
         )
-    return found
+    return accuracies
 
 
 def _groups(folders: Mapping[str, str]) -> dict[str, str]:

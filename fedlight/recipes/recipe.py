@@ -91,12 +91,12 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
 
 def _value_at(recipe: Recipe, key: str, item: str) -> Any:
     """Return the value that an override replaces; None for none."""
-    found: Any = recipe
+    value: Any = recipe
     for part in key.split("."):
-        if isinstance(found, list) or "[" in part:
+        if isinstance(value, list) or "[" in part:
             raise ValueError(f"{item!r} changes a part of a list: give the whole list")
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _override(key: str, text: str, replaces_text: bool) -> Any:
@@ -243,8 +243,8 @@ def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:
     Raises:
         ValueError: a ``${...}`` or a ``like:`` that the recipe does not have.
     """
-    own = {key: value for key, value in recipe.items() if key != OVER_SEEDS}
-    resolved = _resolved({**own, "run": str(folder), "seed": seed}, [folder])
+    of_seed = {key: value for key, value in recipe.items() if key != OVER_SEEDS}
+    resolved = _resolved({**of_seed, "run": str(folder), "seed": seed}, [folder])
     return _stages(resolved, folder)
 
 

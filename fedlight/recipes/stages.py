@@ -139,8 +139,9 @@ class Stage:
         if self._not_begun():
             return
         remedy = "give another --output, or delete that folder and those of the stages after it"
-        if found := made.differences():
-            named = [one for one in found if one[0] != DIGEST] or found
+        if changes := made.differences():
+            # A changed setting changes the digest, too, and says more.
+            named = [change for change in changes if change[0] != DIGEST] or changes
             raise ValueError(f"{self.folder} was made with other settings ({in_words(named)}): {remedy}")
         # An unfinished stage reads its files again, so their content is compared, not only size and time.
         made.refuse_changed_files(everything=not self.is_done, remedy=remedy)
@@ -233,10 +234,10 @@ class Stage:
 def _function(stage: str, name: str) -> Callable[..., dict[str, Any] | None]:
     module, _, function = name.rpartition(".")
     try:
-        found: Callable[..., dict[str, Any] | None] = getattr(importlib.import_module(module), function)
+        step: Callable[..., dict[str, Any] | None] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"stage {stage}: there is no function {name!r} ({error})") from None
-    return found
+    return step
 
 
 def _config(name: str) -> Path:
@@ -282,7 +283,7 @@ def refuse_tied_votes(stages: Sequence[Stage]) -> None:
     for stage in stages:
         files = stage.arguments.get("votes") if stage.command == "call" else None
         voters = [trained_voters(file) for file in ([files] if isinstance(files, str) else files or [])]
-        known = [one for one in voters if one is not None]
+        known = [voter for voter in voters if voter is not None]
         number = sum(count for _, count in known)
         if known and len(known) == len(voters) and number % 2 == 0:
             raise ValueError(

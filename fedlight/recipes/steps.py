@@ -216,9 +216,9 @@ def add_forgetting(
     for method, folder in trained.items():
         if method in (if_run or []) and not Path(folder).is_dir():
             continue
-        found = measure(_tuned(Path(folder), model, dtype))
-        lost[method] = {column: found[name] for column, name in names.items()}
-        lost[raw] = {column: found[f"{name}_raw"] for column, name in names.items()}
+        metrics = measure(_tuned(Path(folder), model, dtype))
+        lost[method] = {column: metrics[name] for column, name in names.items()}
+        lost[raw] = {column: metrics[f"{name}_raw"] for column, name in names.items()}
     return {"rows": [{**row, **lost.get(row["method"], {})} for row in result_of(results)["rows"]]}
 
 

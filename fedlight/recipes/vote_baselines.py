@@ -122,8 +122,8 @@ def _result(tested: Votes, right: np.ndarray) -> dict[str, Any]:
         **numbers,
     }
     if tested.clients:
-        own = by_key([tested.clients[vote] for vote in judged])
-        shares = per_client(right[judged, None], own)
+        indices = by_key([tested.clients[vote] for vote in judged])
+        shares = per_client(right[judged, None], indices)
         of_clients = spread([float(share[0]) for share in shares.values()], 0.1)
         metrics |= {f"test/{name}": value for name, value in of_clients.items()}
     return {"metrics": metrics, **sizes}
@@ -143,11 +143,11 @@ def _keys(votes: Votes) -> list[tuple[Any, ...]]:
 
 
 def _look_up(tested: Votes, known: Votes, values: np.ndarray) -> np.ndarray:
-    found = dict(zip(_keys(known), values.tolist(), strict=True))
+    by_vote = dict(zip(_keys(known), values.tolist(), strict=True))
     keys = _keys(tested)
-    if missing := [key for key in keys if key not in found]:
+    if missing := [key for key in keys if key not in by_vote]:
         raise RowsError(
             f"{tested.counts.source}: {len(missing):,} of its {len(keys):,} votes are not in {known.counts.source}, such as "
             f"one of {missing[0][0]!r}: give the rows that the test votes were taken from"
         )
-    return np.array([found[key] for key in keys])
+    return np.array([by_vote[key] for key in keys])

@@ -47,11 +47,11 @@ def work_with_models(
         holding: function that puts a state into the module while its context lasts.
     """
     if not _can_stack(module, states):
-        found = []
+        results = []
         for state, work in zip(states, works, strict=True):
             with holding(state):
-                found.append(work(module))
-        return found
+                results.append(work(module))
+        return results
 
     def answer(asked: list[tuple[int, Any]]) -> list[Any]:
         replies: dict[int, Any] = {}
@@ -69,7 +69,7 @@ def work_with_models(
                 [question.seed for _, question in part],
                 **part[0][1].settings,
             )
-            replies |= {number: own for (number, _), own in zip(part, texts, strict=True)}
+            replies |= {number: answers for (number, _), answers in zip(part, texts, strict=True)}
         return [replies[number] for number, _ in asked]
 
     def begin(work: Callable[[Any], R]) -> Callable[[Ask], R]:
@@ -135,10 +135,10 @@ def _cut(questions: Sequence[tuple[int, _Prompts]]) -> list[list[tuple[int, _Pro
     parts: list[list[tuple[int, _Prompts]]] = []
     rows = 0
     for number, question in questions:
-        own = len(question.prompts) * question.settings["n"]
-        if not parts or rows + own > ROWS_TOGETHER:
+        size = len(question.prompts) * question.settings["n"]
+        if not parts or rows + size > ROWS_TOGETHER:
             parts.append([])
             rows = 0
         parts[-1].append((number, question))
-        rows += own
+        rows += size
     return parts

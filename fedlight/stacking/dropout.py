@@ -81,9 +81,9 @@ class DropoutMasks:
         state = self._now
         # What is computed again for a backward pass has to save as many tensors as the first time: it uses none of those.
         key = (state, x._version, rate, dtype, backward_pass())
-        found = getattr(x, _SHARED, None) if shares else None
-        if state is not None and found is not None and found[0] == key:
-            product: Tensor = found[1]
+        shared = getattr(x, _SHARED, None) if shares else None
+        if state is not None and shared is not None and shared[0] == key:
+            product: Tensor = shared[1]
             return product
         if state is None:
             state = _Pass([int(torch.randint(2**63 - 1, ()))], None)

@@ -76,11 +76,11 @@ def side_by_side(
                     asked.append((number, value))
                 else:
                     results[number] = value
-            found = answer(asked) if asked else []
-            next_replies = [(number, reply) for (number, _), reply in zip(asked, found, strict=True)]
+            answers = answer(asked) if asked else []
+            next_replies = [(number, reply) for (number, _), reply in zip(asked, answers, strict=True)]
     finally:
-        for one in replies:
-            one.put((False, None))
+        for inbox in replies:
+            inbox.put((False, None))
         for thread in threads:
             thread.join()
     return [results[number] for number in range(len(works))]

@@ -105,15 +105,16 @@ class StackedAdapters:
         host = chosen[0]
         hosts = [name for name in self._trained if adapter_of(name, self._adapters) in (None, host)]
         renamed = {
-            own: {name: with_adapter(name, own, self._adapters) for name in hosts} for own in {*chosen}
+            adapter: {name: with_adapter(name, adapter, self._adapters) for name in hosts}
+            for adapter in {*chosen}
         }
         self._check_alike([*renamed.values()], chosen)
-        names = [renamed[own] for own in chosen]
+        names = [renamed[adapter] for adapter in chosen]
         stacks = {}
         for name in hosts:
             values = [
-                start.get(own[name], self._trained[own[name]])
-                for start, own in zip(starts, names, strict=True)
+                start.get(named[name], self._trained[named[name]])
+                for start, named in zip(starts, names, strict=True)
             ]
             stacks[name] = _stacked(values, self._trained[name])
         self._names = names
@@ -167,7 +168,7 @@ class StackedAdapters:
         """
         values = {name: p.data.to("cpu", torch.float32).unbind() for name, p in self._stacked.items()}
         trained = [
-            {own[name]: value[k] for name, value in values.items()} for k, own in enumerate(self._names)
+            {named[name]: value[k] for name, value in values.items()} for k, named in enumerate(self._names)
         ]
         for name, parameter in self._stacked.items():
             _put(parameter, self._alone[name])
@@ -180,20 +181,20 @@ class StackedAdapters:
     # Adapters and layers
 
     def _active(self) -> str:
-        found = {tuple(layer.active_adapters) for layer in self._loras.values()} or {
+        active = {tuple(layer.active_adapters) for layer in self._loras.values()} or {
             (*self._adapters, "")[:1]
         }
-        if len(found) > 1 or len(next(iter(found))) > 1:
-            names = sorted({name for names in found for name in names})
+        if len(active) > 1 or len(next(iter(active))) > 1:
+            names = sorted({name for names in active for name in names})
             raise ValueError(
                 f"adapters {', '.join(names)} are active at once: clients side by side train one each; {REMEDY}"
             )
-        [[name]] = found
+        [[name]] = active
         return str(name)
 
     def _check_alike(self, names: Sequence[Mapping[str, str]], adapters: Sequence[str]) -> None:
-        for own in names:
-            for host, name in own.items():
+        for named in names:
+            for host, name in named.items():
                 if name not in self._trained or self._trained[name].shape != self._trained[host].shape:
                     raise ValueError(
                         f"{host} has no counterpart of its shape named {name}: adapters of clients side by side need the "
@@ -218,19 +219,19 @@ class StackedAdapters:
             scalings = [float(layer.scaling[adapter]) for adapter in adapters]
             rate, drop = _rate(layer.lora_dropout[host]), None
             if rate > 0:
-                own = getattr(layer.lora_dropout[host], "number", number)
-                drop = partial(self._masks.drop, rate=rate, number=own, dtype=a.dtype)
-            weights = (self._per_client(a), self._per_client(b.weight), bias)
-            stacked = StackedLora(layer, path, *weights, scalings, drop)
+                layer_number = getattr(layer.lora_dropout[host], "number", number)
+                drop = partial(self._masks.drop, rate=rate, number=layer_number, dtype=a.dtype)
+            a, b = self._per_client(a), self._per_client(b.weight)
+            stacked = StackedLora(layer, path, a, b, bias, scalings, drop)
             self._layers.append(stacked)
             self._set_forward(layer, stacked.forward)
         for path, linear in self._linears.items():
             # The wrapper of a trained head calls the module of the active adapter, whichever that is.
             weight = self._linears.get(with_adapter(path, host, self._adapters), linear)
             shift = None if weight.bias is None else self._per_client(weight.bias)
-            one = StackedLinear(linear, path, self._per_client(weight.weight), shift)
-            self._layers.append(one)
-            self._set_forward(linear, one.forward)
+            head = StackedLinear(linear, path, self._per_client(weight.weight), shift)
+            self._layers.append(head)
+            self._set_forward(linear, head.forward)
         for number, (path, part) in enumerate(self.module.named_modules()):
             if type(part) is nn.Dropout and part.p > 0:
                 self._set_forward(part, partial(self._drop_other, part, path, _FIRST_OTHER + number))

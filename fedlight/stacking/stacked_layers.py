@@ -63,8 +63,8 @@ class StackedLora:
         )
         if rows.equal and self.bias is None and result.dtype == x.dtype:
             blocks = result.reshape(len(x), -1, result.shape[-1])
-            found: Tensor = LoraProduct.apply(x, self.a, self.b, self.scaling, blocks)
-            return found.view(result.shape)
+            added: Tensor = LoraProduct.apply(x, self.a, self.b, self.scaling, blocks)
+            return added.view(result.shape)
         product: Tensor = LoraProduct.apply(x, self.a, self.b, self.scaling, None)
         if self.bias is not None:
             product = product + (self.bias[:, None] * self.scaling).repeat(tiles, 1, 1).to(product.dtype)
@@ -119,8 +119,8 @@ class LoraProduct(torch.autograd.Function):
         return of_x, of_a, of_b, None, gradient if needs_sums else None
 
 
-def _add_tiles(found: Tensor, tiles: int) -> Tensor:
-    return found if tiles == 1 else found.view(tiles, -1, *found.shape[1:]).sum(dim=0)
+def _add_tiles(tiled: Tensor, tiles: int) -> Tensor:
+    return tiled if tiles == 1 else tiled.view(tiles, -1, *tiled.shape[1:]).sum(dim=0)
 
 
 class StackedLinear:
@@ -143,10 +143,10 @@ class StackedLinear:
         tiles = self.rows.tiles(x, self.name)
         blocks = self.rows.split(x, tiles)
         if self.weight.dim() == 3:
-            found = torch.bmm(blocks, self.weight.repeat(tiles, 1, 1).mT)
+            outputs = torch.bmm(blocks, self.weight.repeat(tiles, 1, 1).mT)
         else:
-            found = functional.linear(blocks, self.weight)
+            outputs = functional.linear(blocks, self.weight)
         if self.bias is not None:
             bias = self.bias if self.bias.dim() == 2 else self.bias.expand(self.rows.clients, -1)
-            found = found + bias.repeat(tiles, 1)[:, None].to(found.dtype)
-        return self.rows.join(found, torch.Size((*x.shape[:-1], found.shape[-1])), tiles)
+            outputs = outputs + bias.repeat(tiles, 1)[:, None].to(outputs.dtype)
+        return self.rows.join(outputs, torch.Size((*x.shape[:-1], outputs.shape[-1])), tiles)

@@ -93,25 +93,27 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in KINDS:
         is_truth = isinstance(value, KINDS[bool][1])
         return isinstance(value, KINDS[kind][1]) and (kind is bool or not is_truth)
-    of = origin or hint
-    if of is Any or (getattr(of, "_is_protocol", False) and not getattr(of, "_is_runtime_protocol", False)):
+    cls = origin or hint
+    if cls is Any or (
+        getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False)
+    ):
         return True
-    if of is collections.abc.Callable:
+    if cls is collections.abc.Callable:
         return callable(value)
-    if of is type:
+    if cls is type:
         return isinstance(value, type)
-    if not isinstance(of, type):
+    if not isinstance(cls, type):
         return True
-    if issubclass(of, Mapping):
+    if issubclass(cls, Mapping):
         # The ids of clients may be numbers where an annotation has texts.
         return isinstance(value, Mapping) and (
             not inner or all(fits(each, inner[1]) for each in value.values())
         )
-    if issubclass(of, tuple) and inner and inner[-1] is not ...:
+    if issubclass(cls, tuple) and inner and inner[-1] is not ...:
         return _is_list(value) and len(value) == len(inner) and all(map(fits, value, inner))
-    if issubclass(of, Sequence):
+    if issubclass(cls, Sequence):
         return _is_list(value) and (not inner or all(fits(each, inner[0]) for each in value))
-    return isinstance(value, of)
+    return isinstance(value, cls)
 
 
 def _is_list(value: Any) -> bool:
@@ -131,16 +133,16 @@ def _given(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Itera
 @cache
 def _constructors(cls: type) -> list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]]:
     """Return parameters and annotations of a constructor and, where it passes arguments on, of the base classes' ones."""
-    found: list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]] = []
+    constructors: list[tuple[Mapping[str, inspect.Parameter], dict[str, Any]]] = []
     for base in cls.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
         parameters = dict([*inspect.signature(vars(base)["__init__"]).parameters.items()][1:])
         is_own = base.__module__.startswith(OWN)  # annotations of others may be meant loosely
-        found.append((parameters, get_type_hints(vars(base)["__init__"]) if is_own else {}))
+        constructors.append((parameters, get_type_hints(vars(base)["__init__"]) if is_own else {}))
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             break
-    return found
+    return constructors
 
 
 def _describe(cls: type, name: str, value: Any, hint: Any) -> str:
@@ -181,21 +183,23 @@ def _below(cls: type) -> Iterator[type]:
 
 def _flat(hint: Any) -> list[Any]:
     is_union = get_origin(hint) in (Union, types.UnionType)
-    return [one for each in get_args(hint) for one in _flat(each)] if is_union else [hint]
+    return [part for each in get_args(hint) for part in _flat(each)] if is_union else [hint]
 
 
 def _names(hint: Any) -> Iterator[str]:
     """Yield the names of an annotation's alternatives for a message."""
-    for each in sorted(_flat(hint), key=lambda one: one is types.NoneType):
-        kind, of = None if each is types.NoneType else each, get_origin(each) or each
+    for each in sorted(_flat(hint), key=lambda part: part is types.NoneType):
+        kind, cls = None if each is types.NoneType else each, get_origin(each) or each
         if get_origin(each) is Literal:
             yield from map(repr, get_args(each))
         elif kind in KINDS:
             yield KINDS[kind][0]
-        elif of is collections.abc.Callable:
+        elif cls is collections.abc.Callable:
             yield "a function"
         else:
-            name = re.sub(r"(\w+\.)+", "", str(each) if get_args(each) else getattr(of, "__name__", str(of)))
+            name = re.sub(
+                r"(\w+\.)+", "", str(each) if get_args(each) else getattr(cls, "__name__", str(cls))
+            )
             yield f"a{'n' if name[0] in 'AEIOU' else ''} {name}"
 
 

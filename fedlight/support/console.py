@@ -88,15 +88,15 @@ class OneLineArguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the program with exit code 2; for an unknown option, the nearest known one is named."""
-        if found := re.match(r"unrecognized arguments: .*?(--[^\s=]+)", message):
-            message += near(found[1], self._options())
+        if match := re.match(r"unrecognized arguments: .*?(--[^\s=]+)", message):
+            message += near(match[1], self._options())
         print(f"{self.prog.split()[0]}: {message}; see {self.prog} --help", file=sys.stderr)
         sys.exit(REFUSED)
 
     def _options(self) -> list[str]:
         """Return the options of the command, and of the commands below it."""
         below = [action.choices.values() for action in self._actions if isinstance(action.choices, dict)]
-        return [*self._option_string_actions, *(name for one in chain(*below) for name in one._options())]
+        return [*self._option_string_actions, *(name for sub in chain(*below) for name in sub._options())]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -213,10 +213,10 @@ def silence_lightning() -> None:
     """Hide Lightning's own messages, except warnings; fedlight reports through the same loggers."""
     import lightning.pytorch  # it sets up its loggers when it is imported
 
-    own = Path(lightning.__file__).parent
+    folder = Path(lightning.__file__).parent
 
     def is_wanted(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING or own not in Path(record.pathname).parents
+        return record.levelno >= logging.WARNING or folder not in Path(record.pathname).parents
 
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:

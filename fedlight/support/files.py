@@ -163,12 +163,12 @@ def check_regular(file: Path, most_bytes: float = inf) -> Path:
         FileNotFoundError: there is no such file.
         BoundError: it is a pipe, a device or a socket, which may never end, or larger than ``most_bytes``.
     """
-    found = file.stat()
-    if (kind := _KINDS.get(stat.S_IFMT(found.st_mode))) is not None:
+    facts = file.stat()
+    if (kind := _KINDS.get(stat.S_IFMT(facts.st_mode))) is not None:
         raise BoundError(f"{file} is {kind}, which may never end: give a plain file, or remove it")
-    if found.st_size > most_bytes:
+    if facts.st_size > most_bytes:
         raise BoundError(
-            f"{file} has {found.st_size / 2**20:,.0f} MiB, and at most {most_bytes / 2**20:,.0f} MiB are read: "
+            f"{file} has {facts.st_size / 2**20:,.0f} MiB, and at most {most_bytes / 2**20:,.0f} MiB are read: "
             "give a smaller file, or remove it"
         )
     return file
@@ -390,14 +390,14 @@ def printable(text: str, also: str = "") -> str:
         >>> print(printable("\x1b[31m=1+1"))
         \u001b[31m=1+1
     """
-    return re.sub(f"[{also}{_ODD}]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(f"[{also}{_ODD}]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def unquoted(text: str) -> str:
     """Undo `quoted`: return the text of a cell."""
     if not _QUOTED.fullmatch(text):
         return text
-    return re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text[1:-1])
+    return re.sub(r"\\u([0-9a-f]{4})", lambda match: chr(int(match[1], 16)), text[1:-1])
 
 
 def write_json_lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -416,8 +416,8 @@ def read_json(file: Path, remedy: str) -> dict[str, Any]:
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        why = "it is no JSON: " + " ".join(str(error).split()) if data.strip(b"\0 \n") else "it is empty"
-        raise ValueError(f"{file} is damaged ({why}): {remedy}") from None
+        fault = "it is no JSON: " + " ".join(str(error).split()) if data.strip(b"\0 \n") else "it is empty"
+        raise ValueError(f"{file} is damaged ({fault}): {remedy}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged (it holds no object): {remedy}")
     try:

@@ -76,8 +76,8 @@ def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     header = ["method", *(metric.replace("_", " ") for metric in metrics)]
     lines = []
     for method, row in methods.items():
-        own = [each for each in rows if each["method"] == method]
-        shown = (row.get(metric, "-") + in_brackets(own, metric) + mark(own, metric) for metric in metrics)
+        runs = [each for each in rows if each["method"] == method]
+        shown = (row.get(metric, "-") + in_brackets(runs, metric) + mark(runs, metric) for metric in metrics)
         lines.append([method, *shown])
     return header, lines
 
@@ -122,11 +122,11 @@ def chance_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     notes = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method]
-        if any(mark(own, column) for row in own for column in row):
-            found = _spread([row["both_orders"] for row in own]) + in_brackets(own, "both_orders")
+        runs = [row for row in rows if row["method"] == method]
+        if any(mark(runs, column) for row in runs for column in row):
+            score = _spread([row["both_orders"] for row in runs]) + in_brackets(runs, "both_orders")
             notes.append(
-                f"{method}: its selector is not shown to beat chance (both orders {found}): its labels, the models tuned on "
+                f"{method}: its selector is not shown to beat chance (both orders {score}): its labels, the models tuned on "
                 "them and its win rates are worthless."
             )
     return notes

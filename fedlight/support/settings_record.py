@@ -44,7 +44,7 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
         return str(value)
     if isinstance(value, type) or inspect.isroutine(value):
         return _path(value)
-    if any(value is one for one in seen):
+    if any(value is holder for holder in seen):  # it holds itself, so there is no end
         return {CLASS: _path(type(value))}
     seen = (*seen, value)
     if isinstance(value, Mapping):
@@ -74,7 +74,7 @@ def with_plain_values(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], remedy: str) -> None:
+def refuse_other_settings(saved: Mapping[str, Any], new: Mapping[str, Any], remedy: str) -> None:
     """Raise ValueError for settings that differ from a checkpoint's; ``remedy`` is the alternative to giving the same.
 
     Examples:
@@ -82,10 +82,10 @@ def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], reme
         Traceback (most recent call last):
         ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: give the same, or start anew
     """
-    found = differences(saved, own)
-    if not found:
+    changes = differences(saved, new)
+    if not changes:
         return
-    (name, was, now), *others = found
+    (name, was, now), *others = changes
     also = "".join(f"; {name}={was}, not {now}" for name, was, now in others[: MOST_NAMED - 1])
     more = f"; and {len(others) + 1 - MOST_NAMED} more" if len(others) >= MOST_NAMED else ""
     raise ValueError(
@@ -94,8 +94,8 @@ def refuse_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], reme
     )
 
 
-def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[Difference]:
-    """Return the name of each setting in ``saved`` and ``own`` that differs, and both values, those of objects one by one.
+def differences(saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
+    """Return the name of each setting in ``saved`` and ``new`` that differs, and both values, those of objects one by one.
 
     Names that only one side has are not compared, neither here nor in an object: another version may have more.
 
@@ -104,14 +104,14 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[Differ
         >>> differences(was, now)
         [('server.beta', 0.5, 0.9)]
     """
-    known = [name for name in saved if name in own]
-    return [each for name in known for each in _differences(saved[name], own[name], name)]
+    known = [name for name in saved if name in new]
+    return [each for name in known for each in _differences(saved[name], new[name], name)]
 
 
-def constructor_arguments(of: type) -> list[str]:
+def constructor_arguments(kind: type) -> list[str]:
     """Return names of the constructor's arguments, with those that it passes on to base classes."""
     names: list[str] = []
-    for cls in of.__mro__[:-1]:
+    for cls in kind.__mro__[:-1]:
         if "__init__" not in vars(cls):
             continue
         parameters = [*inspect.signature(vars(cls)["__init__"]).parameters.values()][1:]
@@ -124,30 +124,31 @@ def constructor_arguments(of: type) -> list[str]:
 
 def digest(*parts: Any) -> str:
     """Return a digest of plain values and arrays, 16 hexadecimal digits."""
-    found = blake2b(digest_size=8)
+    hasher = blake2b(digest_size=8)
     for part in parts:
         content = (
             np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode()
         )
-        found.update(len(content).to_bytes(8, "big") + content)
-    return found.hexdigest()
+        # By its length "ab", "c" differs from "a", "bc".
+        hasher.update(len(content).to_bytes(8, "big") + content)
+    return hasher.hexdigest()
 
 
-def _differences(saved: Any, own: Any, name: str) -> list[Difference]:
-    if isinstance(saved, Mapping) and isinstance(own, Mapping):
-        if _without_file(saved.get(CLASS)) != _without_file(own.get(CLASS)):
-            return [(name, saved.get(CLASS, saved), own.get(CLASS, own))]
+def _differences(saved: Any, new: Any, name: str) -> list[Difference]:
+    if isinstance(saved, Mapping) and isinstance(new, Mapping):
+        if _without_file(saved.get(CLASS)) != _without_file(new.get(CLASS)):
+            return [(name, saved.get(CLASS, saved), new.get(CLASS, new))]
         is_object = CLASS in saved
-        names = [key for key in {**saved, **own} if not is_object or (key in saved and key in own)]
+        names = [key for key in {**saved, **new} if not is_object or (key in saved and key in new)]
         inner = [
-            _differences(saved.get(key, "nothing"), own.get(key, "nothing"), f"{name}.{key}") for key in names
+            _differences(saved.get(key, "nothing"), new.get(key, "nothing"), f"{name}.{key}") for key in names
         ]
         return [each for differences in inner for each in differences]
-    if isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own):
-        inner = [_differences(a, b, f"{name}[{i}]") for i, (a, b) in enumerate(zip(saved, own, strict=True))]
+    if isinstance(saved, list) and isinstance(new, list) and len(saved) == len(new):
+        inner = [_differences(a, b, f"{name}[{i}]") for i, (a, b) in enumerate(zip(saved, new, strict=True))]
         return [each for differences in inner for each in differences]
-    same = _without_file(saved) == _without_file(own) or (saved != saved and own != own)  # NaN equals NaN
-    return [] if same else [(name, _brief(saved), _brief(own))]
+    same = _without_file(saved) == _without_file(new) or (saved != saved and new != new)  # NaN equals NaN
+    return [] if same else [(name, _brief(saved), _brief(new))]
 
 
 def _short(value: Any) -> Any:
@@ -164,6 +165,7 @@ def _settings(value: Any) -> dict[str, Any]:
     attributes = getattr(value, "__dict__", {})
     public = {name: item for name, item in attributes.items() if not name.startswith("_")}
     unknown = [name for name in constructor_arguments(type(value)) if name not in public]
+    # Where an argument is kept in a private attribute only, these are compared as well.
     return {name.lstrip("_"): item for name, item in attributes.items()} if unknown else public
 
 
@@ -175,8 +177,9 @@ def _of_numbers(value: Any) -> Any:
     return f"{kind} {shape} {digest(array.tolist())}"
 
 
-def _path(of: Any) -> str:
-    return _without_file(f"{getattr(of, '__module__', '')}.{getattr(of, '__qualname__', type(of).__name__)}")
+def _path(obj: Any) -> str:
+    name = getattr(obj, "__qualname__", type(obj).__name__)
+    return _without_file(f"{getattr(obj, '__module__', '')}.{name}")
 
 
 def _without_file(name: Any) -> Any:

@@ -55,7 +55,7 @@ def named_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, part
         if part._modules:  # most have none
             start = f"{name}." if name else ""
-            waiting += [(start + key, own) for key, own in reversed(part._modules.items()) if own is not None]
+            waiting += [(start + key, sub) for key, sub in reversed(part._modules.items()) if sub is not None]
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
@@ -98,14 +98,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         >>> owner
         namespace(x=1)
     """
-    own = vars(owner)
-    before = {name: own[name]} if name in own else {}
-    own[name] = value
+    attributes = vars(owner)
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = value
     try:
         yield
     finally:
-        own.pop(name, None)
-        own.update(before)
+        attributes.pop(name, None)
+        attributes.update(before)
 
 
 def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
@@ -157,7 +157,7 @@ def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     def gather_alike(
         group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], *rest: Any
     ) -> Any:
-        found = gather(group, parameters, gradients, *rest)
+        gathered = gather(group, parameters, gradients, *rest)
         if group["fused"]:
             # The tensors of a parameter's state are made together, so the first has the memory order of all.
             states = rest[0] if rest and len(rest[0]) == len(parameters) else gradients
@@ -171,10 +171,10 @@ def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
                     and state.stride() != order
                     and parameter.is_cpu
                 ):
-                    for one in (held[i] for held in rest if len(held) == len(parameters)):
-                        if one.shape == parameter.shape:  # not the number of steps
-                            one.data = _laid_out_as(parameter, one)
-        return found
+                    for kept in (held[i] for held in rest if len(held) == len(parameters)):
+                        if kept.shape == parameter.shape:  # not the number of steps
+                            kept.data = _laid_out_as(parameter, kept)
+        return gathered
 
     optimizer._init_group = gather_alike  # type: ignore[attr-defined]
 
@@ -186,14 +186,14 @@ def _is_torchs_with_kernel(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    found = torch.empty_like(parameter).copy_(gradient)
-    if found.stride() != parameter.stride():
+    aligned = torch.empty_like(parameter).copy_(gradient)
+    if aligned.stride() != parameter.stride():
         raise ValueError(
             f"fused=True steps a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}, and torch's "
             "kernel would also step what lies between its numbers: make it contiguous, or leave the kernel out with "
             "fused=False"
         )
-    return found
+    return aligned
 
 
 CONTAINERS = (list, set, deque, dict, OrderedDict, defaultdict)
@@ -206,11 +206,11 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     Copied are numbers, tensors, lists, sets and dictionaries of its submodules: buffers, modes, states of metrics, counters.
     Weights are not copied; inside they have no gradients, afterwards those that they had.
     """
-    own = [(vars(part), dict(vars(part))) for part in module.modules()]
+    attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
     gradients = [(weight, weight.grad) for weight in module.parameters() if weight.requires_grad]
     copies: dict[int, Any] = {}  # a value that two submodules share stays shared
     try:
-        for held, before in own:
+        for held, before in attributes:
             held.update({name: _copied(value, copies) for name, value in before.items()})
         for weight, _ in gradients:
             weight.grad = None
@@ -218,7 +218,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     finally:
         for weight, gradient in gradients:
             weight.grad = gradient
-        for held, before in own:
+        for held, before in attributes:
             held.clear()
             held.update(before)
 

@@ -65,10 +65,8 @@ def writing(
     posts = [world.draw_post(rng) for _ in range(num_posts)]
     torch.manual_seed(seed)
     texts = write(model, tokenizer, posts, samples=4)
-    found = [world.measure(post, text) for post, group in zip(posts, texts, strict=True) for text in group]
-    means = {
-        name: sum(getattr(traits, name) for traits in found) / len(found) for name in world.Traits._fields
-    }
+    seen = [world.measure(post, text) for post, group in zip(posts, texts, strict=True) for text in group]
+    means = {name: sum(getattr(traits, name) for traits in seen) / len(seen) for name in world.Traits._fields}
     distinct = sum(len(set(group)) for group in texts) / len(texts)
     return {
         "true_share": means["covered"] / (means["covered"] + means["invented"]),
@@ -90,11 +88,11 @@ def main() -> None:
         AutoModelForCausalLM.from_pretrained(folder).eval(),
         AutoTokenizer.from_pretrained(folder),
     )
-    found = writing(model, tokenizer) | reading(model, tokenizer)
-    for name, value in found.items():
+    abilities = writing(model, tokenizer) | reading(model, tokenizer)
+    for name, value in abilities.items():
         print(f"{name:24} {value:.3f}")
     if options.json:
-        rows = [{"ability": name, "value": value} for name, value in found.items()]
+        rows = [{"ability": name, "value": value} for name, value in abilities.items()]
         options.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
 
 

@@ -46,8 +46,8 @@ def answers(traits_a: Traits, traits_b: Traits) -> dict[str, str]:
 
     Examples:
         >>> from fedlight.toy.world import Traits
-        >>> found = answers(Traits(1, 0, 1, 0, 4, 0), Traits(1, 1, 1, 0, 7, 0))
-        >>> found["which is longer ?"], found["which invents more ?"], "which is kinder ?" in found
+        >>> said = answers(Traits(1, 0, 1, 0, 4, 0), Traits(1, 1, 1, 0, 7, 0))
+        >>> said["which is longer ?"], said["which invents more ?"], "which is kinder ?" in said
         ('B', 'B', False)
     """
     scored = {question: (score(traits_a), score(traits_b)) for question, score in QUESTIONS.items()}
@@ -73,8 +73,8 @@ def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
     """Return statements on one of two summaries: pairs of an opening and the one word that completes it.
 
     Examples:
-        >>> found = dict(tallies("B", "anna paints walls . ben bakes pies .", "kindly anna paints doors ."))
-        >>> found["B covers"], found["B anna"], found["B ben"]
+        >>> said = dict(tallies("B", "anna paints walls . ben bakes pies .", "kindly anna paints doors ."))
+        >>> said["B covers"], said["B anna"], said["B ben"]
         ('0', 'wrong', 'silent')
     """
     traits, stated, true = measure(post, summary), facts_of(summary), set(facts_of(post))
@@ -84,15 +84,15 @@ def tallies(letter: str, post: str, summary: str) -> list[tuple[str, str]]:
         "invents": traits.invented,
         "rambles": traits.filler,
     }
-    found = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
-    found.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
+    statements = [(f"{letter} {what}", str(count)) for what, count in counts.items()]
+    statements.append((f"{letter} sounds", ("rude", "plain", "kind")[traits.polite + 1]))
     judged = {fact[0]: "right" if fact in true else "wrong" for fact in stated}
-    return found + [(f"{letter} {name}", judged.get(name, "silent")) for name, _, _ in facts_of(post)]
+    return statements + [(f"{letter} {name}", judged.get(name, "silent")) for name, _, _ in facts_of(post)]
 
 
-def ask(rng: random.Random, found: dict[str, str], count: int) -> list[tuple[str, str]]:
+def ask(rng: random.Random, answers: dict[str, str], count: int) -> list[tuple[str, str]]:
     """Return up to ``count`` of the questions in random order, each with its answer."""
-    return rng.sample(sorted(found.items()), min(count, len(found)))
+    return rng.sample(sorted(answers.items()), min(count, len(answers)))
 
 
 def summary_text(rng: random.Random) -> str:

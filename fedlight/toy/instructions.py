@@ -148,12 +148,12 @@ def instructions(**options: int | str) -> list[ToyRow]:
     if chosen.domain == "all" and chosen.split != "public":
         return [row for domain in DOMAINS for row in instructions(**chosen._replace(domain=domain)._asdict())]
     if chosen.split == "domain":
-        own, public = (
+        private, public = (
             instructions(**chosen._replace(split=split)._asdict()) for split in ("private", "public")
         )
         return [
             {name: text for name, text in row.items() if name != "client"}
-            for row in (*own, *public)
+            for row in (*private, *public)
             if row["domain"] == chosen.domain
         ]
     if chosen.split == "private":
@@ -198,13 +198,13 @@ def topics(domain: str) -> list[Topic]:
 
 def topics_of_split(split: str, domain: str, rule: int = 0) -> list[Topic]:
     """Return the topics that rows of a split may be about; without a rule, all of the domain."""
-    found, areas = topics(domain), DOMAINS[domain].areas
+    known, areas = topics(domain), DOMAINS[domain].areas
     if not rule:
-        return found
+        return known
     asked = split == "test"
     return [
         topic
-        for topic in found
+        for topic in known
         if (split == "private" or not is_fact(topic)) and is_held_out(areas, topic) == asked
     ]
 
@@ -256,26 +256,26 @@ def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
         rng.shuffle(known)
         shares = [1 / (rank + 1) for rank in range(len(known))]
         counts = Counter(rng.choices(known, shares, k=chosen.client_rows))
-        own = [
+        client_rows = [
             row
             for topic, count in counts.items()
             for row in draw_rows(
                 "private", count, partial(question, rng, chosen.seed, chosen.domain, topic, chosen.rule)
             )
         ]
-        own += _draw_written(chosen, index, own)
-        rows += [{**row, "client": f"c{index:0{width}d}"} for row in own]
+        client_rows += _draw_written(chosen, index, client_rows)
+        rows += [{**row, "client": f"c{index:0{width}d}"} for row in client_rows]
     return rows
 
 
-def _draw_written(chosen: InstructionOptions, client: int, own: Sequence[ToyRow]) -> list[ToyRow]:
+def _draw_written(chosen: InstructionOptions, client: int, client_rows: Sequence[ToyRow]) -> list[ToyRow]:
     """Return rows that show questions of a client and ask for another one, about anybody in the area of one of these."""
     rng = _rng(
         chosen.seed, "written", chosen.domain, str(client)
     )  # of its own: the other rows stay as they are
     rows = []
     for _ in range(chosen.written):
-        shown = rng.choices(own, k=SHOWN_QUESTIONS)
+        shown = rng.choices(client_rows, k=SHOWN_QUESTIONS)
         topic = (rng.choice(shown)["topic"].split()[0], rng.choice(NAMES))
         (asked,) = draw_rows("private", 1, partial(question, rng, chosen.seed, chosen.domain, topic))
         request = writing_request([f"{row['instruction']} {row['input']}" for row in shown])
@@ -302,9 +302,9 @@ def _draw_known(rng: random.Random, home: Collection[str]) -> list[Topic]:
 def _draw_ruled(rng: random.Random, domain: str, area: str) -> list[Topic]:
     """Return a client's topics in a world with a rule, in this area and another: shared ones, and facts."""
     home = (area, rng.choice([other for other in DOMAINS[domain].areas if other != area]))
-    own = [topic for topic in topics_of_split("private", domain, rule=1) if topic[0] in home]
-    facts = [topic for topic in own if is_fact(topic)]
-    ruled = [topic for topic in own if not is_fact(topic)]
+    known = [topic for topic in topics_of_split("private", domain, rule=1) if topic[0] in home]
+    facts = [topic for topic in known if is_fact(topic)]
+    ruled = [topic for topic in known if not is_fact(topic)]
     return rng.sample(ruled, RULED_TOPICS) + rng.sample(facts, FACT_TOPICS)
 
 

@@ -221,15 +221,15 @@ def pretrain(schedule: Schedule, output: Path, save_every: int = 250) -> None:
     tokenizer.save_pretrained(output)
     for step in range(1, schedule.steps + 1):
         texts = draw_texts(rng, pairs=step > schedule.writing_steps)
-        found = [losses(model, reader.batch(kind)) for kind in texts]
+        by_text = [losses(model, reader.batch(kind)) for kind in texts]
         optimizer.zero_grad()
-        torch.stack([loss for kinds in found for loss in kinds.values()]).sum().backward()
+        torch.stack([loss for kinds in by_text for loss in kinds.values()]).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         rate.step()
         if step % 50 == 0:
             shown = " | ".join(
-                " ".join(f"{kind} {loss.item():.3f}" for kind, loss in kinds.items()) for kinds in found
+                " ".join(f"{kind} {loss.item():.3f}" for kind, loss in kinds.items()) for kinds in by_text
             )
             print(f"step {step}: {shown} ({time.perf_counter() - start:.0f} s)", flush=True)
         if step % save_every == 0 or step == schedule.steps:

@@ -103,8 +103,8 @@ class Voter(NamedTuple):
 
 def group_taste(group: str, opposition: float, tastes: str = "opposed") -> tuple[float, ...]:
     """Return a group's weights of the six traits: the common taste at ``opposition`` 0, the group's own one at 1."""
-    own = TASTES[tastes][group]
-    return tuple((1 - opposition) * c + opposition * o for c, o in zip(COMMON, own, strict=True))
+    taste = TASTES[tastes][group]
+    return tuple((1 - opposition) * c + opposition * o for c, o in zip(COMMON, taste, strict=True))
 
 
 def population(world: WorldOptions) -> list[Voter]:

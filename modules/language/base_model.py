@@ -135,8 +135,8 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
 
 def log_number_type(base: str, chosen: NumberType) -> None:
     """Log in which number type a base is and why, unless the settings name a type that is not slow."""
-    if chosen.why:
-        _log_once(f"{_LOGGED_AS[base]} in {chosen.name}, {chosen.why}")
+    if chosen.reason:
+        _log_once(f"{_LOGGED_AS[base]} in {chosen.name}, {chosen.reason}")
 
 
 @functools.cache

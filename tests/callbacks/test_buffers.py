@@ -19,9 +19,9 @@ from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.channel import Identity, Wire, serialized_bytes
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize

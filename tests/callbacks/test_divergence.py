@@ -22,13 +22,13 @@ from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
 from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.client_state import ClientMemories

@@ -12,6 +12,7 @@ from torch import nn
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.assignments import NearestGroups, OptimalGroups
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit, greedy
 from fedlight.federation.channel import serialized_bytes
@@ -175,7 +176,7 @@ def test_grouping_leaves_the_weights_and_the_mode_alone():
             assert pl_module.training
 
     module, loop = run(
-        FedBiscuit(0, 1, assignment="optimal"), rounds=1, callbacks=[Watch()], clients_per_round=1
+        FedBiscuit(0, 1, assignment=OptimalGroups()), rounds=1, callbacks=[Watch()], clients_per_round=1
     )
     assert loop.algorithm.grouped_round == 0
     start = weights(Adapters())
@@ -212,7 +213,7 @@ def test_nearest_groups_by_the_least_loss_on_the_examples_asked_for_with_any_num
     module = Spread(count)
     expected = expected_losses(module.start(), ROWS_BY[group_by])
     other = expected_losses(module.start(), ROWS_BY["val" if group_by == "own" else "own"])
-    algorithm, logged = FedBiscuit(0, 5, assignment="nearest", group_by=group_by), {}
+    algorithm, logged = FedBiscuit(0, 5, assignment=NearestGroups(), group_by=group_by), {}
 
     class Watch(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
@@ -245,7 +246,7 @@ def test_own_examples_need_no_validation_split():
 
 def test_two_selectors_find_two_tastes():
     module, loop = run(
-        FedBiscuit(0, 2, assignment="nearest", group_by="own", weighting="normalized"),
+        FedBiscuit(0, 2, assignment=NearestGroups(), group_by="own", weighting="normalized"),
         rounds=30,
         clients_per_round=6,
         module=Spread(2),
@@ -265,7 +266,10 @@ class KeepsState(Algorithm):
     [
         (lambda: FedBiscuit(-1), "warmup_rounds=-1 must be at least 0"),
         (lambda: FedBiscuit(regroup_every=0), "regroup_every=0"),
-        (lambda: FedBiscuit(assignment="best"), "assignment='best' is not one of greedy, optimal, nearest"),
+        (
+            lambda: FedBiscuit(assignment="best"),
+            "assignment='best' must be an Assignment or None: give an object",
+        ),
         (lambda: FedBiscuit(group_by="test"), "group_by='test' is not one of val, own"),
         (lambda: FedBiscuit(weighting="mean"), "weighting='mean' is not one of"),
         (lambda: FedBiscuit(local=KeepsState()), "local=KeepsState changes reply"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.server import FedAdam

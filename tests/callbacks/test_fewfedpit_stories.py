@@ -23,7 +23,7 @@ from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataMo
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.datamodules.vectors.encoders import HashedEncoder
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.modules.sft import SFTModule
 
 SHARED = Path(os.environ.get("FEDLIGHT_SHARED", "nowhere"))

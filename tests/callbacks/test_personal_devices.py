@@ -7,6 +7,7 @@ from stacked import Points, fit
 from tastes import Spread, run
 from two_parts import TwoParts, weights
 
+from fedlight.federation.algorithms.assignments import SoftGroups
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedrep import FedRep
@@ -51,9 +52,12 @@ def test_costs_are_those_that_were_planned_and_weights_those_without_devices(nam
 
 
 def test_each_selector_of_a_client_is_planned_on_devices(tmp_path, caplog):
-    plain, one = run(FedBiscuit(0, 2, "soft"), rounds=3, module=Spread(2))
+    plain, one = run(FedBiscuit(0, 2, SoftGroups()), rounds=3, module=Spread(2))
     module, loop = run(
-        FedBiscuit(0, 2, "soft"), rounds=3, module=Spread(2), fleet=make_fleet(tmp_path, slow={}, fast={})
+        FedBiscuit(0, 2, SoftGroups()),
+        rounds=3,
+        module=Spread(2),
+        fleet=make_fleet(tmp_path, slow={}, fast={}),
     )
     assert "was to send" not in caplog.text
     assert_equal(weights(module), weights(plain))

@@ -10,6 +10,7 @@ from two_parts import weights
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -62,8 +63,8 @@ ONE = {
     "FedPer": lambda: FedRep(together=True, weighting="normalized"),
 }
 SEVERAL = {
-    "nearest": lambda: FedBiscuit(0, 2, "nearest", "normalized", group_by="own"),
-    "soft": lambda: FedBiscuit(0, 1, "soft", "normalized", group_by="own"),
+    "nearest": lambda: FedBiscuit(0, 2, NearestGroups(), "normalized", group_by="own"),
+    "soft": lambda: FedBiscuit(0, 1, SoftGroups(), "normalized", group_by="own"),
 }
 
 

@@ -9,9 +9,9 @@ from synthesizing import Batches, Synthesizing, run
 
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
+from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
 
 EVERYONE = [*ten_clients(None)]
 

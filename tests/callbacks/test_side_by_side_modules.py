@@ -6,6 +6,7 @@ from stacked import assert_same_rows, fit, furthest
 from tiny_world import VOTES
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.federation.algorithms.assignments import SoftGroups
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -93,7 +94,7 @@ def test_clients_of_several_selectors_share_a_batch(local, tiny_model):
 
 def test_clients_with_weights_over_all_selectors_share_the_batches_of_each(tiny_model):
     def run(at_once):
-        algorithm = FedBiscuit(1, 1, "soft", "normalized", group_by="own")
+        algorithm = FedBiscuit(1, 1, SoftGroups(), "normalized", group_by="own")
         data = votes("selector", tiny_model, val_share=0.3)
         loop = {"rounds": 4, "local_steps": 2, "clients_per_round": 6, "algorithm": algorithm}
         module = make("selector", tiny_model, lr=0.02, num_adapters=2)

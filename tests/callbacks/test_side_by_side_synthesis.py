@@ -6,10 +6,10 @@ from synthetic_data import Words
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.federation.algorithms.fedmit import FedMIT
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.fewfedweight import FewFedWeight
-from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
 from fedlight.modules.sft import SFTModule
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}

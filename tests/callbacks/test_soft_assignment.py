@@ -14,6 +14,7 @@ from two_parts import Recorder
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.logs.group_log import GroupLog, read_selectors
 from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.channel import serialized_bytes
@@ -96,7 +97,7 @@ def written_out(start, visits, warmup, tau, weighting, group_by):
 def test_rounds_equal_the_algorithm_written_out(weighting, warmup, count, group_by):
     seen, module = Recorder(), Spread(count)
     start = module.start()
-    algorithm = FedBiscuit(warmup, 2, "soft", weighting, group_by=group_by)
+    algorithm = FedBiscuit(warmup, 2, SoftGroups(), weighting, group_by=group_by)
     _, loop = run(algorithm, 5 + warmup * count, module, [seen])
     parts = [[visit.part for visit, _ in of_round] for of_round in seen.visits.values()]
     every = [f"adapter{u}" for u in range(count)]
@@ -112,13 +113,13 @@ def test_rounds_equal_the_algorithm_written_out(weighting, warmup, count, group_
 
 
 def test_one_selector_is_fedbis_bit_for_bit():
-    ours, _ = run(FedBiscuit(1, 2, "soft", "normalized"), module=Adapters(1, "AdamW"))
+    ours, _ = run(FedBiscuit(1, 2, SoftGroups(), "normalized"), module=Adapters(1, "AdamW"))
     plain, _ = run(FedAvg("normalized"), module=Adapters(1, "AdamW"))
     assert_equal(weights(ours), weights(plain))
 
 
 def test_each_visit_sends_one_selector():
-    module, loop = run(FedBiscuit(0, 2, "soft"), rounds=1, module=Spread())
+    module, loop = run(FedBiscuit(0, 2, SoftGroups()), rounds=1, module=Spread())
     one = serialized_bytes({n: p.detach() for n, p in module.named_parameters() if "adapter0" in n})
     assert [(row["split"], row["bytes_down"], row["bytes_up"]) for row in loop.visit_records] == [
         (f"adapter{u}", one, one) for u in range(3)
@@ -133,7 +134,7 @@ def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
         )
 
     def soft():
-        return FedBiscuit(1, 2, "soft", group_by="own")
+        return FedBiscuit(1, 2, SoftGroups(), group_by="own")
 
     whole, loop = run(soft(), 7, Adapters(3, "AdamW"), [saved("whole")])
     for checkpoint in sorted((tmp_path / "whole").glob("*.ckpt"))[:6]:
@@ -143,17 +144,17 @@ def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
     assert loop.algorithm.weights.keys() == SIGNS.keys()
 
 
-@pytest.mark.parametrize("assignment", ["nearest", "soft"])
+@pytest.mark.parametrize("assignment", [NearestGroups, SoftGroups])
 def test_equal_selectors_are_refused_before_training(assignment):
     with pytest.raises(
-        ValueError, match=rf"all 3 selectors are equal, so assignment={assignment} cannot tell them"
+        ValueError, match=rf"all 3 selectors are equal, so assignment={assignment.__name__} cannot tell"
     ):
-        run(FedBiscuit(0, 2, assignment))
+        run(FedBiscuit(0, 2, assignment()))
 
 
 def test_a_robust_aggregation_is_refused():
-    with pytest.raises(ValueError, match="assignment=soft weights the clients' movements"):
-        run(FedBiscuit(0, 2, "soft"), module=Spread(), aggregation=CoordinateMedian())
+    with pytest.raises(ValueError, match="SoftGroups weights the clients' movements"):
+        run(FedBiscuit(0, 2, SoftGroups()), module=Spread(), aggregation=CoordinateMedian())
 
 
 # Predictions
@@ -216,7 +217,7 @@ def test_without_log_odds_there_is_no_own_accuracy(tmp_path, groups, caplog):
 
 def test_the_weights_of_a_run_are_written_and_read_back(tmp_path):
     log = GroupLog(str(tmp_path / "groups.csv"))
-    _, loop = run(FedBiscuit(0, 2, "soft"), rounds=3, module=Spread(), callbacks=[log])
+    _, loop = run(FedBiscuit(0, 2, SoftGroups()), rounds=3, module=Spread(), callbacks=[log])
     groups, pi = read_selectors(tmp_path / "groups.csv")
     assert groups == loop.algorithm.groups
     assert pi == loop.algorithm.weights

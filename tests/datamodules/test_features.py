@@ -12,6 +12,7 @@ from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.rows import write_rows
 from fedlight.datamodules.vectors.encoders import HashedEncoder
+from fedlight.federation.algorithms.assignments import KnownGroups, NearestGroups, SoftGroups
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
@@ -143,7 +144,9 @@ def test_clients_of_several_heads_share_a_batch(build, hidden):
 def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
     source = build().train_rows[0]
     module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
-    algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, assignment="nearest", weighting="normalized")
+    algorithm = FedBiscuit(
+        warmup_rounds=1, regroup_every=1, assignment=NearestGroups(), weighting="normalized"
+    )
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
     data = build(test_source=source)
     fit(module, data, rounds=6, algorithm=algorithm, callbacks=[accuracy])
@@ -163,7 +166,7 @@ def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
 
 def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
     module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
-    algorithm = FedBiscuit(0, 1, "known", weighting="normalized", group_by="own")
+    algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, build(val_share=0), rounds=3, algorithm=algorithm)
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": 1}
     file = tmp_path / "one_group.jsonl"
@@ -181,19 +184,23 @@ def test_a_client_without_a_known_group_takes_the_nearest(build, tmp_path):
     write_rows([row | {"group": "" if row["client"] == "p3" else row["group"]} for row in rows()], file)
     data = PreferenceDataModule(str(file), columns=COLUMNS, form="features", val_share=0, batch_size=4)
     module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=3)
-    algorithm = FedBiscuit(0, 1, "known", weighting="normalized", group_by="own")
+    algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, data, rounds=6, algorithm=algorithm)
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": int(np.argmin(algorithm.losses["p3"]))}
     with pytest.raises(ValueError, match=r"2 groups and the module 1 selectors: set model.num_adapters=2"):
-        fit(FeatureSelectorModule(), build(val_share=0), algorithm=FedBiscuit(0, 1, "known", group_by="own"))
+        fit(
+            FeatureSelectorModule(),
+            build(val_share=0),
+            algorithm=FedBiscuit(0, 1, KnownGroups(), group_by="own"),
+        )
     columns = {name: value for name, value in COLUMNS.items() if name != "group"}
-    with pytest.raises(ValueError, match=r"assignment=known needs groups of the clients: map columns.group"):
-        fit(module, build(columns=columns), algorithm=FedBiscuit(0, 1, "known", group_by="own"))
+    with pytest.raises(ValueError, match=r"KnownGroups needs groups of the clients: map columns.group"):
+        fit(module, build(columns=columns), algorithm=FedBiscuit(0, 1, KnownGroups(), group_by="own"))
 
 
 def test_own_model_of_a_client_with_weights_is_the_mixture(build, tmp_path):
     module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=2)
-    algorithm = FedBiscuit(1, 1, "soft", weighting="normalized", group_by="own")
+    algorithm = FedBiscuit(1, 1, SoftGroups(), weighting="normalized", group_by="own")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
     data = build(test_source=build().train_rows[0])
     fit(module, data, rounds=5, algorithm=algorithm, callbacks=[accuracy])
@@ -275,7 +282,7 @@ def with_clients_of_another_group_tested(build, tmp_path, num_adapters, **option
         str(file), test_source=build().train_rows[0], columns=COLUMNS, form="features", batch_size=4
     )
     module = FeatureSelectorModule(optimizer="SGD", lr=0.5, num_adapters=num_adapters)
-    algorithm = FedBiscuit(0, 1, "known", weighting="normalized", group_by="own")
+    algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), **options)
     fit(module, data, rounds=3, clients_per_round=2, algorithm=algorithm, callbacks=[accuracy])
     return module, algorithm, accuracy

@@ -12,8 +12,8 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedmit import FedMIT
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.modules.sft import SFTModule
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}

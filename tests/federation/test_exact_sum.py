@@ -2,6 +2,7 @@
 
 import io
 import math
+import threading
 from fractions import Fraction
 
 import numpy as np
@@ -298,3 +299,59 @@ def test_a_partial_goes_out_in_pieces_of_one_block(monkeypatch):
     for piece in pieces[::-1]:
         ours.merge(piece)
     assert torch.equal(ours.result()["w"], theirs.result()["w"])
+
+
+def in_threads(size, work):
+    """Return ``work(rank, gather, add)`` of each of some threads that stand for processes."""
+    meeting, held, results = threading.Barrier(size), [None] * size, [None] * size
+
+    def run(rank):
+        def gather(value, what=""):
+            held[rank] = value
+            meeting.wait(10)
+            everyones = [*held]
+            meeting.wait(10)
+            return everyones
+
+        def add(tensor):
+            tensor.copy_(sum(gather(tensor.clone())))
+
+        results[rank] = work(rank, gather, add)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_processes_add_up_to_the_bits_of_one(size, monkeypatch):
+    """Tensors of unlike ranges, infinities, one that a single process has, and an addend that comes later."""
+    monkeypatch.setattr("fedlight.federation.exact_sum.BLOCK", 2**15)
+    stream = torch.Generator().manual_seed(0)
+    wide = [10.0 ** torch.randint(-40, 40, (3, 4), generator=stream).double() for _ in range(40)]
+    values = [{"a": scale * torch.randn(3, 4, generator=stream), "b": torch.randn(40_000)} for scale in wide]
+    values[7]["a"][0, 0], values[9]["b"][1] = math.inf, math.nan
+    own, later = {"c": torch.ones(2)}, {"a": torch.ones(3, 4), "b": torch.ones(40_000)}
+    whole = ExactSums()
+    for number, value in enumerate([*values, own, later]):
+        whole.add(value, 0.1 * (number + 1))
+    expected = whole.result()
+
+    def work(rank, gather, add):
+        sums = ExactSums()
+        for number, value in enumerate(values):
+            if number % size == rank:
+                sums.add(value, 0.1 * (number + 1))
+        if rank == size - 1:
+            sums.add(own, 0.1 * 41)
+        sums.add_up(gather, add)
+        assert sums.partial() == []  # nothing is left to send
+        sums.add(later, 0.1 * 42)
+        return sums.result()
+
+    for found in in_threads(size, work):
+        assert found.keys() == expected.keys()
+        assert all(bits(found[name]) == bits(expected[name]) for name in expected)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fedlight.federation.algorithm import predict_payloads
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT, mixed
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT, mixed
 from fedlight.federation.client import Client, Visit
+from fedlight.federation.payloads import predict_payloads
 
 
 @pytest.mark.parametrize(

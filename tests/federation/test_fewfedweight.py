@@ -16,7 +16,7 @@ from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
-from fedlight.federation.algorithms.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.modules.sft import SFTModule
 

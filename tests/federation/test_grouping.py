@@ -5,7 +5,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from fedlight.federation.algorithms.fedbiscuit import em_step, greedy, nearest, optimal
+from fedlight.federation.algorithms.assignments import em_step, nearest, optimal
+from fedlight.federation.algorithms.fedbiscuit import greedy
 
 
 def total(losses, groups):

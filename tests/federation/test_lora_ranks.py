@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlight.callbacks.loop.visits.visit import RankedExchange
-from fedlight.federation.algorithm import Algorithm, predict_payloads
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.channel import Identity, Wire
@@ -21,6 +21,7 @@ from fedlight.federation.lora.ranks import (
     ranks_by_hand,
     refuse_moved_zeros,
 )
+from fedlight.federation.payloads import predict_payloads
 
 A, B = "q.lora_A.default.weight", "q.lora_B.default.weight"
 WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0)

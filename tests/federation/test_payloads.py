@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from fedlight.federation.algorithm import Algorithm, predict_payloads
+from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
@@ -16,8 +15,10 @@ from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.client import Client, Visit, Work
 from fedlight.federation.forward.fedkseed import FedKSeed
+from fedlight.federation.payloads import predict_payloads
 from fedlight.support.settings_record import described
 
 STATE = {"v": torch.ones(3), "w": torch.ones(2, 2)}

@@ -234,7 +234,7 @@ def federation(robust=False, optimizers=None, model=None):
 def test_what_does_not_fit_is_refused():
     Scaffold().check(federation())
     with pytest.raises(ValueError, match=r"take out aggregation"):
-        Scaffold().check(federation(robust=True))
+        Scaffold().check_settings(federation(robust=True))
     weight = nn.Parameter(torch.zeros(1))
     with pytest.raises(ValueError, match=r"LBFGS moves by many evaluations in a step: take torch.optim.SGD"):
         Scaffold().check(federation(optimizers=[torch.optim.LBFGS([weight])]))

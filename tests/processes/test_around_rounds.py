@@ -23,8 +23,8 @@ from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt
 from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
 from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
 
 ALGORITHMS = {"FewFedPIT": FewFedPIT, "LocalSelfGeneration": LocalSelfGeneration}
 

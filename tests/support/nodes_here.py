@@ -31,16 +31,16 @@ from fedlight.datamodules.synthesis.self_generation import SelfGeneration
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.fewfedweight import FewFedWeight
-from fedlight.federation.algorithms.local_self_generation import LocalSelfGeneration
 from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
+from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Client
 from fedlight.federation.codecs import Quantize, TopK

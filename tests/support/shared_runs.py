@@ -28,12 +28,12 @@ from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import TrimmedMean
+from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
@@ -43,6 +43,7 @@ from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
 from fedlight.federation.client_state import ClientMemories
@@ -188,10 +189,13 @@ KINDS = {
         {"forward": ZerothOrder(), "algorithm": FedKSeed(16)}, lambda: Regression(optimizer="SGD")
     ),
     "nearest": lambda root: Kind(
-        {"algorithm": FedBiscuit(1, 2, "nearest", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
+        {"algorithm": FedBiscuit(1, 2, NearestGroups(), group_by="own")},
+        lambda: Adapters(2),
+        Tastes,
+        rounds=5,
     ),
     "soft": lambda root: Kind(
-        {"algorithm": FedBiscuit(1, 2, "soft", group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
+        {"algorithm": FedBiscuit(1, 2, SoftGroups(), group_by="own")}, lambda: Adapters(2), Tastes, rounds=5
     ),
     "hetlora": lambda root: Kind(
         {"algorithm": HetLoRA(gamma=0.5, lam=0.5, ranks=RANKS)}, Ranked, Points, NO_VALIDATION

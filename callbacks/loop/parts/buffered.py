@@ -28,7 +28,7 @@ from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import WeightedSum
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, has_own
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, next_step
 from fedlight.federation.client import Client, Update, Visit
@@ -36,7 +36,7 @@ from fedlight.federation.state import State
 
 VisitsOf = Callable[[int, Sequence[Client]], list[Visit]]
 """Function from a round and clients that are asked in it to their visits."""
-HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "pieces", "merge", "state_dict")
+HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "state_dict")
 """Hooks of an algorithm with a state or a step of its own for each round, which visits of older models would meet."""
 
 
@@ -241,7 +241,7 @@ def refuse_by_round(algorithm: Algorithm) -> None:
     kind = type(algorithm)
     remedy = "take FedAvg, FedProx, Ditto, FedRep, FFALoRA or another algorithm without it"
     for hook in HOOKS_OF_ROUNDS:
-        if getattr(kind, hook) is not getattr(Algorithm, hook):
+        if has_own(algorithm, hook):
             raise refusal(
                 f"{kind.__name__} has {hook}, so something of it belongs to one round, and the visits of a server step "
                 "began in different ones",

@@ -33,7 +33,7 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
 from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, has_own
 from fedlight.federation.client import Update
 from fedlight.federation.privacy import Private
 from fedlight.federation.state import State
@@ -164,7 +164,7 @@ class LimitedRounds(Part):
                 "secure-aggregation: the server sees no single update, so limits.norm is not held; the numbers of "
                 "examples that clients claim are limited"
             )
-        if self.enforced and type(algorithm).pieces is not Algorithm.pieces:
+        if self.enforced and has_own(algorithm, "pieces"):
             rank_zero_info(
                 f"limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
             )
@@ -270,6 +270,11 @@ class LimitedRound(Aggregation):
         self._lowered: dict[tuple[str, tuple[str, ...]], float] = {}
         self.times: dict[str, float] = {}
         self.share = 1.0
+
+    @property
+    def sums(self) -> Any:
+        """Exact sums of the aggregation behind the limits, if it has them."""
+        return getattr(self._inner, "sums", None)
 
     def add(self, update: Update) -> None:
         """Measure an update; hold it where limits are enforced."""

@@ -25,9 +25,10 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
-from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.aggregation import Aggregation, pieces_of
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.state import State
 from fedlight.processes.team import Team
 from fedlight.support.pokes import count_steps_of_others, logged_names, saves_inside_epochs, stops_at_a_batch
@@ -45,6 +46,17 @@ STEP = "training_step."
 """With which Lightning's keys of values begin that training_step logs."""
 
 
+@runtime_checkable
+class MergesVisits(Protocol):
+    """Algorithm whose visits leave something in its attributes that the server needs, in each of several processes."""
+
+    def partial(self) -> dict[str, Any]:
+        """Return what the visits of a round have left so far, as tensors and plain values, and start anew."""
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Add the `partial` of one of the processes, this one's among them; their order must not matter."""
+
+
 class KeptByAlgorithm:
     """What visits leave in attributes of an algorithm; refuses an algorithm of which that is not known.
 
@@ -55,7 +67,7 @@ class KeptByAlgorithm:
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self._before: dict[str, str] | None = None
-        self._checked = type(algorithm).partial is not Algorithm.partial
+        self._checked = isinstance(algorithm, MergesVisits)
 
     def start_round(self) -> None:
         """Note the attributes before this process's first visit of the run."""
@@ -77,9 +89,10 @@ class KeptByAlgorithm:
             )
 
     def pieces(self) -> Iterator[Any]:
-        return self._algorithm.pieces()
+        return pieces_of(self._algorithm) if isinstance(self._algorithm, MergesVisits) else iter(())
 
     def merge(self, partials: Sequence[Any]) -> None:
+        assert isinstance(self._algorithm, MergesVisits)
         for one in partials:
             self._algorithm.merge(one)
 
@@ -231,7 +244,8 @@ class Ranks(Part):
     def attach(self, run: Run) -> None:
         run.gather = self._team.gather
         self._run, self._kept = run, KeptByAlgorithm(run.algorithm)
-        run.algorithm.partial()  # refuses what it cannot share, before any work
+        if isinstance(run.algorithm, MergesVisits):
+            run.algorithm.partial()  # refuses what it cannot share, before any work
         settings = self._settings.settings | own_settings(self._team, run.trainer, run.data)
         same_start(self._team, run.lightning_module, settings)
 
@@ -264,6 +278,9 @@ class Ranks(Part):
         others = [one for one in run.parts if one is not self]
         whole: list[Any] = [self._made, self._counts, round.training, run.buffers, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
+        for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
+            if isinstance(sums := getattr(holder, "sums", None), ExactSums):
+                sums.add_up(self._team.gather, self._team.add)
         # All start anew before the first merge, or a process would send what it got from another one.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)

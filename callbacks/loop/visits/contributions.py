@@ -18,7 +18,11 @@ logger = logging.getLogger("fedlight")
 
 
 class Contributions:
-    """Contributions of a round's clients, each as a whole; ``diverged``: client that is left out -> the reason.
+    """Contributions of a round's clients, each as a whole.
+
+    Attributes:
+        aggregation: combination of their updates.
+        diverged: client that is left out -> the reason.
 
     Args:
         schedule: visits of this process.
@@ -36,7 +40,7 @@ class Contributions:
         self.diverged: dict[str, str] = {}
         self._clients = clients
         self._round_idx = round_idx
-        self._aggregation = aggregation
+        self.aggregation = aggregation
         self._buffers = buffers
         self._schedule = schedule
         self._waiting: dict[str, list[tuple[Update, Buffers, int]]] = {}
@@ -52,7 +56,7 @@ class Contributions:
             self._waiting.setdefault(visit.client_id, []).append((update, buffers, num_examples))
         if self._schedule.is_last(visit):
             for each, changed, examples in self._waiting.pop(visit.client_id, []):
-                self._aggregation.add(each)
+                self.aggregation.add(each)
                 self._buffers.add(changed, examples)
 
     def leave_out(self, client_id: str, why: Diverged) -> None:
@@ -63,14 +67,14 @@ class Contributions:
     def pieces(self) -> Iterator[dict[str, Any]]:
         """Start anew, and return the contributions in this process so far in pieces, as tensors and plain values."""
         diverged, self.diverged = self.diverged, {}
-        updates = enumerate(pieces_of(self._aggregation))
+        updates = enumerate(pieces_of(self.aggregation))
         return ({"updates": one, "diverged": {} if number else diverged} for number, one in updates)
 
     def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
         """Add `pieces` of any of the processes."""
         found = dict(self.diverged)
         for partial in partials:
-            self._aggregation.merge(partial["updates"])
+            self.aggregation.merge(partial["updates"])
             found |= partial["diverged"]
         self.diverged = {name: found[name] for name in self._clients if name in found}
 
@@ -103,7 +107,7 @@ class Contributions:
                     remedy,
                 ),
             )
-        return self._aggregation.result()
+        return self.aggregation.result()
 
 
 @runtime_checkable

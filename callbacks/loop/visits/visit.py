@@ -28,7 +28,7 @@ from fedlight.federation.lora.products import with_factors
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.federation.server import ServerOptimizer
-from fedlight.federation.state import Diverged, State, is_finite, read, refuse_not_finite
+from fedlight.federation.state import Diverged, State, is_finite, moved, read, refuse_not_finite
 
 CLIENT_LOSSES = "client_losses"
 """Key of a step's outputs with the loss of each visit of a group that is trained in one batch."""
@@ -173,9 +173,7 @@ class Exchange:
             if self.keeps_factors:
                 update = with_factors(update, received, trained, self.state)
             own = {name: value for name, value in movement.items() if name in self.state}
-            if (
-                type(self.algorithm).uploaded is not Algorithm.uploaded
-            ):  # it knows what else a model follows from
+            if isinstance(self.algorithm, RebuildsUploads):  # it knows what else a model follows from
                 own = movement
             if own:  # else nobody can rebuild a model from it
                 self._arrived, self._is_new = (visiting, own), True
@@ -193,7 +191,10 @@ class Exchange:
         """
         if self._arrived is not None:  # computed once, and only when it is read
             visiting, movement = self._arrived
-            own = self.algorithm.uploaded(visiting, movement)
+            if isinstance(self.algorithm, RebuildsUploads):
+                own = self.algorithm.uploaded(visiting, movement)
+            else:
+                own = moved({name: visiting.received[name] for name in movement}, movement)
             whole = {name: pad_to(value, self.state[name].shape) for name, value in own.items()}
             self._upload, self._arrived = Upload(self.round_idx, visiting.client.id, whole), None
         return self._upload
@@ -226,6 +227,14 @@ class RankedExchange(Exchange):
         cut = replace(visiting, received=cut_to_rank(visiting.received, rank))
         movement, payload = super()._send_up(cut, cut_to_rank(reply, rank))
         return pad_like(movement, reply, rank), payload
+
+
+@runtime_checkable
+class RebuildsUploads(Protocol):
+    """Algorithm whose clients reply with something else than parameters, from which the server knows their models."""
+
+    def uploaded(self, visiting: Visiting, movement: State) -> State:
+        """Return the parameters that the server knows of a client by its reply, as an attacker there would have them."""
 
 
 @runtime_checkable

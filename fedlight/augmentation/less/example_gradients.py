@@ -81,8 +81,8 @@ def _by_func(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
 
     batched = vmap(grad(loss), in_dims=(None, 0, 0, 0), randomness="different")
     with sdpa_kernel(SDPBackend.MATH):
-        found = batched(weights, batch["input_ids"], places, targets.gather(1, places))
-    return {name.removeprefix("module."): gradient for name, gradient in found.items()}
+        gradients = batched(weights, batch["input_ids"], places, targets.gather(1, places))
+    return {name.removeprefix("module."): gradient for name, gradient in gradients.items()}
 
 
 class _ExampleLoss(nn.Module):
@@ -104,15 +104,15 @@ class _ExampleLoss(nn.Module):
 def _by_layers(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
     weights, size = trained_parameters(module), len(batch["input_ids"])
     layers = {name: _find_layer(module, name) for name in weights}
-    found: Gradients = {}
+    gradients: Gradients = {}
     with ExitStack() as hooks:
         for name, layer in layers.items():
-            hooks.callback(layer.register_forward_hook(_make_hook(name, size, found)).remove)
+            hooks.callback(layer.register_forward_hook(_make_hook(name, size, gradients)).remove)
         losses = module.example_losses(batch)
         # The returned sums over the batch are not needed; the call runs the hooks and leaves .grad alone.
         torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
     return {
-        name: found[name] if name in found else weight.new_zeros(size, *weight.shape)
+        name: gradients[name] if name in gradients else weight.new_zeros(size, *weight.shape)
         for name, weight in weights.items()
     }
 
@@ -128,9 +128,9 @@ def _find_layer(module: nn.Module, name: str) -> nn.Linear:
 
 
 def _make_hook(
-    name: str, size: int, found: Gradients
+    name: str, size: int, gradients: Gradients
 ) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-    """Return a forward hook whose backward pass adds a layer's gradients by example to ``found``."""
+    """Return a forward hook whose backward pass adds a layer's gradients by example to ``gradients``."""
 
     def keep(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         seen = inputs[0].detach()
@@ -142,7 +142,7 @@ def _make_hook(
 
         def add(slope: Tensor) -> None:
             gradient = torch.einsum("bto,bti->boi", slope.float(), seen.float())
-            found[name] = found[name] + gradient if name in found else gradient
+            gradients[name] = gradients[name] + gradient if name in gradients else gradient
 
         output.register_hook(add)
 

@@ -144,11 +144,11 @@ def gradient_features(
         ``(batch, dimension)`` fp32.
     """
     with eval_mode(module):
-        found = example_gradients(module, batch, way)
+        by_name = example_gradients(module, batch, way)
     if moments is not None:
-        for name, gradient in found.items():
-            found[name] = adam_direction(gradient, moments.first[name], moments.second[name], moments.steps)
-    return project(found)
+        for name, gradient in by_name.items():
+            by_name[name] = adam_direction(gradient, moments.first[name], moments.second[name], moments.steps)
+    return project(by_name)
 
 
 def influence(features: Tensor, targets: Tensor) -> Tensor:

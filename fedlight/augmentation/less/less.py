@@ -140,13 +140,13 @@ class LESS(Augmentation):
         blocks = find_blocks(self.cache, settings, clients, public, seed)
         scores = self._score(candidates, list(targets.values()), seed, blocks)
         for column, client in enumerate(targets):
-            found = np.argsort(-scores[:, column], kind="stable")[
+            best = np.argsort(-scores[:, column], kind="stable")[
                 : self.number
             ]  # of equal scores the earlier first
-            rows = candidates.examples.rows[found].tolist()
+            rows = candidates.examples.rows[best].tolist()
             added[client] = [
                 Added(public[row], row, float(scores[example, column]))
-                for example, row in zip(found, rows, strict=True)
+                for example, row in zip(best, rows, strict=True)
             ]
         self._record["public_rows_too_long"] = len(public) - len(candidates)
         self._record["clients_without_rows"] = len(clients) - len(targets)

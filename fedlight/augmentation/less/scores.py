@@ -48,10 +48,10 @@ class ScoredBlocks:
         if self.folder is None:
             return None
         try:
-            found: np.ndarray = np.load(io.BytesIO(unsealed_bytes(read_bytes(self._file(epoch, block)))))
+            scores: np.ndarray = np.load(io.BytesIO(unsealed_bytes(read_bytes(self._file(epoch, block)))))
         except (OSError, ValueError):
             return None
-        return found if found.shape == shape else None
+        return scores if scores.shape == shape else None
 
     def write(self, epoch: int, block: int, scores: np.ndarray) -> None:
         """Write the scores ``(rows, clients)`` of a block; a reader sees all of them or none."""
@@ -142,8 +142,8 @@ def _read(blocks: ScoredBlocks, number: int, block: int, shape: tuple[int, int])
     """Return the known scores of a block of an epoch, None without them; one process looks for all."""
 
     def look() -> Tensor | None:
-        found = blocks.read(number, block, shape)
-        return None if found is None else torch.from_numpy(found)
+        known = blocks.read(number, block, shape)
+        return None if known is None else torch.from_numpy(known)
 
     return once(look)
 
@@ -190,11 +190,11 @@ def influence_scores(
             means = torch.stack(found_means).to(candidates.device)
             for block, start in enumerate(range(0, len(order), BLOCK)):
                 indices = order[start : start + BLOCK]
-                found = _read(blocks, number, block, (len(indices), len(targets)))
-                if found is None:
-                    found = _compute(features, candidates, indices, epoch.moments, means)
+                block_scores = _read(blocks, number, block, (len(indices), len(targets)))
+                if block_scores is None:
+                    block_scores = _compute(features, candidates, indices, epoch.moments, means)
                     if is_first():
-                        blocks.write(number, block, found.numpy())
-                scores[indices] += epoch.mean_lr * found.numpy()
+                        blocks.write(number, block, block_scores.numpy())
+                scores[indices] += epoch.mean_lr * block_scores.numpy()
                 advance(len(indices))
     return scores / sum(epoch.mean_lr for epoch in finished), finished

@@ -35,9 +35,9 @@ def check_prompt(name: str, text: str, slots: tuple[str, ...]) -> None:
         ...
         ValueError: response_prompt has the slots {response}, but needs {response}, {new}
     """
-    own = Template(text).slots
-    if set(own) != set(slots):
-        have, needs = (", ".join(f"{{{slot}}}" for slot in some) or "none" for some in (own, slots))
+    given = Template(text).slots
+    if set(given) != set(slots):
+        have, needs = (", ".join(f"{{{slot}}}" for slot in some) or "none" for some in (given, slots))
         raise ValueError(f"{name} has the slots {have}, but needs {needs}")
 
 

@@ -100,7 +100,7 @@ class SelfInstruct(Augmentation):
     ) -> dict[str, list[Added]]:
         """Return the rows made for each client; raise ValueError if the clients' rows have no ``slot``."""
         self._check_slot(clients)
-        settings, own = self.settings(), {name: self._client(name, rows) for name, rows in clients.items()}
+        settings, states = self.settings(), {name: self._client(name, rows) for name, rows in clients.items()}
         wanted = self.number * sum(map(bool, clients.values()))
         with (
             open_record(
@@ -112,9 +112,9 @@ class SelfInstruct(Augmentation):
                 lambda: [[tuple(attempt) for attempt in batch] for batch in record.batches]
             )
             for attempt in (Try(*values) for batch in known for values in batch):
-                own[attempt.client].replay(attempt)
-            advance(sum(len(client.accepted) for client in own.values()))
-            todo = next_tries(list(own.values()), self.batch_size)
+                states[attempt.client].replay(attempt)
+            advance(sum(len(client.accepted) for client in states.values()))
+            todo = next_tries(list(states.values()), self.batch_size)
             if todo:
                 self._warn_of_sending(sum(map(bool, clients.values())))
             draw = len(known)  # makes answers differ where a client with few rows shows the same ones again
@@ -122,14 +122,14 @@ class SelfInstruct(Augmentation):
                 tries = self._make(todo, seed, draw)
                 record.append(tries)
                 for attempt in tries:
-                    own[attempt.client].count(attempt)
+                    states[attempt.client].count(attempt)
                 advance(sum(attempt.outcome == ACCEPTED for attempt in tries))
-                todo, draw = next_tries(list(own.values()), self.batch_size), draw + 1
+                todo, draw = next_tries(list(states.values()), self.batch_size), draw + 1
         self.generator.release()
-        self._log_summary(list(own.values()))
+        self._log_summary(list(states.values()))
         return {
             name: [self._to_added(attempt, client.rows) for attempt in client.accepted]
-            for name, client in own.items()
+            for name, client in states.items()
         }
 
     def why_fewer(self) -> str:

@@ -60,8 +60,8 @@ class ClientTries:
         dropped: number of dropped tries by reason.
 
     Examples:
-        >>> own = [{"instruction": "Add 1 and 2.", "response": "3"}]
-        >>> client = ClientTries("c0", own, 5, max_rouge_l=0.7, max_words=9, max_tries=9, give_up_after=9)
+        >>> rows = [{"instruction": "Add 1 and 2.", "response": "3"}]
+        >>> client = ClientTries("c0", rows, 5, max_rouge_l=0.7, max_words=9, max_tries=9, give_up_after=9)
         >>> client.judge("add 1 and 2. "), client.judge("Add 1 and 7."), client.judge("Name a planet.")
         ('a known instruction again', 'too near to a known instruction', 'accepted')
     """
@@ -172,8 +172,8 @@ def fingerprint(settings: Mapping[str, Any], clients: Mapping[str, Sequence[Fiel
     """Return sixteen hex digits of all that the made rows depend on.
 
     Examples:
-        >>> one, other = (fingerprint({"number": 1}, {"c": [{"response": text}]}, seed=0) for text in "ab")
-        >>> len(one), one == other
+        >>> first, second = (fingerprint({"number": 1}, {"c": [{"response": text}]}, seed=0) for text in "ab")
+        >>> len(first), first == second
         (16, False)
     """
     digest = hashlib.blake2b(digest_size=8)

@@ -40,8 +40,8 @@ class Layer(nn.Module):
         query, key, value = parts.unbind()
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
-        found: Tensor = x + self.narrow(functional.gelu(self.widen(self.norms[1](x))))
-        return found
+        hidden: Tensor = x + self.narrow(functional.gelu(self.widen(self.norms[1](x))))
+        return hidden
 
 
 class SmallTransformer(nn.Module):

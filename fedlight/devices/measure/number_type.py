@@ -22,11 +22,11 @@ class NumberType(NamedTuple):
 
     Attributes:
         name: ``fp32``, ``bf16`` or ``fp16``.
-        why: reason in words; empty where the setting names a type that is not slow.
+        reason: in words; empty where the setting names a type that is not slow.
     """
 
     name: str
-    why: str = ""
+    reason: str = ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,7 +50,7 @@ def choose_dtype(setting: str, device: torch.device, width: int) -> NumberType:
         >>> print(*choose_dtype("auto", torch.device("cpu"), 96))
         fp32 as for every narrow model on a CPU (dtype: auto)
         >>> choose_dtype("bf16", torch.device("cuda"), 4096)
-        NumberType(name='bf16', why='')
+        NumberType(name='bf16', reason='')
     """
     has_bf16 = device.type in ("cpu", "cuda") and hardware.computes_bf16(device)
     if setting == "bf16" and device.type == "cpu" and not has_bf16:
@@ -59,8 +59,8 @@ def choose_dtype(setting: str, device: torch.device, width: int) -> NumberType:
         )
     if setting != "auto":
         return NumberType(setting)
-    name, why = _fastest(device, width, has_bf16)
-    return NumberType(name, f"{why} (dtype: auto)")
+    name, reason = _fastest(device, width, has_bf16)
+    return NumberType(name, f"{reason} (dtype: auto)")
 
 
 def _fastest(device: torch.device, width: int, has_bf16: bool) -> tuple[str, str]:

@@ -102,7 +102,7 @@ def measure(
         sizes = GPU_SIZES if place.type == "cuda" else Sizes()
     busy = load(min(1.0, seconds / 100))
     size, free = memory(place)
-    share = seconds / (2 * len(KINDS) + 1)
+    share = seconds / (2 * len(KINDS) + 1)  # products and steps of each number type, and the copies
     products = measure_products(sizes.matrix, place, share)
     copied = _copy_bytes(sizes.copied_bytes, place, share)
     rapl, no_watts = _counters(place, counters)
@@ -140,24 +140,25 @@ def _counters(device: torch.device, root: Path) -> tuple[Rapl | None, str]:
 
 def measure_products(edge: int, device: torch.device, seconds: float) -> dict[str, float]:
     """Return ``fp32`` or ``bf16`` -> operations a second in products of matrices ``edge`` wide; each takes ``seconds``."""
-    found = {}
+    speeds = {}
     for name, kind in KINDS.items():
-        one, other = (torch.randn(edge, edge, device=device).to(kind) for _ in range(2))
-        call = functools.partial(torch.matmul, one, other)
-        found[name] = 2 * edge**3 / median_seconds(call, seconds, device)
-    return found
+        left, right = (torch.randn(edge, edge, device=device).to(kind) for _ in range(2))
+        call = functools.partial(torch.matmul, left, right)
+        # Each of edge^3 terms is a product and a sum.
+        speeds[name] = 2 * edge**3 / median_seconds(call, seconds, device)
+    return speeds
 
 
 def _copy_bytes(size: int, device: torch.device, seconds: float) -> float:
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
+    # Every byte is read and written.
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), seconds, device)
 
 
 def step_flops(sizes: Sizes, kind: torch.dtype, device: torch.device, seconds: float) -> float:
     """Return the operations a second in training steps of a `SmallTransformer`, timed for so many seconds."""
-    shape = (sizes.width, sizes.layers, sizes.heads, sizes.words, sizes.rank)
-    model = SmallTransformer(*shape, dtype=kind).to(device)
+    model = SmallTransformer(sizes.width, sizes.layers, sizes.heads, sizes.words, sizes.rank, kind).to(device)
     ids = torch.randint(sizes.words, (sizes.examples, sizes.tokens + 1), device=device)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
 
@@ -176,12 +177,12 @@ def median_seconds(call: Callable[[], Any], seconds: float, device: torch.device
         start = time.perf_counter()
         call()
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)  # a call returns before the GPU has done its work
         return time.perf_counter() - start
 
     end = time.perf_counter() + seconds
-    timed()
-    found: list[float] = []
-    while len(found) < LEAST_CALLS or time.perf_counter() < end:
-        found.append(timed())
-    return statistics.median(found)
+    timed()  # the first call also allocates memory and loads kernels
+    times: list[float] = []
+    while len(times) < LEAST_CALLS or time.perf_counter() < end:
+        times.append(timed())
+    return statistics.median(times)

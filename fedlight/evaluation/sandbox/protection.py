@@ -115,9 +115,9 @@ def rules(version: int, folder: Path) -> list[tuple[str, int]]:
     entries = [entry for at in folders for entry in _entries(Path(at)) if entry.name not in PACKAGES]
     paths: list[str | Path] = [*FILES, *entries, *_shared_libraries()]
     readable = sorted({str(Path(path).resolve()) for path in paths if Path(path).exists()})
-    found = [(path, READ_FILE | (READ_DIR if Path(path).is_dir() else 0)) for path in readable]
+    read_only = [(path, READ_FILE | (READ_DIR if Path(path).is_dir() else 0)) for path in readable]
     changes = READ_FILE | WRITE_FILE | READ_DIR | REMOVE_FILE | MAKE_FILE | TRUNCATE
-    return [*found, ("/dev/null", READ_FILE | WRITE_FILE), (str(folder), changes & file_rights(version))]
+    return [*read_only, ("/dev/null", READ_FILE | WRITE_FILE), (str(folder), changes & file_rights(version))]
 
 
 def _shared_libraries() -> list[Path]:

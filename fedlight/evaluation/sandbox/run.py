@@ -120,8 +120,8 @@ def _failed_result(verdict: Result, judged: SandboxedProcess) -> Result:
     """Return the code's own result if it ended before the tests, which then report only an end of file."""
     if watch([judged], at_most_seconds=END_SECONDS):  # without further calls it ends as well
         return verdict
-    own = judged.result(None)
-    return verdict if own.outcome == "finished" else own
+    code_result = judged.result(None)
+    return verdict if code_result.outcome == "finished" else code_result
 
 
 def _start(

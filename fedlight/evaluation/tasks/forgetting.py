@@ -100,7 +100,8 @@ def perplexity(likelihoods: Sequence[Likelihood]) -> float:
         >>> round(perplexity([Likelihood(math.log(1 / 4), 1, False), Likelihood(math.log(1 / 4), 1, False)]), 9)
         4.0
     """
-    return math.exp(-math.fsum(one.log_prob for one in likelihoods) / sum(one.tokens for one in likelihoods))
+    tokens = sum(text.tokens for text in likelihoods)
+    return math.exp(-math.fsum(text.log_prob for text in likelihoods) / tokens)
 
 
 def known(likelihoods: Sequence[Sequence[Likelihood]]) -> list[bool]:
@@ -110,4 +111,4 @@ def known(likelihoods: Sequence[Sequence[Likelihood]]) -> list[bool]:
         >>> known([[Likelihood(-1.0, 1, True), Likelihood(-2.0, 1, False)], [Likelihood(-1.0, 1, True)] * 2])
         [True, False]
     """
-    return [all(own[0].log_prob > other.log_prob for other in own[1:]) for own in likelihoods]
+    return [all(choices[0].log_prob > other.log_prob for other in choices[1:]) for choices in likelihoods]

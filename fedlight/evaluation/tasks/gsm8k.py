@@ -55,10 +55,10 @@ def final_number(text: str, marked: bool = False) -> Decimal | None:
         (Decimal('-4'), None)
     """
     before, mark, behind = text.partition(MARK)
-    found = NUMBER.findall(behind if mark else before)
-    if not found or (marked and not mark):
+    numbers = NUMBER.findall(behind if mark else before)
+    if not numbers or (marked and not mark):
         return None
-    return number_of(found[0] if mark else found[-1])
+    return number_of(numbers[0] if mark else numbers[-1])
 
 
 def number_of(text: str) -> Decimal:

@@ -103,12 +103,12 @@ class HumanEval(Task):
 
     def judge(self, examples: Sequence[Example], answers: Sequence[Sequence[str]]) -> list[list[Verdict]]:
         """Return verdicts; several problems are tested at a time, and equal answers to a problem once."""
-        pairs = [(row, answer) for row, own in enumerate(answers) for answer in dict.fromkeys(own)]
+        pairs = [(row, answer) for row, written in enumerate(answers) for answer in dict.fromkeys(written)]
         with ThreadPoolExecutor(self.processes) as pool:
-            found = dict(
+            verdicts = dict(
                 zip(pairs, pool.map(lambda pair: self.score(examples[pair[0]], pair[1]), pairs), strict=True)
             )
-        return [[found[row, answer] for answer in own] for row, own in enumerate(answers)]
+        return [[verdicts[row, answer] for answer in written] for row, written in enumerate(answers)]
 
     def reduce(self, scores: Sequence[float]) -> float:
         """Return pass@k, estimated from ``samples`` answers."""
@@ -160,7 +160,7 @@ def _defines(code: str, function: str) -> bool:
 
 def _extract_block(answer: str, function: str) -> str:
     """Return the first fenced block with the function, else the first block, else the answer as it is."""
-    blocks = [found.group(1) for found in FENCE.finditer(answer)]
+    blocks = [fence.group(1) for fence in FENCE.finditer(answer)]
     return next((block for block in blocks if _defines(block, function)), blocks[0] if blocks else answer)
 
 
@@ -168,12 +168,12 @@ def _extract_function(code: str, function: str) -> str:
     """Return the code from its first line up to the words after the function."""
     lines = code.expandtabs(4).splitlines()
     heads = [number for number, line in enumerate(lines) if CODE_BEGINS.match(line.lstrip())]
-    own = next(number for number, line in enumerate(lines) if _defines(line, function))
+    definition = next(number for number, line in enumerate(lines) if _defines(line, function))
     begin = heads[0]
     margin = len(lines[begin]) - len(lines[begin].lstrip())
     lines = [line[margin:] if not line[:margin].strip() else line for line in lines]
-    kept = lines[begin : own + 1]
-    for line in lines[own + 1 :]:
+    kept = lines[begin : definition + 1]
+    for line in lines[definition + 1 :]:
         if line[:1].strip() and not CODE_CONTINUES.match(line):
             break
         kept.append(line)

@@ -104,8 +104,8 @@ def letter_in(answer: str, number: int) -> str | None:
         >>> letter_in(" B. femur", 4), letter_in("The answer is (C)", 4), letter_in("A bone.", 4), letter_in("E", 4)
         ('B', 'C', None, None)
     """
-    found = re.search(rf"(?:^|(?<=[\s(\"'*]))[{LETTERS[:number]}](?=[.):,*\"']|\s*$|\s*\n)", answer)
-    return found.group() if found else None
+    letter = re.search(rf"(?:^|(?<=[\s(\"'*]))[{LETTERS[:number]}](?=[.):,*\"']|\s*$|\s*\n)", answer)
+    return letter.group() if letter else None
 
 
 def choice_in(answer: str, choices: Sequence[str]) -> str | None:
@@ -115,11 +115,12 @@ def choice_in(answer: str, choices: Sequence[str]) -> str | None:
         >>> choice_in(" Yes, it does", ["yes", "no"]), choice_in("It is no.", ["yes", "no"]), choice_in("Note", ["no"])
         ('yes', 'no', None)
     """
+    # The blanks around keep "no" from being read in "note".
     said, *each = [f" {' '.join(WORD.findall(text.casefold()))} " for text in (answer, *choices)]
     phrases = dict(zip(choices, each, strict=True))
     begun = [choice for choice, phrase in phrases.items() if said.startswith(phrase)]
-    found = begun or [choice for choice, phrase in phrases.items() if phrase in said]
-    return max(found, key=len) if begun or len(found) == 1 else None
+    candidates = begun or [choice for choice, phrase in phrases.items() if phrase in said]
+    return max(candidates, key=len) if begun or len(candidates) == 1 else None
 
 
 def index_of(answer: Any, number: int) -> int:

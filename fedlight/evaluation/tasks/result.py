@@ -87,8 +87,8 @@ class Result:
         unread = f", {self.unread:.1%} of the answers could not be read" if self.unread else ""
         long = f", {self.too_long:,} prompts too long for the model" if self.too_long else ""
         ways = "".join(
-            f"; {way} {fmean(verdict.score for verdict in own):.4f} ({_describe(shares_of(own))})"
-            for way, own in self.by_way.items()
+            f"; {way} {fmean(verdict.score for verdict in verdicts):.4f} ({_describe(shares_of(verdicts))})"
+            for way, verdicts in self.by_way.items()
         )
         return f"{self.mean:.4f} [{low:.4f}, {high:.4f}] of {len(self.outcomes):,} rows{unread}{long}{ways}"
 
@@ -107,10 +107,11 @@ class Result:
         """Verdicts on the choices that the model has written (``generated``) and finds likeliest (``likelihood``)."""
         if not self.choices:
             return {}
+        # The last one of each is on the likeliest choice.
         asked = [outcome.verdicts for outcome in self.outcomes]
         return {
-            "generated": [verdict for own in asked for verdict in own[:-1]],
-            "likelihood": [own[-1] for own in asked],
+            "generated": [verdict for verdicts in asked for verdict in verdicts[:-1]],
+            "likelihood": [verdicts[-1] for verdicts in asked],
         }
 
     @property
@@ -119,7 +120,7 @@ class Result:
         scores: dict[str, list[float]] = {}
         for outcome in self.outcomes:
             scores.setdefault(outcome.group, []).append(outcome.score)
-        return {group: fmean(found) for group, found in sorted(scores.items())} if len(scores) > 1 else {}
+        return {group: fmean(values) for group, values in sorted(scores.items())} if len(scores) > 1 else {}
 
     @property
     def group_mean(self) -> float:
@@ -129,8 +130,8 @@ class Result:
     @property
     def unread(self) -> float:
         """Share of written answers that could not be read, in [0, 1]."""
-        own = [outcome.verdicts[:-1] if self.choices else outcome.verdicts for outcome in self.outcomes]
-        return fmean(verdict.read is None for verdicts in own for verdict in verdicts)
+        written = [outcome.verdicts[:-1] if self.choices else outcome.verdicts for outcome in self.outcomes]
+        return fmean(verdict.read is None for verdicts in written for verdict in verdicts)
 
     @property
     def too_long(self) -> int:
@@ -143,14 +144,14 @@ class Result:
         It is ``score|low|high|unread/NAME``, with groups ``score/NAME/GROUP`` and ``group_mean/NAME``, and with choices
         ``generated|likelihood/NAME`` (accuracy) and ``share/NAME/generated|likelihood/CHOICE``.
         """
-        found = {f"score/{name}": self.mean, f"unread/{name}": self.unread}
-        found[f"low/{name}"], found[f"high/{name}"] = self.interval
-        for way, own in self.by_way.items():
-            found[f"{way}/{name}"] = fmean(verdict.score for verdict in own)
-            found |= {f"share/{name}/{way}/{choice}": share for choice, share in shares_of(own).items()}
+        rates = {f"score/{name}": self.mean, f"unread/{name}": self.unread}
+        rates[f"low/{name}"], rates[f"high/{name}"] = self.interval
+        for way, verdicts in self.by_way.items():
+            rates[f"{way}/{name}"] = fmean(verdict.score for verdict in verdicts)
+            rates |= {f"share/{name}/{way}/{choice}": share for choice, share in shares_of(verdicts).items()}
         if self.by_group:
-            found[f"group_mean/{name}"] = self.group_mean
-        return {**found, **{f"score/{name}/{group}": score for group, score in self.by_group.items()}}
+            rates[f"group_mean/{name}"] = self.group_mean
+        return {**rates, **{f"score/{name}/{group}": score for group, score in self.by_group.items()}}
 
 
 def wilson_interval(share: float, number: int, confidence: float = 0.95) -> tuple[float, float]:

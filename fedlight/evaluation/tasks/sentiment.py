@@ -97,5 +97,5 @@ def label_in(answer: str) -> str | None:
         >>> label_in(" Positive."), label_in("The sentiment is neutral"), label_in("negative or neutral"), label_in("bad")
         ('positive', 'neutral', None, None)
     """
-    found = {word for word in re.findall(r"[a-z]+", answer.lower()) if word in LABELS}
-    return found.pop() if len(found) == 1 else None
+    labels = {word for word in re.findall(r"[a-z]+", answer.lower()) if word in LABELS}
+    return labels.pop() if len(labels) == 1 else None

@@ -170,7 +170,8 @@ class Task(Checked, ABC):
     def judge(self, examples: Sequence[Example], answers: Sequence[Sequence[str]]) -> list[list[Verdict]]:
         """Return a verdict on each answer to each example; a task with slow scoring may score several at once."""
         return [
-            [self.score(example, one) for one in own] for example, own in zip(examples, answers, strict=True)
+            [self.score(example, answer) for answer in written]
+            for example, written in zip(examples, answers, strict=True)
         ]
 
     def reduce(self, scores: Sequence[float]) -> float:
@@ -195,7 +196,7 @@ class Task(Checked, ABC):
         if not all(choices):
             return written
         best = find_likeliest(model, prompts, choices, self.data.continuation, self.normalize)
-        return [[*own, choice] for own, choice in zip(written, best, strict=True)]
+        return [[*texts, choice] for texts, choice in zip(written, best, strict=True)]
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
         """Return the largest number of tokens that follow a prompt."""
@@ -203,8 +204,8 @@ class Task(Checked, ABC):
 
     def choose_shots(self, example: Example, pool: Sequence[Example]) -> Sequence[Example]:
         """Return the examples to show before a question, without it: the first of its group if the pool has any."""
-        own = [shot for shot in pool if shot.group == example.group] or pool
-        others = list(islice((shot for shot in own if shot.fields != example.fields), self.num_shots))
+        candidates = [shot for shot in pool if shot.group == example.group] or pool
+        others = list(islice((shot for shot in candidates if shot.fields != example.fields), self.num_shots))
         if len(others) < self.num_shots:
             raise ValueError(
                 f"num_shots={self.num_shots}, but shots has only {len(others)} other rows for {example.group!r}"
@@ -276,8 +277,8 @@ class Task(Checked, ABC):
         asked = [row for row, is_asked in enumerate(fits) if is_asked]
         judged = self.judge([examples[row] for row in asked], [answers[row] for row in asked])
         verdicts = [[Verdict(0.0, None, TOO_LONG)] * (1 + bool(example.choices)) for example in examples]
-        for row, found in zip(asked, judged, strict=True):
-            verdicts[row] = found
+        for row, row_verdicts in zip(asked, judged, strict=True):
+            verdicts[row] = row_verdicts
         return [
             Outcome(
                 index[row],
@@ -337,16 +338,16 @@ def find_likeliest(
         continuation: a choice -> the text that follows the prompt, see `Prompts.continuation`.
         normalize: compare the ``sum`` of a choice's log-probabilities, or their mean by ``tokens`` or by ``bytes``.
     """
-    texts = [[continuation(choice) for choice in own] for own in choices]
+    texts = [[continuation(choice) for choice in prompt_choices] for prompt_choices in choices]
     best = []
-    for own, found in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
+    for prompt_choices, likelihoods in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
         lengths = {
-            "sum": [1] * len(own),
-            "tokens": [one.tokens for one in found],
-            "bytes": [len(text.encode()) for text in own],
+            "sum": [1] * len(prompt_choices),
+            "tokens": [text.tokens for text in likelihoods],
+            "bytes": [len(text.encode()) for text in prompt_choices],
         }[normalize]
-        scores = [one.log_prob / length for one, length in zip(found, lengths, strict=True)]
-        best.append(own[scores.index(max(scores))])
+        scores = [text.log_prob / length for text, length in zip(likelihoods, lengths, strict=True)]
+        best.append(prompt_choices[scores.index(max(scores))])
     return best
 
 

@@ -9,5 +9,3 @@ from fedlight.federation.algorithm import Algorithm
 
 class FedAvg(Algorithm):
     """Clients train from the global state; the server adds the weighted sum of their movements."""
-
-    sums_alone = True

@@ -5,22 +5,7 @@ https://arxiv.org/abs/2407.03038, Algorithm 1. Selectors are adapters on one bas
 
 * Warm-up: each selector in turn is trained by the whole federation for some rounds, as FedBis does (eq. 8).
 * Then, every tau rounds, each client scores every selector on its validation pairs and is assigned to one
-  (step 2.1, `greedy`); a sampled client trains the selector of its group.
-
-Groups need not be of one size: `nearest` assigns each client to the selector of its least loss, as IFCA does (Ghosh et al.,
-"An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, https://arxiv.org/abs/2006.04088, Algorithm 1).
-
-A client need not have one selector alone: with ``assignment="soft"`` it has weights pi_m over the selectors, trains all of
-them and predicts by their probabilities, mixed by pi_m. As in FedEM (Marfoq et al., "Federated Multi-Task Learning under a
-Mixture of Distributions", NeurIPS 2021, https://arxiv.org/abs/2108.10252, Algorithm 1), every grouping takes one EM step on
-the client's examples i; the first starts from uniform weights:
-
-    E-step   q_i(u) ~ pi_m(u) * exp(-loss of i under u), of sum 1 over the selectors
-    M-step   pi_m(u) = mean of q_i(u) over the examples
-
-In a round a sampled client has a visit for each selector, and its movement of selector u counts by p_m * pi_m(u) instead of
-p_m. Deviation: FedEM weights the losses of the examples by q_i(u) and adds up the clients' models by p_m; here a client is
-weighted as a whole, so that any module can be trained.
+  (step 2.1, `GreedyGroups`; `assignments` has other ways); a sampled client trains the selector of its group.
 
 Eq. 6 is used in movement form: ``w_u <- w_u + sum over the sampled members of p_m * delta_m``. A selector without
 sampled members does not move. Deviation: other weightings can be chosen, since with p_m alone a selector moves by
@@ -36,18 +21,19 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-from torch import nn, zeros
+from torch import zeros
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Algorithm, WithLocal
+from fedlight.federation.algorithms.assignments import Assignment, ByExample, refuse_diverged
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
-from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NamesGroups, NumBatches
+from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches, adapter_numbers
 from fedlight.federation.state import State, read, write
+from fedlight.support.checks import refuse_below
 
 WHY_GRADIENTS_ALONE = (
-    "Control variates, for one, are about a fixed set of clients for each model, and the groups change"
+    "Control variates are about a fixed set of clients for each model, and the groups change"
 )
 
 
@@ -57,21 +43,16 @@ class FedBiscuit(WithLocal):
     Args:
         warmup_rounds: T, rounds of warm-up for each selector, at least 0.
         regroup_every: tau, rounds between groupings, at least 1.
-        assignment: ``greedy`` (the paper), ``optimal`` (eq. 4 and 5 solved exactly), or ``nearest``: the selector of least
-            loss, whatever the sizes of the groups (IFCA); or ``soft``: weights over all selectors (FedEM). A sampled client
-            then has U visits in a round, which ``visits.csv`` names by the selectors. ``known``: by the groups that the data
-            have in their column ``group``, and clients without one by ``nearest``: a reference that no federation has.
+        assignment: way of assigning clients to selectors; `GreedyGroups`, the paper's, if not given.
         weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
             mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no
-            part.
+        local: algorithm such as FedProx, which changes the gradients of clients; its weighting plays no part.
         group_by: examples on which a client scores the selectors: ``val``, its validation examples (the paper); ``own``, all
             of its training and validation examples, which are more, but some of which the selectors have been trained on.
 
     Attributes:
         groups: client id -> number of its selector, of several the one of largest weight; empty before the first grouping.
-        weights: client id -> its weights over the selectors, which sum to 1; empty unless ``assignment="soft"``.
         losses: client id -> its mean loss under each selector, at the last grouping.
         grouped_round: the round of the last grouping, or None.
 
@@ -85,23 +66,18 @@ class FedBiscuit(WithLocal):
         self,
         warmup_rounds: int = 50,
         regroup_every: int = 50,
-        assignment: Literal["greedy", "optimal", "nearest", "soft", "known"] = "greedy",
+        assignment: Assignment | None = None,
         weighting: Literal["paper", "unbiased", "normalized", "uniform"] = "paper",
         local: Algorithm | None = None,
         group_by: LossesOn = "val",
     ) -> None:
         super().__init__("unbiased" if weighting == "paper" else weighting, local, WHY_GRADIENTS_ALONE)
-        if warmup_rounds < 0 or regroup_every < 1:
-            raise ValueError(
-                f"warmup_rounds={warmup_rounds} must be at least 0 and regroup_every={regroup_every} at least 1"
-            )
-        self.warmup_rounds = warmup_rounds
-        self.regroup_every = regroup_every
-        self.assignment = assignment
-        self.group_by = group_by
+        refuse_below(0, warmup_rounds=warmup_rounds)
+        refuse_below(1, regroup_every=regroup_every)
+        self.warmup_rounds, self.regroup_every = warmup_rounds, regroup_every
+        self.assignment, self.group_by = assignment or GreedyGroups(), group_by
         self.share_alone = weighting == "paper"
         self.groups: dict[str, int] = {}
-        self.weights: dict[str, list[float]] = {}
         self.losses: dict[str, list[float]] = {}
         self.grouped_round: int | None = None
         self._adapters: list[str] = []
@@ -111,48 +87,21 @@ class FedBiscuit(WithLocal):
     # The server: it groups the clients, and moves each selector by its group
 
     def check_settings(self, federation: Federation) -> None:
-        if self.assignment == "soft" and federation.robust:
-            raise ValueError(
-                "assignment=soft weights the clients' movements of a selector, and aggregation counts all clients "
-                "alike, so the selectors would become equal: take out aggregation, or set "
-                "assignment=nearest"
-            )
+        self.assignment.check_settings(federation)
         # A module of one's own may make its adapters with its model, so that `check` is the first to know them.
-        if isinstance(federation.module, HoldsAdapters):
-            self._check_groups(federation, list(federation.module.adapter_names))
-
-    def check(self, federation: Federation) -> None:
-        self.check_settings(federation)
-        module = federation.module
-        if not isinstance(module, HoldsAdapters):
-            raise ValueError(
-                f"FedBiscuit trains several adapters of one module, and {type(module).__name__} has no adapter_names and "
-                "use_adapter: derive it from LanguageModule, or add both (docs/own_module.md has an example)"
-            )
-        self._adapters = list(module.adapter_names)
-        self._members, self._group_shares = [0] * len(self._adapters), [1.0] * len(self._adapters)
-        self._selector_of = {name: self._owner(name) for name in _trained(module)}
-        if self.assignment == "known":
-            self._known_groups(federation)
-
-    def _check_groups(self, federation: Federation, adapters: Sequence[str]) -> None:
+        adapters = federation.module.adapter_names if isinstance(federation.module, HoldsAdapters) else ()
         if len(adapters) > 1:
             federation.check_losses(self.group_by)
-        warmup = self.warmup_rounds * len(adapters)
-        if warmup >= federation.num_rounds:
+        if (warmup := self.warmup_rounds * len(adapters)) >= federation.num_rounds and adapters:
             raise ValueError(
-                f"the warm-up of {len(adapters)} selectors takes {warmup} rounds and the run has "
-                f"{federation.num_rounds}: no client would ever be grouped. Lower warmup_rounds="
-                f"{self.warmup_rounds} or raise trainer.max_epochs"
+                f"the warm-up of {len(adapters)} selectors takes {warmup} rounds and the run has {federation.num_rounds}: "
+                f"no client would ever be grouped. Lower warmup_rounds={self.warmup_rounds} or raise trainer.max_epochs"
             )
 
-    def _owner(self, name: str) -> int:
-        owners = [index for index, adapter in enumerate(self._adapters) if adapter in name.split(".")]
-        if len(owners) != 1:
-            raise ValueError(
-                f"{name} is trained and belongs to no single adapter: every group would change it"
-            )
-        return owners[0]
+    def check(self, federation: Federation) -> None:
+        self._adapters, self._selector_of = adapter_numbers(federation.module, "FedBiscuit")
+        self._members, self._group_shares = [0] * len(self._adapters), [1.0] * len(self._adapters)
+        self.assignment.check(federation, len(self._adapters))
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         is_warm = round_idx >= self.warmup_rounds * len(self._adapters)
@@ -160,9 +109,8 @@ class FedBiscuit(WithLocal):
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         visits = super().plan(round_idx, cohort, num_batches)
-        if self.assignment != "soft" or self._warming is not None or len(self._adapters) < 2:
-            return visits
-        return [replace(visit, part=adapter) for visit in visits for adapter in self._adapters]
+        several = self.assignment.all_selectors and self._warming is None and len(self._adapters) > 1
+        return [replace(one, part=name) for one in visits for name in self._adapters] if several else visits
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         federation.log({"grouping_bytes_down": 0.0, "grouping_bytes_up": 0.0})
@@ -171,82 +119,41 @@ class FedBiscuit(WithLocal):
             self._regroup(round_idx, federation)
         self._weigh(federation.clients)
 
+    @property
+    def weights(self) -> Mapping[str, list[float]]:
+        """Client id -> its weights over the selectors; empty where each client has one."""
+        return self.assignment.weights
+
     def _weigh(self, clients: Mapping[str, Client]) -> None:
-        """Note how many clients may train each selector, and their shares of all examples, weighted where these are soft."""
-        numbers = range(len(self._adapters))
-        if self.weights:
-            self._members = [len(clients)] * len(self._adapters)
-            weighted = [{c: clients[c].share * own[u] for c, own in self.weights.items()} for u in numbers]
-        else:
-            found = [*self.groups.values()]
-            self._members = [found.count(u) for u in numbers]
-            weighted = [{c: clients[c].share for c, own in self.groups.items() if own == u} for u in numbers]
-        # Of all clients it is 1, which a sum of their shares may miss by a rounding.
-        whole = not self.weights
-        self._group_shares = [
-            1.0 if whole and len(own) == len(clients) else math.fsum(own.values()) for own in weighted
-        ]
+        """Note how many clients may train each selector, and their shares of all examples, by their weights for it."""
+        self._members, self._group_shares = [], []
+        for u in range(len(self._adapters)):
+            several = {client: own[u] for client, own in self.weights.items()}
+            members = several or {client: 1.0 for client, own in self.groups.items() if own == u}
+            # Of all clients it is 1, which a sum of their shares may miss by a rounding.
+            is_whole = not several and len(members) == len(clients)
+            shares = [clients[client].share * weight for client, weight in members.items()]
+            self._members.append(len(members))
+            self._group_shares.append(1.0 if is_whole else math.fsum(shares))
 
     def _regroup(self, round_idx: int, federation: Federation) -> None:
         """Send all selectors to all clients, and assign each client by its losses."""
-        module, clients = federation.module, list(federation.clients)
-        self.grouped_round = round_idx
+        clients, self.grouped_round = list(federation.clients), round_idx
         if len(self._adapters) == 1:
             self.groups = dict.fromkeys(clients, 0)
             return
-        parameters = _trained(module)
+        parameters = {n: p for n, p in federation.module.named_parameters() if n in self._selector_of}
         state = read(parameters)
         payload = federation.broadcast(state)
         write(payload.state, parameters)
         by_selector = federation.adapter_losses(self.group_by, self._adapters)
         write(state, parameters)
         self.losses = {client: [float(own[client].mean()) for own in by_selector] for client in clients}
-        losses = np.array(list(self.losses.values()))
-        _check(losses)
-        if self.assignment in ("nearest", "soft") and (losses == losses[:, :1]).all():
-            raise ValueError(
-                f"all {len(self._adapters)} selectors are equal, so assignment={self.assignment} cannot tell them apart: "
-                "set warmup_rounds to 1 or more, or start from selectors that differ"
-            )
-        if self.assignment == "soft":
-            uniform = [1 / len(self._adapters)] * len(self._adapters)
-            before = {client: np.array(self.weights.get(client, uniform)) for client in clients}
-            examples = {client: np.stack([own[client] for own in by_selector], axis=1) for client in clients}
-            self.weights = {client: em_step(before[client], examples[client]).tolist() for client in clients}
-            groups = np.array([self.weights[client] for client in clients]).argmax(axis=1)
-        elif self.assignment == "known":
-            known = self._known_groups(federation)
-            groups = np.array(
-                [known.get(client, near) for client, near in zip(clients, nearest(losses), strict=True)]
-            )
-        else:
-            groups = {"greedy": greedy, "optimal": optimal, "nearest": nearest}[self.assignment](losses)
-        self.groups = dict(zip(clients, groups.tolist(), strict=True))
-        if self.assignment in ("nearest", "soft"):  # groups may be empty, and all clients in one
-            federation.log({"selectors_used": float(len({*self.groups.values()}))})
-        answer = serialized_bytes({"losses": zeros(len(self._adapters))})
-        sent = {"down": payload.num_bytes, "up": answer}
+        losses = refuse_diverged(np.array([*self.losses.values()]))
+        groups = self.assignment.assign(losses, by_selector, federation).tolist()
+        self.groups = dict(zip(clients, groups, strict=True))
+        sent = {"down": payload.num_bytes, "up": serialized_bytes({"losses": zeros(len(self._adapters))})}
         federation.log({f"grouping_bytes_{way}": float(size * len(clients)) for way, size in sent.items()})
-
-    def _known_groups(self, federation: Federation) -> dict[str, int]:
-        """Return client -> number of its known group; raise ValueError for data without groups, or with too many.
-
-        Groups of clients that are tested alone do not count: whether test rows are read by now must not number the others.
-        """
-        named = federation.data.client_groups if isinstance(federation.data, NamesGroups) else None
-        known = {client: group for client, group in (named or {}).items() if client in federation.clients}
-        if not known:
-            raise ValueError(
-                "assignment=known needs groups of the clients: map columns.group to a column of the "
-                "data, or set another assignment"
-            )
-        numbers = {group: number for number, group in enumerate(sorted(set(known.values())))}
-        if len(numbers) > len(self._adapters):
-            raise ValueError(
-                f"assignment=known: the data have {len(numbers)} groups and the module "
-                f"{len(self._adapters)} selectors: set model.num_adapters={len(numbers)}"
-            )
-        return {client: numbers[group] for client, group in known.items()}
 
     def _selector(self, visit: Visit) -> int:
         if self._warming is not None:
@@ -273,11 +180,9 @@ class FedBiscuit(WithLocal):
         weight = 1.0 if self.weighting == "uniform" else client.share
         if self._warming is None and self.weights:
             weight *= self.weights[client.id][selector]
-        if weight == 0:
-            return None
-        if self._warming is None and self.weighting == "unbiased" and not self.share_alone:
+        if self._warming is None and self.weighting == "unbiased" and not self.share_alone and weight:
             weight /= self._group_shares[selector]
-        return Update(client.id, movement, weight)
+        return Update(client.id, movement, weight) if weight else None
 
     def aggregation(self, num_clients: int) -> Aggregation:
         if self._warming is not None or self.weighting != "unbiased":
@@ -294,12 +199,11 @@ class FedBiscuit(WithLocal):
         self.groups = dict(told.get("groups", {}))
 
     def state_dict(self) -> dict[str, Any]:
-        grouping = {"groups": self.groups, "losses": self.losses, "grouped_round": self.grouped_round}
-        return grouping | {"weights": self.weights}
+        return {name: getattr(self, name) for name in ("groups", "losses", "weights", "grouped_round")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.groups, self.losses = state["groups"], state["losses"]
-        self.grouped_round, self.weights = state["grouped_round"], state.get("weights", {})
+        self.grouped_round, self.assignment.weights = state["grouped_round"], state["weights"]
 
     # The client: it trains the selector of its group, as ``local`` does
 
@@ -310,33 +214,26 @@ class FedBiscuit(WithLocal):
         return visiting
 
 
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+class GreedyGroups(Assignment):
+    """Step 2.1, a balanced assignment: the sizes of groups differ by at most 1 (eq. 4 under the constraint of eq. 5).
 
-
-# Step 2.1, a balanced assignment: each client wants the selector under which its validation loss is least, and no two
-# selectors may differ by more than one client (eq. 4 under the constraint of eq. 5). The paper caps crowded selectors one
-# after the other and leaves open which clients stay: here those stay that would lose most by moving.
-
-
-def greedy(losses: np.ndarray) -> np.ndarray:
-    """Return the paper's assignment: close the most wanted selector at its cap, move the rest to their next best, repeat.
-
-    The cap is ``ceil(unassigned clients / open selectors)``; the most wanted selector always reaches it.
-
-    Args:
-        losses: ``(clients, selectors)``, finite.
-
-    Returns:
-        The selector of each client, ``(clients,)``; group sizes differ by at most 1.
+    Each client wants the selector under which its validation loss is least. The most wanted selector is closed at its cap,
+    ``ceil(unassigned clients / open selectors)``, which it always reaches; the rest move to their next best, and so on. The
+    paper leaves open which clients stay at a crowded one: here those that would lose most by moving.
 
     Examples:
         >>> losses = np.array([[0.1, 0.9], [0.2, 0.3], [0.0, 0.4], [0.3, 0.2]])
         >>> greedy(losses).tolist()  # three want selector 0, and the second loses least by moving
         [0, 1, 0, 1]
     """
-    _check(losses)
-    num_clients, num_selectors = losses.shape
+
+    def assign(self, losses: np.ndarray, by_example: ByExample, federation: Federation) -> np.ndarray:
+        return greedy(losses)
+
+
+def greedy(losses: np.ndarray) -> np.ndarray:
+    """Return the selector of each client, ``(clients,)``, by losses ``(clients, selectors)``: see `GreedyGroups`."""
+    num_clients, num_selectors = refuse_diverged(losses).shape
     groups = np.full(num_clients, -1)
     still_open = list(range(num_selectors))
     while still_open:
@@ -351,74 +248,3 @@ def greedy(losses: np.ndarray) -> np.ndarray:
         stay = candidates[np.argsort(-loss_of_moving, kind="stable")[:cap]]
         groups[waiting[stay]] = still_open.pop(place)
     return groups
-
-
-def optimal(losses: np.ndarray) -> np.ndarray:
-    """Return the assignment of least total loss whose group sizes differ by at most 1 (eq. 4 and 5).
-
-    With M = q U + r every selector has q places, and one more that only r of the selectors may fill: placeholders keep the
-    surplus places empty. The cost matrix has a column for each place, so time and memory grow with the square of the
-    clients: 10,000 take ten seconds and 1.6 GB, where ``greedy`` takes milliseconds.
-
-    Args:
-        losses: ``(clients, selectors)``, finite.
-
-    Returns:
-        The selector of each client, ``(clients,)``.
-    """
-    _check(losses)
-    num_clients, num_selectors = losses.shape
-    fixed, rest = divmod(num_clients, num_selectors)
-    if not rest:
-        places = np.repeat(np.arange(num_selectors), fixed)
-        return places[linear_sum_assignment(losses[:, places])[1]]
-    places = np.concatenate([np.repeat(np.arange(num_selectors), fixed), np.arange(num_selectors)])
-    never = 1 + np.abs(losses).sum()
-    placeholders = np.zeros((num_selectors - rest, len(places)))
-    placeholders[:, : num_selectors * fixed] = never
-    return places[linear_sum_assignment(np.concatenate([losses[:, places], placeholders]))[1][:num_clients]]
-
-
-def nearest(losses: np.ndarray) -> np.ndarray:
-    """Return the selector of least loss for each client, the first of several; groups may have any size.
-
-    Args:
-        losses: ``(clients, selectors)``, finite.
-
-    Returns:
-        The selector of each client, ``(clients,)``.
-
-    Examples:
-        >>> nearest(np.array([[0.1, 0.9], [0.2, 0.3], [0.0, 0.4], [0.3, 0.2]])).tolist()
-        [0, 0, 0, 1]
-    """
-    _check(losses)
-    return losses.argmin(axis=1)
-
-
-def em_step(weights: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Return a client's weights over the selectors after a step of expectation maximization (FedEM, Algorithm 1).
-
-    Args:
-        weights: before the step, ``(selectors,)``, at least 0, summing to 1.
-        losses: negative log-likelihoods, ``(examples, selectors)``, finite.
-
-    Examples:
-        >>> em_step(np.array([0.5, 0.5]), -np.log([[0.9, 0.1], [0.3, 0.6]])).round(4).tolist()  # 0.9 and 1 / 3
-        [0.6167, 0.3833]
-    """
-    # In logarithms: a weight that has become 0 beside a loss that is larger by hundreds would give 0 / 0.
-    with np.errstate(divide="ignore"):
-        log_joint = np.log(weights) - losses
-    likelihoods = np.exp(log_joint - log_joint.max(axis=1, keepdims=True))
-    posteriors: np.ndarray = likelihoods / likelihoods.sum(axis=1, keepdims=True)
-    return posteriors.mean(axis=0)
-
-
-def _check(losses: np.ndarray) -> None:
-    if not np.isfinite(losses).all():
-        client, selector = np.argwhere(~np.isfinite(losses))[0].tolist()
-        raise ValueError(
-            f"the loss of client {client} under selector {selector} is {losses[client, selector]}: training "
-            "has diverged, lower the learning rate"
-        )

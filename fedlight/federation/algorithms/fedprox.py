@@ -38,8 +38,6 @@ class FedProx(Algorithm):
         12.0
     """
 
-    sums_alone = True
-
     def __init__(self, mu: float = 0.01, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
         if not 0 <= mu < float("inf"):

@@ -42,7 +42,6 @@ class GlobalThenLocal(Algorithm):
         self._is_local = False
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if 0 <= federation.num_rounds <= self.global_rounds:
             raise ValueError(
                 f"global_rounds={self.global_rounds} of the run's {federation.num_rounds} rounds leave "

@@ -56,12 +56,11 @@ class Scaffold(Algorithm):
     def __init__(self, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
         self._control: State = {}
-        self._changes = ExactSums()
+        self.sums = ExactSums()
 
     # The server: it keeps c, and sends it beside the parameters
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if federation.robust:
             raise ValueError(
                 "Scaffold needs the mean of the clients' controls, which a robust aggregation does not give: take out "
@@ -98,7 +97,7 @@ class Scaffold(Algorithm):
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         self._num_clients = len(federation.clients)
-        self._changes = ExactSums()
+        self.sums = ExactSums()
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
         controls = {
@@ -108,21 +107,21 @@ class Scaffold(Algorithm):
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         parameters, changes = _split(movement)
-        self._changes.add(changes)
+        self.sums.add(changes)
         _keep_control(visiting.client, changes)
         return super().finish_visit(visiting, parameters, work)
 
     def partial(self) -> dict[str, Any]:
-        return {"changes": self._changes.partial()}
+        return {"changes": self.sums.partial()}
 
     def pieces(self) -> Iterator[dict[str, Any]]:
         return in_pieces(self.partial(), "changes")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        self._changes.merge(partial["changes"])
+        self.sums.merge(partial["changes"])
 
     def finish_round(self, movement: State) -> State:
-        for name, change in self._changes.result().items():
+        for name, change in self.sums.result().items():
             before = self._control.get(name, torch.zeros_like(change))
             self._control[name] = before + change / self._num_clients
         return movement

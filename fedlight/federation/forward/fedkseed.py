@@ -62,7 +62,6 @@ class FedKSeed(Algorithm):
     """
 
     buffers = ("refuse",)
-    deployable = False  # clients take the model that they rebuild from the server's memory
 
     def __init__(self, num_seeds: int = 4096, seed: int = 0, weighting: Weighting = "unbiased") -> None:
         super().__init__(weighting)
@@ -78,7 +77,6 @@ class FedKSeed(Algorithm):
     # The server: it keeps w_0 and the sums
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if federation.train != "forward":
             raise ValueError(
                 "FedKSeed sends what forward-only visits have gone, and not all visits of this run are such: "

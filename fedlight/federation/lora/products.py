@@ -157,6 +157,11 @@ class ProductSums(Aggregation):
         if sent:
             self._kept.setdefault(update.client_id, []).append((update.weight, sent, factors))
 
+    @property
+    def sums(self) -> Any:
+        """Exact sums of the inner aggregation, if it has them."""
+        return getattr(self._inner, "sums", None)
+
     def partial(self) -> dict[str, Any]:
         """Return the partial of the inner aggregation and the clients' factors, and start anew."""
         return {"inner": self._inner.partial(), **self._own()}

@@ -6,7 +6,7 @@ message, and what it replies goes into one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -19,14 +19,25 @@ from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup
-from fedlight.federation.algorithm import Payloads, predict_payloads
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
+from fedlight.federation.payloads import Payloads, predict_payloads
 from fedlight.federation.protocols import LossesOn
 from fedlight.federation.state import State, read, refuse_not_finite, write
 from fedlight.flower.messages import Refused, layout_of, read_payload, value_of, write_payload
 from fedlight.support.settings_record import digest
+
+
+@runtime_checkable
+class TellsClients(Protocol):
+    """Algorithm whose clients' hooks need something of its attributes at the server."""
+
+    def tell(self, client_ids: Sequence[str]) -> dict[str, Any]:
+        """Return what the hooks of these clients need, as values of JSON, once a round has begun; no other client's name."""
+
+    def hear(self, told: Mapping[str, Any]) -> None:
+        """Take what `tell` returned at the server, before the visits of a round are planned."""
 
 
 class Answered(Exception):
@@ -174,7 +185,8 @@ class NodeLoop(FederatedLoop):
         self.diverged: dict[str, str] = {}
         self.lost: dict[str, str] = {}
         try:
-            self.algorithm.hear(task.algorithm)
+            if isinstance(self.algorithm, TellsClients):
+                self.algorithm.hear(task.algorithm)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Refused(
                 f"what the server's algorithm tells its clients is not understood: {error}"

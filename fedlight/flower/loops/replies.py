@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Size
 
-from fedlight.federation.algorithm import Payloads
 from fedlight.federation.channel import Channel
 from fedlight.federation.client import Client, Visiting, Work
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like
+from fedlight.federation.payloads import Payloads
 from fedlight.federation.state import State
 from fedlight.flower.messages import (
     Bounds,

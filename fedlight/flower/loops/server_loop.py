@@ -26,13 +26,14 @@ from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import OpenGroup
-from fedlight.federation.algorithm import predict_payloads
+from fedlight.federation.algorithms.assignments import SoftGroups
 from fedlight.federation.client import OWN_STATE, Client, Visit, Work
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
+from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.protocols import FederatedData, LossesOn
 from fedlight.federation.state import DIVERGED, Diverged, State, read
-from fedlight.flower.loops.node_loop import base_digest, rates_of
+from fedlight.flower.loops.node_loop import TellsClients, base_digest, rates_of
 from fedlight.flower.loops.replies import (
     Arrived,
     Sent,
@@ -198,7 +199,7 @@ class ServerLoop(FederatedLoop):
             ValueError: no client is scored.
         """
         homes = self.nodes.homes([*self.clients])
-        by_example = getattr(self.algorithm, "assignment", "") == "soft"
+        by_example = isinstance(getattr(self.algorithm, "assignment", None), SoftGroups)
         fields = {"model": "model", "losses_on": on, "adapters": [*adapters], "by_example": by_example}
         data = {"model": self._message(state)}
         parcels = {node: self._parcel(self.rounds_done, own, fields, data) for node, own in homes.items()}
@@ -369,7 +370,7 @@ class ServerLoop(FederatedLoop):
                 "visits": entries,
                 "model": model,
                 "rates": self._rates,
-                "algorithm": self.algorithm.tell(names),
+                "algorithm": self.algorithm.tell(names) if isinstance(self.algorithm, TellsClients) else {},
             }
             parcel = self._parcel(self.rounds_done, sorted(names), fields, payloads)
             parcels[node] = replace(

@@ -6,8 +6,13 @@ from typing import Any
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.visits.visit import TakesUpload
 from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.channel import Identity, Wire
 from fedlight.federation.privacy import ClipAndNoise
+
+SUMS_ALONE = (FedAvg, FedProx)
+"""Algorithms whose server needs the sum of the updates and nothing else of a round, which says nothing of derived ones."""
 
 
 def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -> None:
@@ -27,7 +32,7 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
     refused = (
         (
             f"algorithm={type(algorithm).__name__}",
-            vars(type(algorithm)).get("sums_alone") is not True,
+            type(algorithm) not in SUMS_ALONE,
             "its server needs more than one sum over all clients of a round, or is not known not to: take FedAvg or FedProx",
         ),
         (

@@ -38,7 +38,6 @@ class UnlikeRanks(WithLocal):
         )
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if isinstance(self.ranks, list) and not federation.has_fleet:
             raise ValueError(
                 f"ranks={self.ranks!r} are ranks of which each client has the largest that fits its device: set "

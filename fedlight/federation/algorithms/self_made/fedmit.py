@@ -8,7 +8,7 @@ has a model of its own here, chosen by it. A client counts by the number of its 
 from collections.abc import Sequence
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.candidates import Candidates
+from fedlight.federation.algorithms.self_made.candidates import Candidates
 from fedlight.federation.client import Client, Visit
 from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
@@ -29,7 +29,6 @@ class FedMIT(Algorithm):
         self._candidates = Candidates()
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         self._candidates.made_in(federation, type(self).__name__)
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:

@@ -21,7 +21,7 @@ from typing import Literal
 
 from fedlight.federation.aggregation import Aggregation, WeightedSum
 from fedlight.federation.algorithm import Weighting
-from fedlight.federation.algorithms.fedmit import FedMIT
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.client import Update, Visiting, Work
 from fedlight.federation.state import State
 

@@ -7,8 +7,8 @@ model also chooses among its candidates.
 
 from collections.abc import Sequence
 
-from fedlight.federation.algorithms.fedmit import FedMIT
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.client import Client
 from fedlight.federation.protocols import Federation
 

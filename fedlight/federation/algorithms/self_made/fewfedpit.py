@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.candidates import SYNTHETIC, Candidates
+from fedlight.federation.algorithms.self_made.candidates import SYNTHETIC, Candidates
 from fedlight.federation.client import Client, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, NumBatches
 from fedlight.federation.state import State
@@ -64,7 +64,6 @@ class FewFedPIT(Algorithm):
     # The server
 
     def check_settings(self, federation: Federation) -> None:
-        super().check_settings(federation)
         if self.beta < 1:
             self._candidates.made_in(federation, type(self).__name__)
 

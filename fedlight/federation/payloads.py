@@ -1,0 +1,93 @@
+"""Prediction of what the visits of a round will send, from names and shapes alone, before the round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.client import Client, Visit, Visiting, Work
+from fedlight.federation.lora.ranks import cut_to_rank, rank_of
+from fedlight.federation.state import State
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """Meta tensors of one visit, known before its round has started; what goes down or up is empty for nothing.
+
+    ``memory`` is the client's after the visit.
+    """
+
+    down: State
+    up: State
+    start: State
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+def predict_payloads(
+    algorithm: Algorithm,
+    visits: Sequence[Visit],
+    client: Client,
+    state: State,
+    gone_per_batch: float = 0.0,
+    again: bool = False,
+) -> list[Payloads]:
+    """Return what a client's visits of one round will send, by asking ``send``, ``start_visit`` and ``reply``.
+
+    Of the global state and the client's memory only names and shapes count. Forward-only visits have ``gone_per_batch``
+    entries in ``Work.gone`` for each of their batches. With ``again`` the client remembers such visits of an earlier round.
+
+    Raises:
+        ValueError: a hook looks at the values of tensors.
+    """
+    client = replace(client, memory=_shapes(client.memory))
+    state, rank = _shapes(state), rank_of(client)
+    found: list[Payloads] = []
+    try:
+        for _ in range(2 if again else 1):
+            found = _predicted(algorithm, visits, client, state, rank, gone_per_batch)
+    except (RuntimeError, TypeError) as error:  # of torch, for an operation that needs values
+        raise ValueError(
+            f"how many bytes {type(algorithm).__name__} sends cannot be known before a round, as its send, start_visit or "
+            f"reply looks at values of tensors ({error}): have these hooks depend on names and shapes alone"
+        ) from error
+    return found
+
+
+def _predicted(
+    algorithm: Algorithm,
+    visits: Sequence[Visit],
+    client: Client,
+    state: State,
+    rank: int | None,
+    gone_per_batch: float,
+) -> list[Payloads]:
+    """Return the payloads of one round; the client remembers its replies."""
+    received, found = State(), []
+    before: Visiting | None = None
+    for visit in visits:
+        sent = algorithm.send(visit, client, state)
+        received = received if sent is None else _shapes(sent)
+        visiting = algorithm.start_visit(visit, client, received)
+        visiting.before, visiting.shapes_only = before, True
+        visiting.lora_rank = rank
+        start: State = _shapes(visiting.start)
+        gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)
+        sums = dict.fromkeys(start, 1.0)
+        work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
+        up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
+        down = {} if sent is None else cut_to_rank(received, rank)
+        found.append(Payloads(down, up, start, _shapes(client.memory)))
+        before = visiting
+    return found
+
+
+def _shapes(value: Any) -> Any:
+    """Return ``value`` with meta tensors in the place of its tensors."""
+    if isinstance(value, Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, dict):
+        return {key: _shapes(item) for key, item in value.items()}
+    return [_shapes(item) for item in value] if isinstance(value, list) else value

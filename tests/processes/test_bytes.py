@@ -1,0 +1,65 @@
+"""Bytes that a process receives in a round, by the number of processes."""
+
+import lightning as L
+import pytest
+import torch
+from plain_lightning import Numbers, ten_clients, trainer
+from ranks import run_ranks
+
+from fedlight import ByClient, FederatedLoop
+from fedlight.processes.joining import Others
+
+pytestmark = pytest.mark.slow  # teams of processes
+NUMBERS = 500_000
+
+
+class Wide(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4, 1)
+        self.table = torch.nn.Parameter(torch.zeros(NUMBERS))
+
+    def training_step(self, batch, batch_idx):
+        return (self.head(batch[0]).squeeze(-1) + self.table[:8].sum()).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def received(size, folder):
+    """Return the most bytes of sums and of other messages that a process receives in one round."""
+
+    def work(rank):
+        bytes_of = {"sums": 0.0, "messages": 0}
+        exchange, add = Others.exchange, Others.add
+
+        def count_messages(self, data):
+            found = exchange(self, data)
+            bytes_of["messages"] += sum(len(part) for number, part in enumerate(found) if number != rank)
+            return found
+
+        def count_sums(self, tensor):
+            bytes_of["sums"] += 2 * tensor.nbytes * (size - 1) / size  # of a ring
+            add(self, tensor)
+
+        Others.exchange, Others.add = count_messages, count_sums
+        L.seed_everything(0, verbose=False)
+        loop = FederatedLoop(clients_per_round=10, local_steps=1)
+        trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=size).fit(
+            Wide(), Numbers()
+        )
+        return bytes_of
+
+    everyones = run_ranks(size, work, folder)
+    return {what: max(each[what] for each in everyones) for what in everyones[0]}
+
+
+def test_a_process_receives_no_more_where_there_are_more_of_them(tmp_path):
+    """The ring sends the two digits of a sum twice; the rest is rows of visits and names, small beside them."""
+    found = {size: received(size, tmp_path / str(size)) for size in (2, 4, 8, 16)}
+    for size in found:
+        assert 8 * NUMBERS < found[size]["sums"] < 2 * 2 * 8 * (NUMBERS + 10) * 1.5, found
+        assert found[size]["messages"] < 0.1 * found[size]["sums"], found
