@@ -24,7 +24,17 @@ DONE = (
         "index",
         "judges",
     ),
-    *("map", "notebooks", "own_data", "own_module", "privacy", "processes", "quickstart", "real_votes"),
+    *(
+        "map",
+        "notebooks",
+        "own_algorithm",
+        "own_data",
+        "own_module",
+        "privacy",
+        "processes",
+        "quickstart",
+        "real_votes",
+    ),
     *("recipes", "reports", "reproduction", "side_by_side", "stability", "watching"),
     *("papers/coverage", "papers/fedbiscuit", "papers/feddca", "papers/fewfedpit"),
 )
