@@ -109,7 +109,7 @@ class Works:
         assertions: for a folder of the row's own.
     """
 
-    column = "works, and here is what it means"
+    column = "works, with the effect in its row"
     assertions: Callable[[Path], None]
 
     def check(self, folder: Path) -> None:

@@ -26,20 +26,20 @@ FILES = (
 ROWS: list[Row] = [row for file in FILES for row in file.ROWS]
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 
-HEAD = """# What works in a federation, and what it means
+HEAD = """# What works in a federation
 
-What Lightning and torch document, and somebody may bring along, stands here in one of three columns; there is no fourth.
+This page puts each documented feature of Lightning and torch into one of three columns.
 Each row is a test in [tests/conformance](../tests/conformance), which also writes this page
 (`python tests/conformance/page.py`).
 
 * **{}**: the global parameters after two or more rounds of two clients are those of [federated averaging written
   out](../tests/conformance/reference.py) in plain torch, bit for bit unless the row says otherwise.
-* **{}**: the run ends before the first training batch, with an error that names the setting, the value and what to do
-  instead. A few things only training can show; they end the run before the first round is over.
-* **{}**: what a round makes of it; the test asserts that meaning.
+* **{}**: the run ends before the first training batch, with an error that names the setting, the value and the remedy.
+  Problems that only training can show end the run before the first round is over.
+* **{}**: the row describes the effect in a federation, and the test asserts it.
 
 The tests enumerate Lightning's and torch's own lists (arguments of `Trainer`, callbacks, optimizers, schedules, samplers,
-data sets, loggers, profilers, strategies, accelerators, plugins), so that what a new release adds is noticed here.
+data sets, loggers, profilers, strategies, accelerators, plugins), so additions of a new release are noticed.
 The versions are those of [constraints.txt](../constraints.txt).
 """
 
