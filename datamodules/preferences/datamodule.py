@@ -43,7 +43,7 @@ from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
-from fedlight.support.settings_record import digest
+from fedlight.support.settings_record import digest, made_of
 from fedlight.support.types import Rows
 
 ANSWERS = ("response_a", "response_b", "choice")
@@ -115,8 +115,7 @@ class PreferenceDataModule(FederatedDataModule):
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
         """Yield the encoder of the form features; the preflight check adds the rows and the tokenizer."""
-        format = settings["format"]
-        format = format if isinstance(format, Format) else Format(**format)
+        format = made_of(Format, settings.get("format") or {})
         if format.form == "features" and format.encoder != "hashed":
             yield Model(format.encoder, is_encoder=True)
 

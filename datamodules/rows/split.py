@@ -38,12 +38,12 @@ class Split:
     def rows(self, source: Source) -> tuple["Rows", "Rows | None", "Rows | None"]:
         """Return the source and the split of the rows to train, to validate and to test on; None: there are no such rows."""
         train = name_source(source), self.train_split
-        own = train if self.holdout else None
+        held_out = train if self.holdout else None
         val = None if self.val_source is None else (name_source(self.val_source), self.val_split)
         return (
             train,
             val,
-            own if self.test_source is None else (name_source(self.test_source), self.test_split),
+            held_out if self.test_source is None else (name_source(self.test_source), self.test_split),
         )
 
 

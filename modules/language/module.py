@@ -123,11 +123,8 @@ class LanguageModule(Checked, LightningModule):
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
         """Return the model, and vLLM where it is set, which a dry run looks for."""
-        engine = (
-            []
-            if (settings.get("execution") or {}).get("vllm") is None
-            else [Package("vllm", "'fedlight[vllm]'")]
-        )
+        execution = made_of(Execution, settings.get("execution") or {})
+        engine = [] if execution.vllm is None else [Package("vllm", "'fedlight[vllm]'")]
         return [Model(settings["model"]), *engine]
 
     @property

@@ -103,7 +103,7 @@ def test_settings_that_do_not_go_together(build):
 
 
 def test_a_dry_run_looks_for_the_encoder():
-    settings = {"form": "features", "encoder": "org/encoder"}
+    settings = {"format": {"form": "features", "encoder": "org/encoder"}}
     assert [need.name for need in PreferenceDataModule.requires(settings)] == ["org/encoder"]
     assert [*PreferenceDataModule.requires({"form": "features", "encoder": None})] == [
         Model("", is_encoder=True)

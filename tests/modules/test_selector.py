@@ -127,7 +127,7 @@ def test_word_level_tokenizers_are_fine():
 
 
 def test_a_trained_output_head_is_refused(llama):
-    with pytest.raises(ValueError, match="lora_targets names the output head"):
+    with pytest.raises(ValueError, match=r"lora\.targets names the output head"):
         ready(llama, lora=Lora(targets=["q_proj", "lm_head"]))
 
 

@@ -220,7 +220,7 @@ def test_dropout_in_training_keeps_a_row_per_text(long_llama, said):
     assert all(torch.equal(one, other) for one, other in zip(*losses, strict=True))
     assert len(said) == 1
     assert "dropout of 0.3" in said[0]
-    assert "lora_dropout=0" in said[0]
+    assert "lora.dropout=0" in said[0]
     module.reference_pass(batch)  # which has no dropout
     assert "in the first batch 2 x 147 tokens in place of 4 x 130" in said[1]
 

@@ -25,6 +25,7 @@ from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
@@ -103,7 +104,12 @@ def writing(algorithm, by=None, **loop):
                     "tokenizer": "toy",
                     "max_tokens": 128,
                 },
-                **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, "keep": 3},
+                **{
+                    "partition": Partition("client"),
+                    "split": Split(val_share=0.0),
+                    "batch_size": 4,
+                    "keep": 3,
+                },
             ),
         )
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+from nested import nested
 from scripted_model import ScriptedModel
 from torch import nn
 
@@ -81,7 +82,7 @@ def make_data(
     settings |= {"partition": Partition("iid", 2), "val_share": 0.0, **options}
     if kind is SyntheticInstructionDataModule:
         settings["synthesis"] = synthesis or Listed()
-    module = kind(str(file), **settings)
+    module = kind(str(file), **nested(kind, **settings))
     if setup:
         module.setup("fit")
     return module
