@@ -1,6 +1,7 @@
 """``fedlight fit --help``, read from source files, says what the imported classes say."""
 
 import inspect
+from dataclasses import is_dataclass
 
 import lightning as L
 import pytest
@@ -21,6 +22,8 @@ COMMANDS = ("fit", "validate", "test", "predict")
 def in_yaml(value) -> str | None:
     if value is inspect.Parameter.empty:
         return None
+    if is_dataclass(value) and value == type(value)():  # nested settings, as they stand in the signature
+        return f"{type(value).__name__}()"
     words = {"None": "null", "True": "true", "False": "false"}
     return words.get(str(value), str(value))
 

@@ -68,7 +68,9 @@ def help_page(command: str) -> str:
         "federated: an epoch is a round; null pools the data; classes: fedlight methods\n"
         + _short({_key("federated", key): key.about for key in settings("FederatedLoop")}),
         "model: a class, and its keys\n"
-        + _short({f"--model {name}": summary(name) for name in classes_in("modules")})
+        + _short(
+            {f"--model {name}": summary(name) for name in classes_in("modules") if name.endswith("Module")}
+        )
         + "\nmodel, keys of all language models\n"
         + _short(
             {_key("model", key): key.about for key in settings("modules.language.module.LanguageModule")}

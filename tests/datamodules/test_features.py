@@ -105,11 +105,11 @@ def test_settings_that_do_not_go_together(build):
 def test_a_dry_run_looks_for_the_encoder():
     settings = {"format": {"form": "features", "encoder": "org/encoder"}}
     assert [need.name for need in PreferenceDataModule.requires(settings)] == ["org/encoder"]
-    assert [*PreferenceDataModule.requires({"form": "features", "encoder": None})] == [
+    assert [*PreferenceDataModule.requires({"format": {"form": "features", "encoder": ""}})] == [
         Model("", is_encoder=True)
     ]
-    assert not [*PreferenceDataModule.requires({"form": "pair", "encoder": "org/encoder"})]
-    assert not [*PreferenceDataModule.requires({"form": "features", "encoder": "hashed"})]
+    assert not [*PreferenceDataModule.requires({"format": {"form": "pair", "encoder": "org/encoder"}})]
+    assert not [*PreferenceDataModule.requires({"format": {"form": "features", "encoder": "hashed"}})]
 
 
 @pytest.mark.parametrize("hidden", [0, 3])

@@ -129,8 +129,11 @@ def test_every_recipe_keeps_the_server_off_the_posts_of_clients_and_tests(name, 
     for kind, own, key in zip(names, arguments, keys, strict=True):
         assert exclude[kind]["source"] == own[f"data.init_args.{key}"]
         config = data_arguments(own["data"])
-        splits = {"source": "split", "split.test_source": "split.test_split"}
-        split = own.get(f"data.init_args.{splits[key]}", config.get(splits[key], "train"))
+        settings = config.get("split", "train")
+        nested = settings if isinstance(settings, dict) else {"train_split": settings}
+        last = "train_split" if key == "source" else "test_split"
+        told = own.get("data.init_args.split") if key == "source" else None
+        split = own.get(f"data.init_args.split.{last}", told or nested.get(last, "train"))
         assert exclude[kind].get("split", "train") == split or exclude[kind]["source"].startswith("toy:")
         assert exclude[kind]["column"] == config["columns"][exclude[kind]["slot"]]
     if "judged" in exclude:

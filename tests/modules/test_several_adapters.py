@@ -222,5 +222,5 @@ def test_what_cannot_be_meant_is_refused(trained, llama, tmp_path):
 
 def test_a_checkpoint_with_another_number_of_adapters(trained):
     _, path = trained
-    with pytest.raises(ValueError, match="set num_adapters, lora_rank"):
+    with pytest.raises(ValueError, match="set num_adapters, lora, adapter"):
         SFTModule.load_from_checkpoint(path, num_adapters=3)
