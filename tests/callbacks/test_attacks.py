@@ -291,7 +291,7 @@ def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
     ):
         fit(tiny_model, tmp_path, DiscoverableMemorization(random_secrets=5), data=make_data(canaries=None))
     with pytest.raises(
-        ValueError, match=r"nobody trained on, and there are none: set data\.val_share above 0"
+        ValueError, match=r"nobody trained on, and there are none: set data\.split\.val_share above 0"
     ):
         fit(tiny_model, tmp_path, MembershipInference(), data=make_data(val_share=0.0))
 

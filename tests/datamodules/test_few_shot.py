@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nested import nested
 
 from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
@@ -41,7 +42,7 @@ def build(tmp_path, causal):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         columns = {"prompt": "prompt", "response": "output"} | options.pop("columns", {})
         settings = {"template": "{prompt} ANSWER:", "tokenizer": causal, "columns": columns, "val_share": 0.0}
-        module = kind(str(path), **settings | options)
+        module = kind(str(path), **nested(kind, **settings | options))
         module.setup(stage)
         return module
 

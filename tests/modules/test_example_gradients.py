@@ -101,7 +101,7 @@ def test_layers_go_through_a_quantized_base(llama, make_sft_batch):
 
 def test_func_does_not_go_through_a_quantized_base(llama, make_sft_batch):
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(ValueError, match="set gradients to 'layers'"):
+    with pytest.raises(ValueError, match="set it to 'layers'"):
         example_gradients(make_module(llama, base="nf4"), make_sft_batch(), "func")
 
 
@@ -115,5 +115,5 @@ def test_layers_take_linear_layers_alone(llama, make_sft_batch):
 
 
 def test_a_misspelt_way_is_refused(llama, make_sft_batch):
-    with pytest.raises(ValueError, match=r"gradients='layer': did you mean 'layers'"):
+    with pytest.raises(ValueError, match=r"gradients\.way='layer': did you mean 'layers'"):
         example_gradients(make_module(llama), make_sft_batch(), "layer")
