@@ -139,11 +139,9 @@ def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
     number = _num_rows(data, "train", data.get("limit"), rows)
     if number is None:
         return None
-    written = model.get("completions") or {
-        "number": 1,
-        "max_new_tokens": 0,
-    }  # a module of one's own may have none
-    tokens = written["number"] * written["max_new_tokens"]
+    written = model.get("completions")
+    written = written if isinstance(written, Mapping) else {}  # a module of one's own may have none
+    tokens = written.get("number", 1) * written.get("max_new_tokens", 0)
     return number * (tokens + (data.get("max_tokens") or 0)) * BYTES_PER_TOKEN
 
 

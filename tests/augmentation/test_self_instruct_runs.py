@@ -35,7 +35,7 @@ def arguments(tmp_path, model, run, generator):
                 "source": write_rows(tmp_path / "rows.jsonl", ROWS),
                 "columns": {"instruction": "instruction", "response": "output"},
                 "template": "POST : {instruction} CHOICE :",
-                **{"tokenizer": model, "max_tokens": 64, "val_share": 0.0, "batch_size": 2},
+                **{"tokenizer": model, "max_tokens": 64, "split": {"val_share": 0.0}, "batch_size": 2},
                 "partition": {"by": "iid", "num_clients": 3},
                 "augmentation": augmentation,
             },

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
@@ -41,7 +42,7 @@ def build(tmp_path, causal):
             "columns": COLUMNS,
         }
         settings |= {"partition": Partition("client"), "val_share": 0.25}
-        module = kind(str(path), **settings | options)
+        module = kind(str(path), **nested(kind, **settings | options))
         module.setup("fit")
         return module
 

@@ -10,6 +10,7 @@ from tiny_world import make_model
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.self_made.fedmit import FedMIT
@@ -50,7 +51,12 @@ def fit(tmp_path, model):
         data = kind(
             "toy:instructions?num_clients=3&client_rows=6",
             **SETTINGS | (made if kind is SyntheticInstructionDataModule else {}),
-            **{"tokenizer": model, "partition": Partition("client"), "val_share": 0.0, "batch_size": 2},
+            **{
+                "tokenizer": model,
+                "partition": Partition("client"),
+                "split": Split(val_share=0.0),
+                "batch_size": 2,
+            },
         )
         seen = Seen()
         trainer = L.Trainer(

@@ -105,7 +105,7 @@ def test_missing_weights(llama, tmp_path):
 
 def test_a_misspelt_lora_target(llama):
     module = SFTModule(llama, lora=Lora(targets=["q_proj", "v_prj"]))
-    with pytest.raises(ValueError, match="lora_targets='v_prj': did you mean 'v_proj'"):
+    with pytest.raises(ValueError, match=r"lora\.targets='v_prj': did you mean 'v_proj'"):
         module.configure_model()
 
 

@@ -40,7 +40,7 @@ def scorer(tasks, **settings):
     [(None, "o/x", 50), (20, "o/x", 20), (80, "o/x", 50), (80, "o/y", 80), (None, "o/y", None)],
 )
 def test_completions_are_counted_where_the_rows_are_known(tmp_path, limit, source, number):
-    model = {"init_args": {"completions": 3, "max_new_tokens": 10}}
+    model = {"init_args": {"completions": {"number": 3, "max_new_tokens": 10}}}
     data = {"init_args": {"source": source, "limit": limit, "max_tokens": 70}}
     found = answers_bytes(read(tmp_path, "predict", {"model": model, "data": data}), ROWS)
     assert found == (None if number is None else number * (3 * 10 + 70) * 5)
@@ -72,7 +72,9 @@ def test_no_space_is_a_problem_and_unknown_answers_are_named(tmp_path, monkeypat
     kind = type(disk_usage(tmp_path))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: kind(10**9, 10**9 - 10**8, 10**8))
     data = {"init_args": {"source": "o/z", "limit": 10**6, "max_tokens": 10}}
-    known = read(tmp_path, "predict", {"model": {"init_args": {"max_new_tokens": 10}}, "data": data})
+    known = read(
+        tmp_path, "predict", {"model": {"init_args": {"completions": {"max_new_tokens": 10}}}, "data": data}
+    )
     unknown = read(tmp_path, "predict", {"data": {"init_args": {"source": "o/y"}}}, "votes")
     training = SimpleNamespace(
         model="m", base_bytes=0, at_rest=SimpleNamespace(adapter_bytes=0, moment_bytes=0)
