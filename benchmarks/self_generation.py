@@ -31,6 +31,7 @@ import torch
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.clients.partition import Partition
+from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import SelfGeneration
@@ -142,7 +143,7 @@ def timed_data(clock: Clock, options: argparse.Namespace) -> SyntheticInstructio
         tokenizer=options.model,
         max_tokens=128,
         partition=Partition(by="client"),
-        val_share=0,
+        split=Split(val_share=0),
         batch_size=8,
         keep=options.number // 2,
         synthesis=SelfGeneration(

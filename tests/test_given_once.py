@@ -13,7 +13,7 @@ def settings(*arguments):
     return read.config["fit"]
 
 
-@pytest.mark.parametrize("where", ["model", "data"])
+@pytest.mark.parametrize("where", ["model", "data.format"])
 def test_choices_are_those_of_either(where):
     found = settings("--model=SelectorModule", "--model.model=toy", *VOTES, f"--{where}.choices=[x, y]")
     assert list(found.model.init_args.choices) == list(found.data.init_args.format.choices) == ["x", "y"]

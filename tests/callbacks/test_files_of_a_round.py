@@ -56,7 +56,7 @@ def threads(monkeypatch):
 
 
 def test_a_round_of_fedbis(tiny_model, threads):
-    data = PreferenceDataModule(VOTES, tiny_model, view="selector", batch_size=2)
+    data = PreferenceDataModule(VOTES, tokenizer=tiny_model, view="selector", batch_size=2)
     found = entered(SelectorModule(tiny_model, dtype="fp32"), data)
     assert len(found) <= 33, sorted(found)
     assert not [file for file in found if set(Path(file).parts) & set(ROOMS)]
