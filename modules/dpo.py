@@ -13,13 +13,12 @@ from torch import Tensor
 
 from fedlight.devices.quantization import FORMS
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.functional import dpo_loss, reward_margin
+from fedlight.modules.functional import dpo_loss, joint_key, reward_margin, text_keys
 from fedlight.modules.language import skeleton
 from fedlight.modules.language.adapters import disable_adapters
 from fedlight.modules.language.module import Batch
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.language.readout import response_log_probs
-from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode

@@ -1,4 +1,4 @@
-"""Losses and log-probabilities as pure functions that return one value per example; the caller reduces them.
+"""Losses, log-probabilities and keys of texts as pure functions that return one value per example.
 
 * Choice loss: F. Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025,
   https://arxiv.org/abs/2407.03038, eq. 3: cross-entropy over the logits of two choice tokens alone.
@@ -12,6 +12,8 @@
   A. van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018,
   https://arxiv.org/abs/1807.03748, eq. 4.
 """
+
+import hashlib
 
 import torch
 from torch import Tensor
@@ -170,3 +172,33 @@ def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_posit
         own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
         logits = logits.masked_fill(own, float("-inf"))
     return logits.logsumexp(dim=1) - positives
+
+
+def text_keys(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
+    """Return a 63-bit key per text; equal texts have equal keys, however they are padded.
+
+    Args:
+        input_ids: ``(batch, tokens)``.
+        attention_mask: ``(batch, tokens)``, 0 on padding.
+
+    Examples:
+        >>> ids = torch.tensor([[5, 6, 0], [0, 5, 6], [6, 5, 0]])
+        >>> same, shifted, other = text_keys(ids, torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 0]]))
+        >>> same == shifted, same == other
+        (True, False)
+    """
+    rows = zip(input_ids.to("cpu", torch.int64).numpy(), attention_mask.bool().cpu().numpy(), strict=True)
+    return [joint_key(ids[used].tobytes()) for ids, used in rows]
+
+
+def joint_key(*parts: bytes | int) -> int:
+    """Return one 63-bit key for several, in order.
+
+    Examples:
+        >>> joint_key(1, 2) == joint_key(2, 1)
+        False
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else part.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little") >> 1

@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.functional import bradley_terry_loss
+from fedlight.modules.functional import bradley_terry_loss, joint_key, text_keys
 from fedlight.modules.language import skeleton
 from fedlight.modules.language.module import Batch
 from fedlight.modules.language.readout import HiddenStates, hidden_states
-from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.modules.pairs import PairModule, join
 
 

@@ -22,6 +22,7 @@ from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.evaluation.tasks.sampling import Completions
 from fedlight.modules import vllm_engine
 from fedlight.modules.evaluation import Results, evaluate_together
+from fedlight.modules.functional import joint_key, text_keys
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution
@@ -29,7 +30,6 @@ from fedlight.modules.language.data_checks import check_batch, check_max_tokens,
 from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import Optimization, configure_optimizer
 from fedlight.modules.language.readout import SharedPrefix, check_readout
-from fedlight.modules.language.streams import joint_key, text_keys
 from fedlight.processes.work import once
 from fedlight.stacking.dropout import DropoutMasks, seed_dropout
 from fedlight.stacking.stacked_adapters import StackedAdapters
