@@ -43,6 +43,7 @@ from fedlight.devices.memory import (
     resting_footprint,
 )
 from fedlight.devices.shape import BatchShape
+from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 
@@ -138,7 +139,8 @@ def measure(folder: str, form: str, train: Train = "backprop") -> dict[str, Any]
     start = time.perf_counter()
     module.configure_model()
     loaded, loading = time.perf_counter() - start, peak_bytes() - before
-    loop = FederatedLoop(clients_per_round=CLIENTS, local_steps=STEPS, train=train)
+    forward = ZerothOrder() if train == "forward" else None
+    loop = FederatedLoop(clients_per_round=CLIENTS, local_steps=STEPS, forward=forward)
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="cpu",

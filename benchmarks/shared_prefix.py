@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.base_model import Execution
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 VOCABULARY = 40000
@@ -64,7 +65,9 @@ def make_step(work: str, model: str, dtype: str, prefix: str, size: Sequence[int
     from fedlight.modules.language.scoring import Scored, score
 
     kinds: list[Any] = [DPOModule, RewardModule, SelectorModule, SFTModule]
-    module = dict(zip(WORKS, kinds, strict=True))[work](model, dtype=dtype, prefix=prefix, **LORA)
+    module = dict(zip(WORKS, kinds, strict=True))[work](
+        model, dtype=dtype, execution=Execution(prefix=prefix), **LORA
+    )
     module.configure_model()
     set_adapter(module.network)
     module.train()
