@@ -12,7 +12,7 @@ from before the first visit. A tensor in an attribute cannot be restored, as it 
 
 Lightning steps a schedule of interval "step" after each optimizer step, and a module with manual optimization steps its
 schedules at any time. Over a whole round that would give the first clients other rates than the last. So a visit starts
-where the schedule stood when the round began, and ``step_schedule`` sets the start of the next round:
+where the schedule stood when the round began, and `StepSchedules` sets the start of the next round:
 
 ============  ====================================================================================================
 ``continue``  the next round begins where the visit that came furthest in the schedule has left it: of rounds with K steps a
