@@ -39,7 +39,8 @@ class DPOModule(PairModule):
         model: see `LanguageModule`.
         beta: above 0; a larger value keeps the policy closer to the reference.
         lr: learning rate.
-        optimizer: optimizer and schedule of the learning rate; see `LanguageModule`.
+        optimizer: optimizer and schedule of the learning rate; see `LanguageModule`. An `Optimization` without a name is
+            AdamW; a config that gives some of its settings keeps RMSprop.
         kwargs: further arguments of `LanguageModule`.
 
     Attributes:

@@ -48,7 +48,8 @@ class ProjectorModule(Checked, LightningModule):
         temperature: tau of eq. 4, above 0.
         include_positive: whether the denominator of eq. 4 includes the positive.
         lr: learning rate, above 0.
-        optimizer: optimizer and schedule of the learning rate.
+        optimizer: optimizer and schedule of the learning rate. An `Optimization` without a schedule is constant; a config
+            that gives some of its settings keeps cosine.
         seed: seed of the initial weights.
 
     Raises:

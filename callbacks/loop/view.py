@@ -69,4 +69,5 @@ class LoopView(Checked, L.Callback):
         """Put the global model from before the round into the module while the body runs."""
         self.group.unstack()
         buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
-        return self.holding((self._round.opened if self._round else {}) | buffers)
+        assert self._round is not None
+        return self.holding(self._round.opened | buffers)

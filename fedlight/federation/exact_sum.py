@@ -173,9 +173,11 @@ class ExactSum:
                 whole = self._digit(index).to(torch.int64)
                 add(whole)
                 carried += whole
-            above = (carried + 2 ** (BITS - 1)) >> BITS
-            self._digit(index).copy_(carried - (above << BITS))
-            carried, index = above, index + 1
+            if index in digits or bool(carried.any()):
+                above = (carried + 2 ** (BITS - 1)) >> BITS
+                self._digit(index).copy_(carried - (above << BITS))
+                carried = above
+            index += 1
         if not_finite:
             if self._not_finite is None:
                 self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
@@ -285,17 +287,15 @@ class ExactSums:
             for key, layout in own.items()
         }
         everyones = gather(uses, "digits of sums")
-        # The first process with a layout tells it to those that have not trained its tensors.
-        first = {key for key in own if not any(key in each for each in everyones[: everyones.index(uses)])}
-        layouts = {key: own[key] for key in first if any(key not in each for each in everyones)}
-        told = gather(layouts, "layouts of sums")
-        known = own | {
-            key: tuple((name, tuple(shape)) for name, shape in layout)
-            for each in told
-            for key, layout in each.items()
-        }
-        for key in sorted({key for each in everyones for key in each}):
-            layout, uses_of_all = known[key], [each[key] for each in everyones if key in each]
+        keys = sorted({key for each in everyones for key in each})
+        lacking = {key for key in keys if any(key not in each for each in everyones)}
+        if lacking:  # a process has not trained these tensors: the first that has tells their layout
+            before = everyones[: everyones.index(uses)]
+            first = {key for key in lacking & {*own} if not any(key in each for each in before)}
+            for told in gather({key: own[key] for key in first}, "layouts of sums"):
+                own |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in told.items()}
+        for key in keys:
+            layout, uses_of_all = own[key], [each[key] for each in everyones if key in each]
             digits = sorted({digit for used, _ in uses_of_all for digit in used})
             for number in range(-(-_size(layout) // BLOCK)):
                 self._block(layout, number).add_up(digits, any(odd for _, odd in uses_of_all), add)

@@ -42,16 +42,8 @@ MOVED = {
 NESTED = {
     "split": ("val_source", "val_split", "test_source", "test_split", "holdout", "val_share", "val_max"),
     "format": (
-        *(
-            "form",
-            "choices",
-            "choice_template",
-            "pair_template",
-            "generation_template",
-            "trim",
-            "truncate_answers",
-        ),
-        *("encoder", "choice_values", "twins_together"),
+        *("form", "choices", "choice_template", "pair_template", "generation_template", "trim"),
+        *("truncate_answers", "encoder", "choice_values", "twins_together"),
     ),
     "rows": ("few_shot", "pseudo_labels", "canaries", "taught_turns"),
     "lora": ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
@@ -72,7 +64,7 @@ RENAMED = {
     "answer_price": "budget.prices.answer",
 }
 """Former setting -> its place below another, where the words differ."""
-OF_VALUE = {"optimizer": "name", "completions": "number"}
+OF_VALUE = {"optimizer": "name", "completions": "number", "split": "train_split"}
 """Setting that was a value and has others below it now -> the one of these that is that value."""
 
 

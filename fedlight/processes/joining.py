@@ -25,6 +25,8 @@ SAID_AFTER_SECONDS = 10.0
 """Until a process says that it waits for the others to start."""
 FOR_EVER = timedelta(days=30)
 """Wait for a process that is alive, where nothing bounds it: a visit may take hours."""
+OF_CONNECTIONS = ("onnection", "monitoredBarrier", "Timed out", "timed out", "Broken pipe", "Socket")
+"""Words of which gloo's errors have one where another process cannot be reached."""
 FAILED = "fedlight/failed"
 """Key of the store with the process that has failed first, and its error."""
 
@@ -33,7 +35,7 @@ class Others:
     """The other processes, reached by torch.distributed's gloo.
 
     gloo notices at the next exchange when another process has closed its connections, however it ended. A process that is
-    stopped or hangs, alive for the kernel, is noticed by ``wait_seconds`` alone.
+    stopped or hangs, alive for the kernel, is noticed by the longest wait alone.
 
     Args:
         rank: number of this process.
@@ -41,36 +43,40 @@ class Others:
         store: store of all processes.
 
     Attributes:
-        wait_seconds: longest wait at an exchange; None: any.
         has_failed: whether this process ends by an error.
     """
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         self.rank, self.size, self._store = rank, size, store
-        self.wait_seconds: float | None = None
-        self.has_failed = False
+        self.begin(None)
         store.set(f"fedlight/here/{rank}", "")
         store.wait([f"fedlight/here/{other}" for other in range(size)], timedelta(seconds=JOIN_SECONDS))
         store.set_timeout(timedelta(seconds=GRACE_SECONDS))
         self._group: Any = distributed.ProcessGroupGloo(store, rank, size, FOR_EVER)
 
+    def begin(self, wait_seconds: float | None) -> None:
+        """Begin a run, in which this process has not failed; ``wait_seconds``: longest wait at an exchange, None: any."""
+        self._longest = FOR_EVER if wait_seconds is None else timedelta(seconds=wait_seconds)
+        self.has_failed = False
+
     def exchange(self, data: memoryview) -> list[memoryview]:
         """Return the bytes of all processes.
 
         Raises:
-            ConnectionError: another process is gone, has failed, or is not here within ``wait_seconds``.
+            ConnectionError: another process is gone, has failed, or is not here in time.
         """
-        longest = FOR_EVER if self.wait_seconds is None else timedelta(seconds=self.wait_seconds)
         # Process 0 finds out who is missing, so the others wait for it for longer.
-        wait = longest if self.rank == 0 else 2 * longest + timedelta(seconds=GRACE_SECONDS)
+        wait = self._longest if self.rank == 0 else 2 * self._longest + timedelta(seconds=GRACE_SECONDS)
         with self._reached(wait):
             self._group.monitored_barrier(wait)
-            return _all_of(self._group, self.rank, self.size, data)
+            return _all_of(self._group, self.rank, self.size, data, wait)
 
     def add(self, tensor: Tensor) -> None:
         """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
-        with self._reached(FOR_EVER):
-            self._group.allreduce([tensor]).wait()
+        options = distributed.AllreduceOptions()
+        options.timeout = self._longest
+        with self._reached(self._longest):
+            self._group.allreduce([tensor], options).wait()
 
     @contextmanager
     def _reached(self, wait: timedelta) -> Iterator[None]:
@@ -78,6 +84,8 @@ class Others:
         try:
             yield
         except RuntimeError as error:
+            if not any(word in str(error) for word in OF_CONNECTIONS):  # such as one about memory
+                raise
             self.has_failed = True  # the store may be gone, or silent as process 0 is
             raise ConnectionError(
                 f"{self._who(error, wait)}, so process {self.rank} ends too: start again from the newest checkpoint"
@@ -88,7 +96,11 @@ class Others:
         is_late = "Timed out" in str(error)
         late = f"is not here after {wait.total_seconds():g} seconds"
         if self.rank > 0:
-            return f"process 0 {late}" if is_late else "process 0 has ended, and its output says why"
+            return (
+                f"process 0 {late}"
+                if is_late
+                else "process 0 or another one has ended (see the output of process 0)"
+            )
         named = re.search(r"Rank (\d+) failed to pass", str(error))
         missing = int(named[1]) if named else next(filter(self._is_gone, range(1, self.size)), None)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -167,7 +179,9 @@ def _store(rank: int, host: str, port: int) -> Any:
     patience = timedelta(seconds=JOIN_SECONDS)
     is_here = rank == 0 and not has_agent
     stores: Any = distributed  # some builds of torch have none
-    return stores.TCPStore(host, port, None, is_here, patience, wait_for_workers=False, multi_tenant=True)
+    store = stores.TCPStore(host, port, None, is_here, patience, wait_for_workers=False, multi_tenant=True)
+    # The agent keeps its store when torchrun starts the processes again.
+    return stores.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 @contextmanager
@@ -196,7 +210,7 @@ def _patience(rank: int, size: int, address: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _all_of(group: Any, rank: int, size: int, data: memoryview) -> list[memoryview]:
+def _all_of(group: Any, rank: int, size: int, data: memoryview, wait: timedelta) -> list[memoryview]:
     """Return the bytes of all processes; each sends its own, however long, to all, and nothing is copied."""
     own = torch.tensor([len(data)])
     lengths: list[Tensor] = [torch.zeros_like(own) for _ in range(size)]
@@ -208,7 +222,7 @@ def _all_of(group: Any, rank: int, size: int, data: memoryview) -> list[memoryvi
             torch.frombuffer(data, dtype=torch.uint8) if here else torch.empty(int(length), dtype=torch.uint8)
         )
         options = distributed.BroadcastOptions()
-        options.rootRank = root
+        options.rootRank, options.timeout = root, wait
         group.broadcast([part], options).wait()
         found.append(part.numpy().data)
     return found

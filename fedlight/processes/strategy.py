@@ -111,7 +111,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         if self.size > 1:
             share_threads(max(1, self.size // self.num_nodes))
             self.team, others = join(self.cluster_environment)
-            others.wait_seconds = self.wait_seconds
+            others.begin(self.wait_seconds)
             begin(self.team)
 
     def setup(self, trainer: Trainer) -> None:

@@ -86,7 +86,7 @@ def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, mo
         assert time.monotonic() - began < 30
     assert codes == ([-signal.SIGKILL, 1] if rank == 0 else [1, -signal.SIGKILL])
     last = log_of(tmp_path / "logs", 1 - rank).strip().splitlines()[-1]
-    who = "process 1 is gone" if rank else "process 0 has ended, and its output says why"
+    who = "process 1 is gone" if rank else "process 0 or another one has ended (see the output of process 0)"
     assert last == f"ConnectionError: {who}, so process {1 - rank} ends too: {REMEDY}"
     (alone,) = run_ranks(1, lambda _: train(name, tmp_path, "alone", 1), tmp_path / "logs_alone")
     found = run_ranks(2, lambda _: train(name, tmp_path, "killed", 2, resumes=True), tmp_path / "logs_then")

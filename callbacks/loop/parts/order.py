@@ -90,6 +90,8 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     """Yield the parts of a run; the order matters where a comment says so. ``loop`` is the `FederatedLoop`."""
     yield loop._optimizers  # before all that sets options of optimizers
     given = [part for part in loop.parts if isinstance(part, StepSchedules)]
+    if len(given) > 1:
+        raise ValueError("parts has StepSchedules twice: leave one out")
     yield given[0] if given else StepSchedules()
     if scaler_of(trainer) is not None:
         yield LossScale()
@@ -99,9 +101,8 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
         yield loop._at_once  # before what looks at a group
     if loop._forward is not None:
         yield loop._forward
-    yield from (
-        part for part in loop.parts if part not in given
-    )  # before the limits, which hold back updates
+    # Before the limits, which hold back updates.
+    yield from (part for part in loop.parts if not isinstance(part, StepSchedules))
     yield loop._limits
     if loop.privacy is not None:
         yield loop.privacy
