@@ -9,11 +9,12 @@ ROOT = Path(__file__).parents[1]
 EMPTY = {"found", "own", "one", "of", "why"}
 ROOMS = {
     "callbacks": ("attacks", "logs", "progress", "scores"),
-    "datamodules": ("clients", "rows", "synthesis", "text", "vectors"),
+    "datamodules": ("",),
     "fedlight": (
-        *("augmentation", "cli", "devices", "evaluation", "generators", "judges", "lightning_cli", "plan"),
-        *("preflight", "pretrained", "recipes", "stacking", "support", "toy"),
+        *("augmentation", "cli", "devices", "evaluation", "generators", "judges", "federation"),
+        *("lightning_cli", "plan", "preflight", "pretrained", "recipes", "stacking", "support", "toy"),
     ),
+    "modules": ("",),
 }
 
 
