@@ -11,7 +11,7 @@ from fedlight.lightning_cli.class_names import find_object
 from fedlight.recipes import recipe as recipes
 
 MOST = 12
-LARGER = {"FederatedLoop"}  # 15 until the settings of single parts leave it
+LARGER = {"FederatedLoop"}  # 14 until the settings of single parts leave it
 CLASSES = [name for name in fedlight.__all__ if isinstance(getattr(fedlight, name), type)]
 CALLS = sorted(
     {
@@ -45,7 +45,7 @@ def test_a_recipe_function_has_few_arguments(name):
     ("name", "former", "place"),
     [
         ("polis", "jury_share", "jury.share"),
-        ("polis", "max_train", "limits.max_train"),
+        ("polis", "max_train", "bounds.max_train"),
         ("ukpconvarg", "held_out", "holdout.values"),
         ("fewfedpit_real", "num_test", "draw.num_test"),
     ],
@@ -60,7 +60,7 @@ def test_a_former_argument_of_a_recipe_function_is_refused_with_its_new_place(na
 
 def test_a_former_value_of_a_recipe_is_refused_with_its_new_place():
     with pytest.raises(
-        ValueError, match=r"the recipe polis has no setting 'max_test' any more: it is limits\.max"
+        ValueError, match=r"the recipe polis has no setting 'max_test' any more: it is bounds\.max"
     ):
         recipes.load("polis", ["max_test=3"])
 

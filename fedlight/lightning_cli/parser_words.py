@@ -25,8 +25,8 @@ EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
 
 
 MOVED = {
-    "mode": ("buffered", "buffered rounds are buffered=FedBuff, synchronous ones buffered=null"),
-    "fedbuff": ("buffered", "give the same class as buffered"),
+    "mode": ("fleet", "buffered rounds are fleet.buffered=FedBuff, synchronous ones fleet.buffered=null"),
+    **dict.fromkeys(("fedbuff", "buffered"), ("fleet", "give the same class as fleet.buffered")),
     "deadline_seconds": ("fleet", "set fleet.deadline_seconds"),
     "over_selection": ("fleet", "set fleet.over_selection"),
     "train": (
@@ -68,7 +68,7 @@ NESTED = {
     "input": ("input_end", "input_stop", "response_end_with_input"),
     "draw": ("num_clients", "shots", "records", "num_test"),
     "jury": ("jury_share", "min_decided", "min_minority"),
-    "limits": ("num_clients", "min_train", "max_train", "min_test", "max_test"),
+    "bounds": ("num_clients", "min_train", "max_train", "min_test", "max_test"),
     "holdout": ("column", "held_out"),
 }
 """Setting that others stand below -> their former names, beside it."""

@@ -78,8 +78,8 @@ class Jury:
 
 
 @dataclass(frozen=True)
-class PairLimits:
-    """Numbers of clients and of their pairs; in YAML ``limits: {num_clients: 120, max_train: 120}``.
+class PairBounds:
+    """Numbers of clients and of their pairs; in YAML ``bounds: {num_clients: 120, max_train: 120}``.
 
     Args:
         num_clients: most clients.
@@ -97,10 +97,10 @@ class PairLimits:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        refuse_below(2, "limits.", num_clients=self.num_clients)
-        refuse_below(1, "limits.", min_train=self.min_train, min_test=self.min_test)
-        refuse_below(self.min_train, "limits.", max_train=self.max_train)
-        refuse_below(self.min_test, "limits.", max_test=self.max_test)
+        refuse_below(2, "bounds.", num_clients=self.num_clients)
+        refuse_below(1, "bounds.", min_train=self.min_train, min_test=self.min_test)
+        refuse_below(self.min_train, "bounds.", max_train=self.max_train)
+        refuse_below(self.min_test, "bounds.", max_test=self.max_test)
 
 
 def _check_share(name: str, share: float) -> None:
@@ -118,7 +118,7 @@ def opinion_pairs(
     test_statements: str = "own",
     jury: Jury = Jury(),
     test_share: float = 0.4,
-    limits: PairLimits = PairLimits(),
+    bounds: PairBounds = PairBounds(),
     columns: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write pairs of a statement that a person agrees with and one that it disagrees with, in a random order.
@@ -141,7 +141,7 @@ def opinion_pairs(
             client trains on them.
         jury: its size, and when it calls a pair contested.
         test_share: share of statements to test on, in (0, 1).
-        limits: numbers of clients and of their pairs.
+        bounds: numbers of clients and of their pairs.
         columns: columns of the rows where they have other names: ours -> theirs.
 
     Beside the training pairs ``people.csv`` gets the place of each person among all by its votes (`opinion_space`), with the
@@ -176,15 +176,15 @@ def opinion_pairs(
         held = shared if test_statements == "new" else _held_out(voted, test_share, seed, client)
         on_test = np.isin(voted, held)
         sides = [_pairs(ballot, voted[~on_test], allowed), _pairs(ballot, voted[on_test], allowed)]
-        if len(sides[0]) < limits.min_train or len(sides[1]) < limits.min_test:
+        if len(sides[0]) < bounds.min_train or len(sides[1]) < bounds.min_test:
             continue
         eligible += 1
-        if len(made) < limits.num_clients:  # the others are only counted
+        if len(made) < bounds.num_clients:  # the others are only counted
             rngs = [np.random.default_rng(derive_seed(seed, side, client)) for side in ("train", "test")]
             drawn = [
                 np.sort(rng.permutation(len(of_side))[:at_most])
                 for rng, of_side, at_most in zip(
-                    rngs, sides, (limits.max_train, limits.max_test), strict=True
+                    rngs, sides, (bounds.max_train, bounds.max_test), strict=True
                 )
             ]
             trained, tested = (
@@ -194,8 +194,8 @@ def opinion_pairs(
             made.append((trained, tested))
     if len(made) < 2:
         raise RowsError(
-            f"{votes}: {eligible} people beside the jury have {limits.min_train} training and {limits.min_test} test pairs: "
-            f"lower limits.min_train, limits.min_test or jury.min_decided={jury.min_decided}, or set pairs=all"
+            f"{votes}: {eligible} people beside the jury have {bounds.min_train} training and {bounds.min_test} test pairs: "
+            f"lower bounds.min_train, bounds.min_test or jury.min_decided={jury.min_decided}, or set pairs=all"
         )
     place = {text: number for number, text in enumerate(opinions.texts)}
     rows_of_train = [row for rows, _ in made for row in rows]
