@@ -166,9 +166,8 @@ class InstructionDataModule(FederatedDataModule):
         few = self.few_shot.choose(fitting, self.seed)
         self._left_over = [fitting[row] for row in few.test]
         rank_zero_info(f"{self.train_rows[0]}: {few}")
-        return [
-            {**fitting[row], "category": label} for row, label in zip(few.chosen, few.labels, strict=True)
-        ]
+        chosen = zip(few.chosen, few.labels, strict=True)
+        return [{**fitting[row], "category": label} for row, label in chosen]
 
     def _plant_canaries(
         self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit

@@ -17,18 +17,8 @@ from fedlight.support.seeding import derive_seed
 
 FIRST = ("Mara", "Ilya", "Tove", "Nuno", "Zora", "Emre", "Lena", "Otis", "Runa", "Cleo", "Arno", "Yara")
 LAST = (
-    "Ostrov",
-    "Vandel",
-    "Kirchel",
-    "Palmen",
-    "Dorrit",
-    "Sahlin",
-    "Tembe",
-    "Quist",
-    "Ferran",
-    "Holub",
-    "Nagel",
-    "Brix",
+    *("Ostrov", "Vandel", "Kirchel", "Palmen", "Dorrit", "Sahlin"),
+    *("Tembe", "Quist", "Ferran", "Holub", "Nagel", "Brix"),
 )
 MONTHS = ("January", "March", "April", "June", "August", "October", "December")
 

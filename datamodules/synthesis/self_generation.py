@@ -93,9 +93,8 @@ class Draft:
 
     client: str
     number: int  # position among the client's drafts of this round, from 0
-    row: dict[
-        str, str
-    ]  # instruction, input and response; of a dropped draft the answer in which they were looked for
+    # Instruction, input and response; of a dropped draft the answer in which they were looked for.
+    row: dict[str, str]
     fault: str | None = None  # reason for dropping it
 
 

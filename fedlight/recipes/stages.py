@@ -101,11 +101,7 @@ class Stage:
             raise type(stop)(f"in stage {self.name}; the same command goes on from here") from None
         if "report" in result:
             print(result["report"], file=sys.stderr, flush=True)
-        done = {
-            "result": result,
-            "seconds": time.perf_counter() - start,
-            "files": left_in(self.folder),
-        }
+        done = {"result": result, "seconds": time.perf_counter() - start, "files": left_in(self.folder)}
         write_json(self.folder / DONE, sealed(done))
         return done
 
