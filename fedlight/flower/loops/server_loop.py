@@ -110,7 +110,7 @@ class ServerLoop(FederatedLoop):
         self._saved: dict[str, int] = {}
         self._saved_before: dict[str, int] = {}
         self._global: State = {}
-        self._cached: tuple[int, bytes] | None = None
+        self._cached: tuple[State, bytes] | None = None
         self._federation = ServerFederation(self)
 
     @property
@@ -235,8 +235,10 @@ class ServerLoop(FederatedLoop):
 
     def _message(self, state: State) -> bytes:
         """Return the payload of a state that goes down; made once for one state, which goes to many."""
-        if self._cached is None or self._cached[0] != id(state):  # the loop holds the state meanwhile
-            self._cached = id(state), write_payload(self.channel.message_down(state))
+        if (
+            self._cached is None or self._cached[0] is not state
+        ):  # held, as ids of what is gone are used again
+            self._cached = state, write_payload(self.channel.message_down(state))
         return self._cached[1]
 
     # The visits of a round
@@ -325,8 +327,9 @@ class ServerLoop(FederatedLoop):
         homes: dict[int, dict[str, Sent]] = {}
         parcels: dict[int, Parcel] = {}
         for node, names in self.nodes.homes([client.id for client in self._rounds.cohort]).items():
-            # By identity: clients of a node that receive one state share its payload.
+            # By identity, of states that are held: clients of a node that receive one state share its payload.
             labels: dict[int, str] = {}
+            states: list[State] = []
             payloads: dict[str, bytes] = {}
             entries: list[dict[str, Any]] = []
             model, sent = None, homes.setdefault(node, {})
@@ -339,6 +342,7 @@ class ServerLoop(FederatedLoop):
                     message, num_bytes = self._down(sent[name], visit, state)
                     label = None
                     if message is not None:
+                        states.append(message)
                         label = labels.setdefault(id(message), f"p{len(labels)}")
                         if message is state:
                             payloads[label], model = self._message(state), label
