@@ -41,7 +41,12 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
     if given is not None:
         return Guess("client", given, "given with --client")
     asked = [column for column in columns if column.name in taken]
-    likely = [column for column in columns if column.name not in taken and _could_be(column)]
+    # Neither an id of each row nor a text.
+    likely = [
+        column
+        for column in columns
+        if column.name not in taken and 2 <= column.distinct <= len(column.codes) / 2 and column.words < 0.9
+    ]
     best = max((score_name(column.name, "client") for column in likely), default=0)
     named = [column for column in likely if best and score_name(column.name, "client") == best]
     if len(named) > 1:
@@ -78,11 +83,6 @@ def follows(column: Column, asked: Sequence[Column]) -> bool:
     with_values = np.unique(keys * len(column.different) + column.codes)
     # Where hardly any question is asked twice, every column follows from it, and that says nothing.
     return len(with_values) == different and (rows - different) * 10 >= rows
-
-
-def _could_be(column: Column) -> bool:
-    rows = len(column.codes)
-    return 2 <= column.distinct <= rows / 2 and column.words < 0.9  # neither an id of each row nor a text
 
 
 def _count(column: Column) -> str:

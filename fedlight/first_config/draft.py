@@ -317,7 +317,7 @@ def _text(
     if wishes.template:
         template, reason = wishes.template, "given with --template"
     line = Guess("template", template, reason)
-    return template, tokens and tokens.value, [tokens, line] if tokens else [line]
+    return (template, tokens.value, [tokens, line]) if tokens else (template, None, [line])
 
 
 def _keep_turns(paths: Mapping[str, str], template: str) -> dict[str, str]:

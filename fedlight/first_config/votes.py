@@ -194,7 +194,8 @@ def _find_choice(
     given: str | None,
     values: Mapping[str, Sequence[str]] | None,
 ) -> Guess:
-    few = [column for column in columns if _could_be_choice(column) and column.name not in answers]
+    few = [column for column in columns if len(column.values) >= 2 and column.mean_length <= LONGEST_CHOICE]
+    few = [column for column in few if column.name not in answers]
     if given is not None:
         column = _column(columns, given)
         if not read_choice(column.values, answers, values):
@@ -223,10 +224,6 @@ def _find_choice(
     picked = pick(readable, "choice", None)
     assert picked is not None
     return picked
-
-
-def _could_be_choice(column: Column) -> bool:
-    return len(column.values) >= 2 and column.mean_length <= LONGEST_CHOICE
 
 
 def _unread(column: Column) -> str:

@@ -202,8 +202,8 @@ class Node:
         """Run a loop for a task in a new trainer."""
         folder = self._folder / digest(run)  # a name of the server's could lead out of the folder
         # Cohort and limits are the server's: a node visits whom it is asked to visit, and sees no other updates.
-        changes = {"clients_per_round": 1, "clients_at_once": 1, "memory": None}
-        changes |= {"limits": Limits(share=None, norm=None, enforce=False)}
+        changes: dict[str, Any] = {"clients_per_round": 1, "clients_at_once": 1, "memory": None}
+        changes["limits"] = Limits(share=None, norm=None, enforce=False)
         loop = NodeLoop(**(self._settings | changes))
         loop.give(task, NodeMemories(folder / "clients", memories), self._secure)
         limits = {"max_epochs": task.num_rounds, "min_epochs": None, "default_root_dir": str(folder)}

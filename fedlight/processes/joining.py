@@ -69,7 +69,17 @@ class Others:
         wait = self._longest if self.rank == 0 else 2 * self._longest + timedelta(seconds=GRACE_SECONDS)
         with self._reached(wait):
             self._group.monitored_barrier(wait)  # a plain one does not say who is missing
-            return _all_of(self._group, self.rank, self.size, data, wait)
+            sent, length = torch.frombuffer(data, dtype=torch.uint8), torch.tensor([len(data)])
+            lengths: list[Tensor] = [torch.zeros_like(length) for _ in range(self.size)]
+            self._group.allgather([lengths], [length]).wait()
+            received = []
+            for root, length in enumerate(lengths):  # gloo's gather would pad all to the longest
+                part = sent if root == self.rank else torch.empty(int(length), dtype=torch.uint8)
+                options = distributed.BroadcastOptions()
+                options.rootRank, options.timeout = root, wait
+                self._group.broadcast([part], options).wait()
+                received.append(part.numpy().data)  # a view: sums of a whole model are gigabytes
+            return received
 
     def add(self, tensor: Tensor) -> None:
         """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
@@ -201,18 +211,3 @@ def _patience(rank: int, size: int, address: str) -> Iterator[None]:
         ) from error
     finally:
         timer.cancel()
-
-
-def _all_of(group: Any, rank: int, size: int, data: memoryview, wait: timedelta) -> list[memoryview]:
-    """Return the bytes of all processes; each sends its own, however long, to all, and nothing is copied."""
-    sent, length = torch.frombuffer(data, dtype=torch.uint8), torch.tensor([len(data)])
-    lengths: list[Tensor] = [torch.zeros_like(length) for _ in range(size)]
-    group.allgather([lengths], [length]).wait()
-    received = []
-    for root, length in enumerate(lengths):  # gloo's gather would pad all to the longest
-        part = sent if root == rank else torch.empty(int(length), dtype=torch.uint8)
-        options = distributed.BroadcastOptions()
-        options.rootRank, options.timeout = root, wait
-        group.broadcast([part], options).wait()
-        received.append(part.numpy().data)
-    return received

@@ -60,10 +60,14 @@ class Team:
         """
         if self._exchange is None:  # neither copied nor packed: sums of a whole model are gigabytes
             return [value]
+        import torch  # here, as in _packed
+
         received = self._exchange(_packed((what, value)))
         answers = []
         while received:  # whatever is unpacked is freed: sums of a whole model are gigabytes
-            answers.append(_unpacked(received.pop(0)))
+            data = io.BytesIO(received.pop(0))
+            # No code that another host has pickled is run.
+            answers.append(torch.load(data, map_location="cpu", weights_only=True))
         for rank, (where, _) in enumerate(answers):
             if where != what:
                 raise ValueError(
@@ -194,13 +198,6 @@ class _Written:
 
     def flush(self) -> None:
         """Do nothing: there is no file behind it."""
-
-
-def _unpacked(data: memoryview) -> Any:
-    import torch
-
-    # No code that another host has pickled is run.
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _with_small_storage(value: Any) -> Any:

@@ -189,11 +189,11 @@ class ServerLoop(FederatedLoop):
         by_example = isinstance(getattr(self.algorithm, "assignment", None), SoftGroups)
         fields = {"losses_on": on, "adapters": [*adapters], "by_example": by_example}
         parcels = self._parcels(homes, self.rounds_done, state, fields)
+        take = partial(replies.read_losses, adapters=len(adapters), by_example=by_example)
         scored: dict[str, list[np.ndarray]] = {}
         for node, answer in self.nodes.ask("losses", parcels).items():
-            due = {"clients": homes[node], "adapters": len(adapters), "by_example": by_example}
             try:
-                scored |= self.nodes.read(answer, partial(replies.read_losses, **due))
+                scored |= self.nodes.read(answer, partial(take, clients=homes[node]))
             except Refused as error:
                 logger.warning("node %s has not scored its clients: %s", node, error)
         if not scored:
