@@ -12,17 +12,8 @@ ROOMS = {
     "datamodules": ("clients", "rows", "synthesis", "text", "vectors"),
     "fedlight": (
         *("augmentation", "cli", "devices", "evaluation", "first_config", "flower", "generators", "judges"),
-        *(
-            "lightning_cli",
-            "plan",
-            "preflight",
-            "pretrained",
-            "processes",
-            "recipes",
-            "stacking",
-            "support",
-            "toy",
-        ),
+        *("lightning_cli", "plan", "preflight", "pretrained", "processes", "recipes", "stacking"),
+        *("support", "toy"),
     ),
 }
 

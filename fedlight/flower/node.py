@@ -195,7 +195,7 @@ class Node:
         return Task(action, round_idx, num_rounds, shares, model, received, heard, rates, (on, adapters))
 
     def _run_round(self, asked: Parcel) -> tuple[NodeLoop, L.Trainer]:
-        """Run a loop for what a message of a round asks for."""
+        """Run a loop for a message of a round."""
         return self._run(self._task(asked), value_of(asked.header, "run", str), _versions(asked))
 
     def _run(self, task: Task, run: str, memories: Mapping[str, Versions]) -> tuple[NodeLoop, L.Trainer]:
@@ -248,7 +248,7 @@ def versions() -> dict[str, str]:
 
 
 def _entry(loop: NodeLoop, row: Record) -> dict[str, Any]:
-    """Return a visit in a reply, without a payload and numbers from which rows might be guessed."""
+    """Return a visit in a reply, without its payload and its metrics."""
     return {
         **{"client": row["client"], "label": row["split"], "payload": None, "names": None},
         **{"diverged": loop.diverged.get(str(row["client"]), ""), "steps": row["steps"]},

@@ -91,7 +91,7 @@ class Nodes:
         """Ask nodes that are new to join, and take the clients of those that fit.
 
         Args:
-            versions: what a node must have as the server has it.
+            versions: fields that must be equal at node and server.
             asks: further fields of the message.
         """
         new = [node for node in self.transport.nodes() if node not in self._known]

@@ -29,13 +29,8 @@ OF_SERVER = (
 """Callbacks that a node leaves to the server, beside fedlight's own."""
 OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
-EMULATED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "forward": (
-        lambda value: bool(value and getattr(value, "init_args", value).only_where_needed),
-        "only_where_needed asks emulated devices: leave it out",
-    ),
-}
-"""Setting of the loop -> whether a value needs emulated devices, and why there are none, with the remedy."""
+ASKS_DEVICES = "only_where_needed asks emulated devices: leave it out"
+"""Why a deployment does not train so, with the remedy."""
 
 
 class Parts(FedlightCLI):
@@ -57,15 +52,14 @@ class Parts(FedlightCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what the loop itself would refuse with a remedy that a deployment has not: an emulated fleet."""
         federated = self.config["fit"].get("federated")
-        for name, (needs, reason) in EMULATED.items() if federated is not None else ():
-            if needs(value := federated.init_args.get(name)):
-                raise not_under_flower(name, value, reason)
+        if federated is not None and asks_devices(forward := federated.init_args.get("forward")):
+            raise not_under_flower("forward", forward, ASKS_DEVICES)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         given = config.pop("callbacks", None) or []
         for callback in [*(given if isinstance(given, list) else [given]), *callbacks]:
             if isinstance(callback, FederatedLoop):
-                self.loop = callback  # each end makes a loop of its own by these settings
+                self.loop = callback  # its settings count: each end makes another loop
             elif callback is not None and not isinstance(callback, SaveConfigCallback):
                 kept = self._keeps(callback)
                 self.callbacks.append(callback) if kept else self.left_out.append(type(callback).__name__)
@@ -125,7 +119,7 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     ranks = getattr(algorithm, "ranks", None)
     refused = (
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
-        *((name, needs(settings[name]), reason) for name, (needs, reason) in EMULATED.items()),
+        ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
         ("algorithm.ranks", ranks is not None, "ranks by client are the emulator's: leave it out"),
         ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),
         (
@@ -137,6 +131,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     for name, is_set, reason in refused:
         if is_set:
             raise not_under_flower(name, settings.get(name), reason)
+
+
+def asks_devices(forward: Any) -> bool:
+    """Return whether a value of ``forward``, parsed or made, trains by forward passes where a device has no more room."""
+    return bool(forward and getattr(forward, "init_args", forward).only_where_needed)
 
 
 def not_under_flower(name: str, value: Any, reason: str) -> ValueError:

@@ -68,7 +68,7 @@ class Others:
         # Process 0 finds out who is missing, so the others wait for it for longer.
         wait = self._longest if self.rank == 0 else 2 * self._longest + timedelta(seconds=GRACE_SECONDS)
         with self._reached(wait):
-            self._group.monitored_barrier(wait)  # a plain one does not say who is missing
+            self._group.monitored_barrier(wait)  # a plain barrier does not name the missing process
             sent, length = torch.frombuffer(data, dtype=torch.uint8), torch.tensor([len(data)])
             lengths: list[Tensor] = [torch.zeros_like(length) for _ in range(self.size)]
             self._group.allgather([lengths], [length]).wait()

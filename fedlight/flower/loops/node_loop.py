@@ -127,7 +127,7 @@ class NodeExchange(Exchange):
         shapes = {name: value.shape for name, value in reply.items()}
         movement = self.channel.read_up(message, received, shapes)
         refuse_not_finite(movement, "the movement of")
-        # The server does the same with its copy of the client, which has no values: what is remembered is remembered here.
+        # The server does the same with its copy of the client; this copy alone has the values that are remembered.
         update = self.algorithm.finish_visit(visiting, pad_like(movement, whole, rank), work)
         if self._loop.secure and update is not None:
             # The elements of a masked sum have no names: all nodes put them in the order of the tensors' names.
@@ -140,7 +140,7 @@ class NodeExchange(Exchange):
 
 def _read_down(channel: Channel, data: bytes, due: State) -> State:
     """Return the state in a payload for a state of the shapes of ``due``."""
-    # How a codec packs values depends on shapes and types alone, so encoded zeros tell the layout of what has to come.
+    # A codec's layout depends on shapes and types alone, so encoded zeros have that of the message.
     zeros = {name: value.new_zeros(value.shape, device="cpu") for name, value in due.items()}
     message = read_payload(data, layout_of(channel.message_down(zeros)))
     return channel.read_down(message, {name: value.shape for name, value in due.items()})
@@ -242,9 +242,7 @@ class NodeLoop(FederatedLoop):
         for piece in under_way.contributions.pieces() if self.secure else ():
             for name, parts in piece["updates"].items():
                 self.summed[name] += parts
-        write(
-            under_way.opened, self._parameters
-        )  # the module serves further messages, in which no client's weights may be
+        write(under_way.opened, self._parameters)  # further messages must not find a client's weights
         self.buffers.finish_round()
         self._optimizers.forget(trainer.optimizers)
         self.group, self._round = OpenGroup([], LocalWork(())), None

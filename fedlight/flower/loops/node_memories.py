@@ -44,7 +44,7 @@ class NodeMemories(ClientMemories):
         self._in_round: dict[str, Path] = {}
 
     def open(self, folder: str) -> None:
-        """Keep the node's folder: the base class would remove the files that no checkpoint of its own names."""
+        """Keep the node's folder; the base class would remove files that no checkpoint here names."""
 
     def load(self, client_id: str) -> Memory:
         """Return the client's memory after its last visit in this round, or after the last round that the server has taken.

@@ -42,7 +42,7 @@ class Sent:
 
     Attributes:
         client: the client, whose memory has names and shapes alone: values stay with its node.
-        due: what each visit receives and sends, and what is remembered after it, as meta tensors.
+        due: meta tensors that each visit receives, sends and leaves in the client's memory.
         visitings: its visits.
         bytes_down: bytes that each visit has received.
     """
@@ -91,7 +91,7 @@ def check_reply(
 
 
 def labels_of(sent: Mapping[str, Sent]) -> dict[str, list[str]]:
-    """Return client -> labels of the visits for which it was asked."""
+    """Return the labels of each client's visits."""
     return {name: [visiting.visit.label for visiting in each.visitings] for name, each in sent.items()}
 
 
@@ -187,7 +187,7 @@ def _refuse_odd_values(tensors: State) -> None:
                 raise Refused(f"what it sends holds {largest:g}, which is no weight of a model")
 
 
-@lru_cache(maxsize=64)  # clients send alike, and encoding is what it takes to know
+@lru_cache(maxsize=64)  # clients send alike, and only encoding shows the layout
 def _up_layout(channel: Channel, due: tuple[tuple[str, Size, bool], ...]) -> Layout:
     """Return names, shapes and types of what a reply is sent as; ``due``: name, shape, and whether it was received."""
     reply = {name: torch.zeros(shape) for name, shape, _ in due}

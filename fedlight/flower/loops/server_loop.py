@@ -91,8 +91,8 @@ class ServerLoop(FederatedLoop):
     Attributes:
         nodes: the nodes.
         last: client -> last round whose work the server has taken.
-        outlines: client -> what its node remembers of it, with meta tensors: an algorithm's ``send`` may depend on their
-            names and shapes. The server computes them, and learns no value.
+        outlines: client -> its memory at the node, with meta tensors: an algorithm's ``send`` may depend on their names and
+            shapes. The server computes them, and learns no value.
     """
 
     planner_type, run_type, deployed = ServerPlanner, ServerRun, True
@@ -147,7 +147,7 @@ class ServerLoop(FederatedLoop):
         sizes = {name: client.num_examples for name, client in self.clients.items()}
         if self._data.client_sizes() != sizes:
             ready = self._rounds.planned
-            self._meet_clients(trainer)  # and so makes a planner that does not know what is prepared
+            self._meet_clients(trainer)  # the new planner does not know which round is prepared
             self._rounds.planned = ready
             plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         super()._plan_round(trainer)
@@ -237,7 +237,7 @@ class ServerLoop(FederatedLoop):
         """Return the payload of a state that goes down; made once for one state, which goes to many."""
         if (
             self._cached is None or self._cached[0] is not state
-        ):  # held, as ids of what is gone are used again
+        ):  # the state is held: Python gives its id to the next one
             self._cached = state, write_payload(self.channel.message_down(state))
         return self._cached[1]
 
@@ -254,7 +254,7 @@ class ServerLoop(FederatedLoop):
             for node, answer in self.nodes.ask("visit", parcels).items():
                 outcomes |= self._read(answer, homes[node])
         took_part = []
-        for name in self._rounds.everything.clients:  # in the emulator's order, as the rows of visits.csv
+        for name in self._rounds.everything.clients:  # rows of visits.csv have the emulator's order
             arrived = outcomes.get(name, ABSENT)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
@@ -302,7 +302,7 @@ class ServerLoop(FederatedLoop):
                 added = [weights[name] for name, work in arrived.items() if not work.diverged]
                 total = server_side.decoded(secure_round.total(), shapes, added)
                 under_way.contributions.merge([{"updates": total, "diverged": {}}])
-        except Refused as error:  # without the total nobody's update is known, but who diverged is
+        except Refused as error:  # without the total no update is known, only who diverged
             self.nodes.count_refused(str(error))
             logger.warning("round %s: %s", self.rounds_done + 1, error)
             arrived, reason = {name: work for name, work in arrived.items() if work.diverged}, str(error)
@@ -322,7 +322,7 @@ class ServerLoop(FederatedLoop):
         return 1.0 if update is None or uniform else update.weight
 
     def _send(self, under_way: OpenRound) -> tuple[dict[int, dict[str, Sent]], dict[int, Parcel]]:
-        """Return what is under way for each node's clients, and the message for each node."""
+        """Return the visits under way by node and client, and the message for each node."""
         state = under_way.exchange.state
         homes: dict[int, dict[str, Sent]] = {}
         parcels: dict[int, Parcel] = {}
@@ -419,10 +419,7 @@ class ServerLoop(FederatedLoop):
                         update = None if update is None else part.weighed(group, visiting.visit, update)
                     contributions.add(visiting.visit, update, {}, examples)
                     under_way.training.add(name, arrived.metrics[place])
-                except (
-                    ValueError,
-                    ArithmeticError,
-                ) as error:  # also of a weight that follows from the node's loss
+                except (ValueError, ArithmeticError) as error:  # a weight may follow from the node's loss
                     contributions.leave_out(name, Diverged(str(error)))
             if name in contributions.diverged:
                 under_way.training.leave_out(name)
@@ -433,7 +430,7 @@ class ServerLoop(FederatedLoop):
             under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if name not in contributions.diverged:
             self.last[name] = self.rounds_done
-            # Single values, such as the rank to which a client has pruned itself, the server works out itself.
+            # The server itself works out single values, such as the rank to which a client has pruned itself.
             single = (bool, int, float, str, type(None))
             known = {key: value for key, value in sent.client.memory.items() if isinstance(value, single)}
             self.outlines[name] = sent.due[-1].memory | known

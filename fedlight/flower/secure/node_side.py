@@ -106,7 +106,7 @@ class NodeSecrets:
         kept = self._read(asked, "letters")
         total, elements, private = values.copy(), values.shape[1], bytes.fromhex(kept["mask"])
         add(total, masks.stream(bytes.fromhex(kept["seed"]), elements))
-        for name in kept["held"]:  # of those alone there are shares, by which a mask can be taken off
+        for name in kept["held"]:  # only their shares can take a mask off
             if name != kept["own"]:
                 public = bytes.fromhex(kept["public"][name]["mask"])
                 add(total, pair_mask(private, public, int(kept["own"]), int(name), elements))

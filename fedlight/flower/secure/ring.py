@@ -102,7 +102,7 @@ def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> t
             where = slice(number * BLOCK, min((number + 1) * BLOCK, size))
             total[:, where], lost = _from_digits(part, where.stop - where.start)
             rounded += lost
-    weight = sum((Fraction(*ratio) for _, ratio in partial["divisors"]), Fraction())  # exact, as the sums are
+    weight = sum((Fraction(*ratio) for _, ratio in partial["divisors"]), Fraction())  # exact like the sums
     scaled = weight / Fraction(2) ** UNIT
     whole = round(scaled)
     if not 0 <= weight < 2.0**31:

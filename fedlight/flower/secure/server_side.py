@@ -57,7 +57,7 @@ def read_masked(
     data, due = answer.payloads.get(ring.PAYLOAD), masked_bytes(shapes)
     if data is None or len(answer.payloads) != 1 or len(data) != due:
         raise Refused(f"its masked sum is not {due // ring.BYTES:,} elements of {ring.BYTES} bytes")
-    visits = Parcel(answer.header)  # no visit has a payload of its own
+    visits = Parcel(answer.header)  # without the payload, which belongs to no visit
     check_reply(visits, labels_of(sent))
     lost = read_lost(visits, sent)
     there = {name: each for name, each in sent.items() if name not in lost}
@@ -128,7 +128,8 @@ class SecureRound:
         names = {self._names[node]: node for node in self._masked}
         gone = [name for name in self._letters if name not in names]
         self._refuse_too_few("have sent a sum", len(names), least_of(len(self._public)))
-        self._refuse_too_few("have an update", self._with_update, LEAST_NODES)  # zeros hide nobody
+        # A sum of zeros hides no other sum.
+        self._refuse_too_few("have an update", self._with_update, LEAST_NODES)
         lists = {"alive": [*names], "gone": gone}
         take = partial(self._shares_of, alive=[*names], gone=gone)
         answers = self._ask("unmask", dict.fromkeys(self._masked, lists), take)
