@@ -11,8 +11,19 @@ ROOMS = {
     "callbacks": ("attacks", "export", "logs", "loop", "progress", "scores"),
     "datamodules": ("",),
     "fedlight": (
-        *("augmentation", "cli", "devices", "evaluation", "generators", "judges", "federation"),
-        *("lightning_cli", "plan", "preflight", "pretrained", "recipes", "stacking", "support", "toy"),
+        *(
+            "augmentation",
+            "cli",
+            "devices",
+            "evaluation",
+            "federation",
+            "first_config",
+            "flower",
+            "generators",
+            "judges",
+        ),
+        *("lightning_cli", "plan", "preflight", "pretrained", "processes", "recipes", "stacking"),
+        *("support", "toy"),
     ),
     "modules": ("",),
 }
