@@ -1,7 +1,6 @@
-"""Names that are no part of `fedlight` itself: a config gives them alone, Python imports them from their room.
+"""Names beside those of `fedlight` itself: a config gives each alone, and Python imports it from its room.
 
-So ``class_path: FedKSeed`` stands beside ``class_path: FedAvg``, and ``from fedlight.federation.forward import FedKSeed``
-beside ``from fedlight import FedAvg``.
+A config has ``class_path: FedKSeed``; Python has ``from fedlight.federation.forward import FedKSeed``.
 """
 
 # fmt: off
@@ -46,4 +45,4 @@ FURTHER = {
     "Attack": "callbacks.attacks.attack",
 }
 # fmt: on
-"""Name -> its file below ``fedlight``, whose folder is the room."""
+"""Name -> file below ``fedlight``; the file's folder is the room."""

@@ -20,7 +20,7 @@ def same_class(a: str, b: str) -> bool:
         >>> same_class("FedDCA", "fedlight.augmentation.feddca.FedDCA"), same_class("FedDCA", "mine.FedDCA")
         (True, False)
     """
-    a, b = _whole(a), _whole(b)
+    a, b = whole_path(a), whole_path(b)
     if a == b:
         return True
     if last_part(a) != last_part(b):
@@ -31,7 +31,7 @@ def same_class(a: str, b: str) -> bool:
     return first is not None and first is find_object(b)
 
 
-def _whole(name: str) -> str:
+def whole_path(name: str) -> str:
     """Return the path of a class in `CLASS_FILES`; another name as it is."""
     last = last_part(name)
     if name in (last, f"fedlight.{last}") and last in CLASS_FILES:
@@ -46,7 +46,7 @@ def last_part(name: str) -> str:
 
 def find_object(path: str) -> Any:
     """Return the object of a dotted name, or of a name in `CLASS_FILES`; None where it cannot be imported."""
-    module, _, name = _whole(path).rpartition(".")
+    module, _, name = whole_path(path).rpartition(".")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError):

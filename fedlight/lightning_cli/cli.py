@@ -24,7 +24,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
-from fedlight.lightning_cli.class_names import CLASS_FILES, last_part
+from fedlight.lightning_cli.class_names import CLASS_FILES, last_part, whole_path
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
@@ -142,8 +142,7 @@ def _parsers_of(action: Any) -> list[Any]:
 def find_by_name() -> None:
     """Make all parsers of this process find fedlight's classes by their names alone.
 
-    jsonargparse looks for a name among the imported classes that derive from the one expected. None derives from a protocol,
-    as the rows of a task are.
+    jsonargparse looks for a name among the imported classes that derive from the expected one. A protocol has none.
     """
     for file in sorted(set(CLASS_FILES.values())):
         importlib.import_module(f"fedlight.{file}")
@@ -153,7 +152,7 @@ def find_by_name() -> None:
 
     def path_of(expected: Any, name: str) -> str:
         path: str = theirs(expected, name)
-        return path if "." in path or path not in CLASS_FILES else f"fedlight.{CLASS_FILES[path]}.{path}"
+        return path if "." in path else whole_path(path)
 
     setattr(parser_types(), BY_NAME, path_of)
 

@@ -3,14 +3,11 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
-
-NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def lazy_names(
-    package: str, files: Mapping[str, str], elsewhere: Mapping[str, str] = NONE
+    package: str, files: Mapping[str, str], elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports on first use.
 
@@ -28,7 +25,7 @@ def lazy_names(
             setattr(sys.modules[package], name, value)
             return value
         reason = f"module {package!r} has no attribute {name!r}"
-        if name not in elsewhere:
+        if elsewhere is None or name not in elsewhere:
             raise AttributeError(reason)
         room = f"{package}.{elsewhere[name].rpartition('.')[0]}"
         reason += f": write `from {room} import {name}`, and in a config {name} alone"
