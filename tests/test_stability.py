@@ -131,7 +131,7 @@ def test_keys_and_class_names_are_found_or_refused():
         assert (outcome.code, f"did you mean {nearest!r}" in refused(outcome)) == (2, True), outcome.err
     with pytest.raises(ImportError):
         exec("from fedlight import FedAvgg")
-    with pytest.raises(ImportError, match="write `from fedlight.judges import ChatJudge`"):
+    with pytest.raises(ImportError, match=r"write `from fedlight\.judges import ChatJudge`"):
         exec("from fedlight import ChatJudge")
     with pytest.raises(TypeError, match="local_step"):
         package.FederatedLoop(local_step=3)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from fedlight.callbacks.loop.run import seed_all
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import pad_to
@@ -40,8 +41,8 @@ def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     The division by ``accumulate_grad_batches`` is undone. None without a loss, as may be under manual optimization.
     """
     if isinstance(outputs, Mapping) and CLIENT_LOSSES in outputs:
-        found: Tensor = outputs[CLIENT_LOSSES]
-        return found
+        losses: Tensor = outputs[CLIENT_LOSSES]
+        return losses
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return loss.detach().reshape(1) * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
 
@@ -81,6 +82,17 @@ class OpenGroup:
     work: LocalWork
     beside: Any = None
     forward: Any = None
+
+    def adjust_gradients(
+        self, algorithm: Algorithm, parameters: Mapping[str, Tensor], optimizer: Optimizer
+    ) -> None:
+        """Let the algorithm change the gradients of each visit, of the parameters that an optimizer holds."""
+        if self.forward is not None:  # it shows the algorithm one estimate after the other
+            return
+        if self.beside is None:
+            adjust_gradients(algorithm, self.visits, parameters, optimizer)
+        else:
+            self.beside.adjust_gradients(algorithm, optimizer)
 
     def unstack(self) -> list[State]:
         """End the visits of several clients in one batch; return what each has trained, none where one trains alone."""
@@ -172,11 +184,11 @@ class Exchange:
         if update is not None:
             if self.keeps_factors:
                 update = with_factors(update, received, trained, self.state)
-            own = {name: value for name, value in movement.items() if name in self.state}
+            federated = {name: value for name, value in movement.items() if name in self.state}
             if isinstance(self.algorithm, RebuildsUploads):  # it knows what else a model follows from
-                own = movement
-            if own:  # else nobody can rebuild a model from it
-                self._arrived, self._is_new = (visiting, own), True
+                federated = movement
+            if federated:  # else nobody can rebuild a model from it
+                self._arrived, self._is_new = (visiting, federated), True
         return update
 
     def _with_buffers(self, payload: Payload) -> int:
@@ -192,20 +204,20 @@ class Exchange:
         if self._arrived is not None:  # computed once, and only when it is read
             visiting, movement = self._arrived
             if isinstance(self.algorithm, RebuildsUploads):
-                own = self.algorithm.uploaded(visiting, movement)
+                uploaded = self.algorithm.uploaded(visiting, movement)
             else:
-                own = moved({name: visiting.received[name] for name in movement}, movement)
-            whole = {name: pad_to(value, self.state[name].shape) for name, value in own.items()}
+                uploaded = moved({name: visiting.received[name] for name in movement}, movement)
+            whole = {name: pad_to(value, self.state[name].shape) for name, value in uploaded.items()}
             self._upload, self._arrived = Upload(self.round_idx, visiting.client.id, whole), None
         return self._upload
 
     def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:
         """Call ``on_upload`` of the callbacks that have it, if the last visit has given an upload."""
         is_new, self._is_new = self._is_new, False
-        takers = [one for one in callbacks if isinstance(one, TakesUpload)] if is_new else []
-        for one in takers:
+        takers = [callback for callback in callbacks if isinstance(callback, TakesUpload)] if is_new else []
+        for taker in takers:
             assert self.upload is not None
-            one.on_upload(self.upload)
+            taker.on_upload(self.upload)
 
 
 class RankedExchange(Exchange):
@@ -227,6 +239,21 @@ class RankedExchange(Exchange):
         cut = replace(visiting, received=cut_to_rank(visiting.received, rank))
         movement, payload = super()._send_up(cut, cut_to_rank(reply, rank))
         return pad_like(movement, reply, rank), payload
+
+
+def exchange_of(loop: Any, state: State, keeps_factors: bool) -> Exchange:
+    """Return the messages of the round of a `FederatedLoop` that begins with the shared parameters ``state``."""
+    kind = RankedExchange if isinstance(loop.algorithm, UnlikeRanks) else Exchange
+    return kind(
+        algorithm=loop.algorithm,
+        channel=loop.channel,
+        seed=loop.seed,
+        round_idx=loop.rounds_done,
+        state=state,
+        buffer_bytes=loop.buffers.num_bytes,
+        model_for=None if loop._buffered is None else loop._buffered.model_for,
+        keeps_factors=keeps_factors,
+    )
 
 
 @runtime_checkable
@@ -268,14 +295,14 @@ def adjust_gradients(
 ) -> None:
     """Let the algorithm change the gradients of visits that train alone, of the parameters that an optimizer holds."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    own = {name: p for name, p in parameters.items() if id(p) in held}
-    for one in visits:
-        gradients = {name: p.grad for name, p in own.items() if p.grad is not None}
+    stepped = {name: p for name, p in parameters.items() if id(p) in held}
+    for open_visit in visits:
+        gradients = {name: p.grad for name, p in stepped.items() if p.grad is not None}
         with_one = [*gradients]
-        algorithm.adjust_gradients(one.visiting, own, gradients)
+        algorithm.adjust_gradients(open_visit.visiting, stepped, gradients)
         for name in {*with_one, *gradients}:
-            if own[name].grad is not gradients.get(name):
-                own[name].grad = gradients.get(name)
+            if stepped[name].grad is not gradients.get(name):
+                stepped[name].grad = gradients.get(name)
 
 
 @runtime_checkable
@@ -288,9 +315,9 @@ class TakesVisitStart(Protocol):
 
 def call_on_visit_start(trainer: L.Trainer, module: L.LightningModule, client_id: str) -> None:
     """Call ``on_visit_start`` of the module and then of the callbacks that have it, in their order."""
-    for one in (module, *trainer.callbacks):  # type: ignore[attr-defined]
-        if isinstance(one, TakesVisitStart):
-            one.on_visit_start(client_id)
+    for hearer in (module, *trainer.callbacks):  # type: ignore[attr-defined]
+        if isinstance(hearer, TakesVisitStart):
+            hearer.on_visit_start(client_id)
 
 
 def use_adapter(module: L.LightningModule, visiting: Visiting) -> None:
@@ -321,8 +348,8 @@ def call_again(module: L.LightningModule) -> None:
 class _Called:
     """Replacement of the hook for one call."""
 
-    def __init__(self, module: L.LightningModule, own: Any) -> None:
-        self._module, self._own = module, own
+    def __init__(self, module: L.LightningModule, before: Any) -> None:
+        self._module, self._own = module, before
 
     def __call__(self, *_: object) -> None:
         if self._own is None:
@@ -334,13 +361,22 @@ class _Called:
 class ParametersLeft:
     """Copy of the federated parameters at the end of a visit or a round, compared at the next hook."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], client_id: str) -> None:
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Compare nothing at the next hook."""
+        self._parameters: Mapping[str, Tensor] = {}
+
+    def note(self, parameters: Mapping[str, Tensor], client_id: str) -> None:
+        """Copy the parameters that a visit has left."""
         self._parameters, self._client_id = parameters, client_id
         self._values = {name: p.detach().clone() for name, p in parameters.items()}
 
     def refuse_changed(self) -> None:
-        """Raise ``ValueError`` if the parameters have changed since."""
+        """Raise ``ValueError`` if the parameters have changed since; the next call compares nothing."""
         changed = [name for name, p in self._parameters.items() if not torch.equal(p, self._values[name])]
+        self.forget()
         if changed:
             raise ValueError(
                 f"{changed[0]} was changed by a callback when the visit to client {self._client_id} was over and its work "
