@@ -12,7 +12,7 @@ ROOMS = {
     "datamodules": ("clients", "rows", "synthesis", "text", "vectors"),
     "fedlight": (
         *("augmentation", "cli", "devices", "evaluation", "generators", "judges", "lightning_cli", "plan"),
-        *("preflight", "pretrained", "recipes", "stacking", "support", "toy"),
+        *("preflight", "pretrained", "recipes", "report", "stacking", "support", "toy"),
     ),
 }
 

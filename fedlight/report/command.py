@@ -126,13 +126,13 @@ def _are_done(folders: Sequence[str | Path], private: bool) -> bool:
 
 def _state(folders: Sequence[str | Path], page: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of each file of the runs, without those of the page itself."""
-    own, found = page.with_name(f"{page.stem}_files").absolute(), {}
+    figures, states = page.with_name(f"{page.stem}_files").absolute(), {}
     for file in (file for folder in folders for file in Path(folder).absolute().rglob("*")):
-        if file == page.absolute() or own in file.parents or not file.is_file():
+        if file == page.absolute() or figures in file.parents or not file.is_file():
             continue
         try:
             about = file.stat()
         except FileNotFoundError:  # a checkpoint that has just been replaced
             continue
-        found[str(file)] = about.st_size, about.st_mtime_ns
-    return found
+        states[str(file)] = about.st_size, about.st_mtime_ns
+    return states

@@ -92,8 +92,8 @@ def write_report(
     with full_disk_named(page), unfinished(files, is_folder=True) as new:
         figures = new / files.name  # as the page names the folder
         figures.mkdir()
-        found = [with_figures(section, figures, drawn) for section in sections(runs)]
-        text = render(runs, found, drawn, reload_seconds)
+        shown = [with_figures(section, figures, drawn) for section in sections(runs)]
+        text = render(runs, shown, drawn, reload_seconds)
         with whole_file(page) as whole:
             whole.write_text(text, encoding="utf-8", errors="replace")
             files.mkdir(exist_ok=True)
@@ -118,7 +118,7 @@ def page_of(folders: Sequence[str | Path], output: str | Path | None) -> Path:
 
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Return the sections about the runs, a picture first; one that fails becomes a line with the error."""
-    found: list[Section] = []
+    shown: list[Section] = []
     for module in SECTIONS:
         name = module.__name__.rpartition(".")[2]
         try:
@@ -128,13 +128,13 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             note = _failed("This section", error)
             section = Section(name, name.replace("_", " ").capitalize(), "", [], (note,))
         if section is not None:
-            found.append(section)
-    return picture_first(found)
+            shown.append(section)
+    return picture_first(shown)
 
 
-def picture_first(found: Sequence[Section]) -> list[Section]:
+def picture_first(shown: Sequence[Section]) -> list[Section]:
     """Return the sections with a picture in the first one: its own, else the first charts of curves or clients."""
-    first, *others = found
+    first, *others = shown
     if any(isinstance(part, Chart) for part in first.parts):
         return [first, *others]
     for section in (other for other in others if other.name in ("curves", "clients")):
@@ -165,7 +165,7 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
 
 def _unused(name: str, drawn: Mapping[str, Drawn]) -> str:
     """Return the name, or one with a number: labels of runs that differ in other characters give the same name."""
-    return next(one for n in count(1) if (one := name if n == 1 else f"{name}_{n}") not in drawn)
+    return next(unused for n in count(1) if (unused := name if n == 1 else f"{name}_{n}") not in drawn)
 
 
 def _failed(what: str, error: Exception) -> str:
@@ -207,7 +207,7 @@ def save_png(figure: Figure, file: Path) -> None:
 
 def render(
     runs: Sequence[Run],
-    found: Sequence[Section],
+    shown: Sequence[Section],
     drawn: dict[str, Drawn],
     reload_seconds: float | None = None,
 ) -> str:
@@ -228,7 +228,7 @@ def render(
         title=", ".join(dict.fromkeys(run.home.name for run in runs)),
         answer=_answer(runs),
         made=datetime.now().strftime("%Y-%m-%d %H:%M"),
-        sections=found,
+        sections=shown,
         drawn=drawn,
         svgs={name: Markup(chart.svg) for name, chart in drawn.items()},
         narrow={name: Markup(chart.narrow) for name, chart in drawn.items()},
@@ -304,9 +304,9 @@ def themed(svg: str, name: str, alt: str) -> str:
     svg = re.sub(r'<g id="series:([^"]*)">', r'<g class="series" data-series="\1"><title>\1</title>', svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = COLOR.sub(lambda found: f"{found['property']}: {_variable(found['color'])}", svg)
+    svg = COLOR.sub(lambda match: f"{match['property']}: {_variable(match['color'])}", svg)
     svg = FONT.sub(r"font-size: \g<size>", svg)
-    svg = COORDINATES.sub(lambda found: DECIMALS.sub(r"\1", found[0]), svg)
+    svg = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), svg)
     svg = re.sub(r"\n\s*", "\n", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)

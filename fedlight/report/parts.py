@@ -188,9 +188,7 @@ def spread(values: Sequence[Any]) -> str:
         >>> spread([0.5]), spread([1.0, 2.0]), spread(["x", "x"]), spread([])
         ('0.500', '1.500 ± 0.707', 'x', '-')
     """
-    numbers = [
-        found for value in values if not isinstance(value, bool) and (found := number(value)) is not None
-    ]
+    numbers = [x for value in values if not isinstance(value, bool) and (x := number(value)) is not None]
     if len(numbers) < len(values) or not numbers:
         return ", ".join(dict.fromkeys(short(value) for value in values)) or "-"
     if len(numbers) == 1:

@@ -86,10 +86,10 @@ def visits_of(rows: Rows) -> Visits | None:
         ValueError: a round is beyond `MOST_ROUNDS`.
     """
     rounds = [number(row.get("round")) for row in rows]
-    whole = [row for row, own in zip(rows, rounds, strict=True) if own is not None and own >= 0]
+    whole = [row for row, at in zip(rows, rounds, strict=True) if at is not None and at >= 0]
     if not whole:
         return None
-    last = max(own for own in rounds if own is not None)
+    last = max(at for at in rounds if at is not None)
     if last >= MOST_ROUNDS:
         raise ValueError(f"visits.csv names round {last:.0f}, and no run has that many: the file is damaged")
     client_names, clients = _codes([row.get("client", "") for row in whole])
@@ -97,7 +97,7 @@ def visits_of(rows: Rows) -> Visits | None:
     place = {reason: index for index, reason in enumerate(OUTCOMES)}
     return Visits(
         whole,
-        np.array([own for own in rounds if own is not None and own >= 0], dtype=np.int64),
+        np.array([at for at in rounds if at is not None and at >= 0], dtype=np.int64),
         clients,
         client_names,
         devices,
@@ -123,17 +123,17 @@ class Peak(NamedTuple):
 def peaks(visits: Visits) -> list[Peak]:
     """Return the largest visit of each device, whether it fitted or not, by budget, then by name."""
     size = np.nan_to_num(visits.column("peak_bytes"))
-    found = []
+    largest = []
     for index, name in enumerate(visits.device_names):
-        own = np.flatnonzero(visits.devices == index)
-        row = visits.rows[own[size[own].argmax()]]
+        places = np.flatnonzero(visits.devices == index)
+        row = visits.rows[places[size[places].argmax()]]
         parts = tuple(number(row.get(f"{part}_bytes")) or 0.0 for part in PARTS)
         bits, budget = (number(row.get(column)) or 0.0 for column in ("weight_bits", "budget_bytes"))
-        found.append(Peak(name, int(bits), parts, budget))
-    return sorted(found, key=lambda peak: (peak.budget, peak.device))
+        largest.append(Peak(name, int(bits), parts, budget))
+    return sorted(largest, key=lambda peak: (peak.budget, peak.device))
 
 
-def binned(values: np.ndarray, most: int, of: Callable[..., np.ndarray] = np.mean) -> np.ndarray:
+def binned(values: np.ndarray, most: int, reduce: Callable[..., np.ndarray] = np.mean) -> np.ndarray:
     """Reduce neighbours along the last axis by ``of``, to at most so many values.
 
     Examples:
@@ -142,4 +142,4 @@ def binned(values: np.ndarray, most: int, of: Callable[..., np.ndarray] = np.mea
     """
     wide = -(-values.shape[-1] // most)
     starts = range(0, values.shape[-1], wide)
-    return np.stack([of(values[..., start : start + wide], axis=-1) for start in starts], axis=-1)
+    return np.stack([reduce(values[..., start : start + wide], axis=-1) for start in starts], axis=-1)

@@ -125,21 +125,21 @@ def budget_curve(folder: Path, metric: str) -> Curve:
 
 def _validated(folder: Path, metric: str) -> dict[int, float]:
     """Return round -> value; a round that was trained again after a stop has its last value."""
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for file in versions(folder, "metrics.csv"):
         rows = read_rows(file, ("epoch",))
-        found |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
+        values |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
     for file in folder.glob("tasks/epoch_*/scores.json"):  # metrics.csv has scores by step, without an epoch
         scores = json.loads(read_text(file))
         if metric in scores:
-            found[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
-    if not found:
+            values[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
+    if not values:
         raise ValueError(
             f"{folder}: no metrics/version_*/metrics.csv in it has {metric} of any round, and no tasks/epoch_*/scores.json: "
             "give the folder of a run with a CSVLogger called metrics that validates after its rounds "
             "(trainer.limit_val_batches above 0), or with TaskScores"
         )
-    return found
+    return values
 
 
 def _participation(folder: Path) -> dict[str, float]:

@@ -172,8 +172,8 @@ def _categories(folder: Path) -> dict[str, dict[str, int]]:
             raise ValueError(
                 f"{record.private}: a row has no category: map a column to category, or set pseudo_labels"
             )
-        own = counts.setdefault(client, {})
-        own[category] = own.get(category, 0) + 1
+        of_client = counts.setdefault(client, {})
+        of_client[category] = of_client.get(category, 0) + 1
     return {client: dict(sorted(counts[client].items())) for client in sorted(counts)}
 
 

@@ -100,11 +100,11 @@ def _over_seeds(method: str, series: Sequence[Mapping[int, float]]) -> dict[str,
             f"{method}: its runs were attacked after rounds {[sorted(values) for values in series]}: give runs that were "
             "attacked after the same ones, at least one"
         )
-    values = [[own[number] for own in series] for number in rounds]
+    values = [[run[number] for run in series] for number in rounds]
     return {
         "round": [*rounds],
-        "mean": [mean(own) for own in values],
-        "std": [deviation(own) for own in values],
+        "mean": [mean(of_round) for of_round in values],
+        "std": [deviation(of_round) for of_round in values],
     }
 
 
@@ -175,9 +175,11 @@ def differences(
         if len(methods) != 2:
             raise ValueError(f"pairs: {pair} has {len(methods)} methods: give one and the one to subtract")
         for method in methods:
-            if lacking := [folder for folder, own in zip(folders, values, strict=True) if method not in own]:
+            if lacking := [
+                folder for folder, known in zip(folders, values, strict=True) if method not in known
+            ]:
                 raise ValueError(f"pairs: {pair}: {lacking[0]} has no {column!r} of {method!r}")
-        gaps = [own[methods[0]] - own[methods[1]] for own in values]
+        gaps = [known[methods[0]] - known[methods[1]] for known in values]
         points[pair] = Estimate(mean(gaps), *student_interval(gaps))
         ends = points[pair][1:] if len(gaps) > 1 else (None, None)
         rows.append(

@@ -72,11 +72,11 @@ def privacy_table(
 
 
 def _row(method: str, folder: str, task: str, shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    own = shares.get(method, {})
+    won = shares.get(method, {})
     return {
         "method": method,
         "utility": utility(folder, task),
-        **{name: own[name] for name in WINS if name in own},
+        **{name: won[name] for name in WINS if name in won},
     }
 
 
@@ -84,13 +84,13 @@ def utility(folder: str, task: str) -> float:
     """Return a finished stage's score, the mean over clients' own models if scored; raise ValueError without a score."""
     metrics: dict[str, float] = result_of(folder).get("metrics", {})
     names = (f"own/{task}/client_mean", f"score/{task}")
-    found = [metrics[name] for name in names if name in metrics]
-    if not found:
+    scores = [metrics[name] for name in names if name in metrics]
+    if not scores:
         known = ", ".join(metrics) or "none"
         raise ValueError(
             f"{folder} has no metric {names[1]!r}; it has {known}: add the callback TaskScores with this task"
         )
-    return found[0]
+    return scores[0]
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -155,20 +155,21 @@ def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leak
     """
     file = Path(folder) / "attacks" / "attacks.csv"
     rows = read_rows(file, KEYS)
-    found: dict[int, dict[str, list[float]]] = {}
+    by_round: dict[int, dict[str, list[float]]] = {}
     for row in rows:
         if row["target"] == target or (target == UPLOADS and row["target"] != GLOBAL):
-            metrics = found.setdefault(int(row["round"]), {})
+            metrics = by_round.setdefault(int(row["round"]), {})
             for name, value in row.items():
                 if name not in KEYS and value and not math.isnan(float(value)):
                     metrics.setdefault(name, []).append(float(value))
-    if not found and needed:
+    if not by_round and needed:
         targets = ", ".join(sorted({row["target"] for row in rows})[:5])
         raise ValueError(
             f"{file}: there is no row of target={target!r}, but of {targets}: choose one of these"
         )
     return {
-        number: {name: fmean(values) for name, values in found[number].items()} for number in sorted(found)
+        number: {name: fmean(values) for name, values in by_round[number].items()}
+        for number in sorted(by_round)
     }
 
 

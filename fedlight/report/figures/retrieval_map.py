@@ -64,19 +64,19 @@ def retrieval_map(
     added = {label: _texts(folder) for label, folder in records.items()}
     shown = {label: some(texts, retrieved, seed, "map", label) for label, texts in added.items()}
     ground = some(domain, points, seed, "map", "domain")
-    texts = list(dict.fromkeys([*ground, *(text for own in shown.values() for text in own)]))
-    of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
-    place = dict(zip(texts, flatten(of.encode(texts), seed), strict=True))
+    texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
+    model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
+    place = dict(zip(texts, flatten(model.encode(texts), seed), strict=True))
     panels = {
-        label: (np.array([place[text] for text in own]), np.array([text in domain for text in own]))
-        for label, own in shown.items()
+        label: (np.array([place[text] for text in chosen]), np.array([text in domain for text in chosen]))
+        for label, chosen in shown.items()
     }
     figure = draw_map(np.array([place[text] for text in ground]), panels)
     return {
         "file": save(figure, output),
         "rows": [
-            {"method": label, "retrieved": len(own), "inside": len(own & domain)}
-            for label, own in added.items()
+            {"method": label, "retrieved": len(distinct), "inside": len(distinct & domain)}
+            for label, distinct in added.items()
         ],
     }
 
@@ -122,7 +122,9 @@ def draw_groups_of_points(
     down = -(-len(panels) // across)
     figure = Figure(figsize=(max(2.6 * across, 4), 2.7 * down + 0.4), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
-    are_many = sum(map(len, (ground, *(own for groups in panels.values() for own in groups.values())))) > MANY
+    are_many = (
+        sum(map(len, (ground, *(dots for groups in panels.values() for dots in groups.values())))) > MANY
+    )
     style: Any = {"linewidths": 0, "rasterized": are_many}  # else an SVG of so many points is large
     size = 3 if are_many else 9
     names = list(dict.fromkeys(name for groups in panels.values() for name in groups))

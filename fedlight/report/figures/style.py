@@ -101,12 +101,12 @@ def looks_by_kind(kinds: Mapping[str, str]) -> Looks:
     """
     places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
     taken: Counter[str] = Counter()
-    found: Looks = {}
+    styles: Looks = {}
     for name, kind in kinds.items():
         color = COLORS[places[kind] % len(COLORS)]
-        found[name] = {"color": color, "linestyle": DASHES[taken[color] % len(DASHES)]}
+        styles[name] = {"color": color, "linestyle": DASHES[taken[color] % len(DASHES)]}
         taken[color] += 1
-    return found
+    return styles
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 3) -> None:
@@ -165,15 +165,15 @@ def looks_of(names: Iterable[str], known: Mapping[str, dict[str, Any]]) -> Looks
         >>> looks_of(["a and 3 more", "all runs"], known)
         {'a and 3 more': {'color': '#0072B2', 'linestyle': '-'}, 'all runs': {'color': '0.45', 'linestyle': '-'}}
     """
-    found: Looks = {}
+    styles: Looks = {}
     for name in names:
-        of = [one for one in known if name == one or name.startswith((f"{one}, ", f"{one} and "))]
-        if of:
-            found[name] = known[max(of, key=len)]
+        runs = [run for run in known if name == run or name.startswith((f"{run}, ", f"{run} and "))]
+        if runs:
+            styles[name] = known[max(runs, key=len)]
         else:
-            greys = sum(look["color"] == NEUTRAL for look in found.values())
-            found[name] = {"color": NEUTRAL, "linestyle": DASHES[greys % len(DASHES)]}
-    return found
+            greys = sum(look["color"] == NEUTRAL for look in styles.values())
+            styles[name] = {"color": NEUTRAL, "linestyle": DASHES[greys % len(DASHES)]}
+    return styles
 
 
 def row_looks(names: Iterable[str], runs: Sequence[Run], known: Looks) -> Looks:

@@ -40,7 +40,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     if not sets:
         return Section("answers", "Sample answers", "", [], notes) if notes else None
     shown = sets[:MOST_SETS]
-    parts = [_texts(one, max(1, MOST_PROMPTS // len(shown))) for one in shown]
+    parts = [_texts(prompts, max(1, MOST_PROMPTS // len(shown))) for prompts in shown]
     if len(shown) < len(sets):
         notes += (f"{len(shown)} of {len(sets)} sets of prompts are shown.",)
     return Section(
@@ -48,18 +48,21 @@ def section(runs: Sequence[Run]) -> Section | None:
     )
 
 
-def _texts(one: Asked, most: int) -> Texts:
-    chosen = choose(one.by_prompt, most)
-    order = [method for answers in one.by_prompt.values() for method in answers]
+def _texts(prompts: Asked, most: int) -> Texts:
+    chosen = choose(prompts.by_prompt, most)
+    order = [method for answers in prompts.by_prompt.values() for method in answers]
     methods = sorted(dict.fromkeys(order), key=lambda method: method != REFERENCE)
     examples = [
         Example(
-            _cut(prompt), [_shown(one.by_prompt[prompt][m]) for m in methods if m in one.by_prompt[prompt]]
+            _cut(prompt),
+            [_shown(prompts.by_prompt[prompt][m]) for m in methods if m in prompts.by_prompt[prompt]],
         )
         for prompt in chosen
     ]
-    count = f"{len(chosen)} of {len(one.by_prompt):,} prompts"
-    return Texts(one.title, examples, f"{count}, spread evenly over those that most methods have answered.")
+    count = f"{len(chosen)} of {len(prompts.by_prompt):,} prompts"
+    return Texts(
+        prompts.title, examples, f"{count}, spread evenly over those that most methods have answered."
+    )
 
 
 def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
@@ -87,16 +90,16 @@ def _cut(text: str) -> str:
 
 def asked(runs: Sequence[Run]) -> list[Asked]:
     """Return all sets of prompts: of each task, and of predictions."""
-    found: dict[str, dict[str, Answers]] = {}
+    sets: dict[str, dict[str, Answers]] = {}
     judged = verdicts(runs)
     for run in runs:
         for task in tasks(run):
             answers = task_answers(run, task, judged.get((*_place(run.folder), task), {}))
-            _add(found.setdefault(f"Task {task}", {}), answers)
+            _add(sets.setdefault(f"Task {task}", {}), answers)
         if is_shown(run):
-            _add(found.setdefault("Before and after training", {}), samples(run))
-            _add(found.setdefault("Prompts of the server", {}), completions(run))
-    return [Asked(title, by_prompt) for title, by_prompt in found.items() if by_prompt]
+            _add(sets.setdefault("Before and after training", {}), samples(run))
+            _add(sets.setdefault("Prompts of the server", {}), completions(run))
+    return [Asked(title, by_prompt) for title, by_prompt in sets.items() if by_prompt]
 
 
 def _add(everything: dict[str, Answers], more: Mapping[str, Answers]) -> None:
@@ -119,14 +122,14 @@ def has_hidden(runs: Sequence[Run]) -> bool:
 
 def completions(run: Run) -> dict[str, Answers]:
     """Return prompt -> the run's method -> its single completion; several completions await labels and are no answer."""
-    found: dict[str, Answers] = {}
+    by_prompt: dict[str, Answers] = {}
     for row in run.jsonl("completions.jsonl"):
         texts = row.get("completions")
         fields = row.get("fields")
         prompt = _prompt(fields) if isinstance(fields, dict) else str(row.get("prompt", ""))
         if isinstance(texts, list) and len(texts) == 1 and prompt:
-            found[prompt] = {run.method: Answer(run.method, str(texts[0]).strip())}
-    return found
+            by_prompt[prompt] = {run.method: Answer(run.method, str(texts[0]).strip())}
+    return by_prompt
 
 
 def samples(run: Run) -> dict[str, Answers]:
@@ -165,7 +168,7 @@ def task_rows(run: Run, task: str) -> list[dict[str, Any]]:
 
 def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
     """Return judges' verdicts: (parent folder, folder of the run, task) -> row -> verdict, and against whom."""
-    found: dict[tuple[str, str, str], dict[int, str]] = {}
+    by_run: dict[tuple[str, str, str], dict[int, str]] = {}
     for run in runs:
         settings = run.settings()
         methods, against = settings.get("methods"), settings.get("against")
@@ -177,8 +180,8 @@ def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
             if isinstance(folder, str) and isinstance(place, int) and "client" not in row:
                 word = verdict_in_words(row.get("ours_first"), row.get("ours_second"))
                 key = (*_place(Path(folder)), str(settings.get("task")))
-                found.setdefault(key, {}).setdefault(place, f"{word} against {other}")
-    return found
+                by_run.setdefault(key, {}).setdefault(place, f"{word} against {other}")
+    return by_run
 
 
 def verdict_in_words(first: float | None, second: float | None) -> str:
@@ -200,10 +203,10 @@ def _place(folder: Path) -> tuple[str, str]:
 
 def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, Answers]:
     """Return the last answers of a run to a task, with the targets and a judge's verdict on each row."""
-    found: dict[str, Answers] = {}
+    by_prompt: dict[str, Answers] = {}
     for row in task_rows(run, task):
         texts, prompt = row.get("answers"), str(row.get("prompt", "")).strip()
-        if not isinstance(texts, list) or not prompt or prompt in found:
+        if not isinstance(texts, list) or not prompt or prompt in by_prompt:
             continue
         target = str(row.get("target", "")).strip()
         score = number(row.get("score"))
@@ -213,5 +216,5 @@ def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, An
         note = ", ".join(filter(None, notes))
         right = {REFERENCE: Answer(REFERENCE, target)} if target else {}
         text = str(texts[0]).strip() if texts else ""
-        found[prompt] = {**right, run.method: Answer(run.method, text, note)}
-    return found
+        by_prompt[prompt] = {**right, run.method: Answer(run.method, text, note)}
+    return by_prompt

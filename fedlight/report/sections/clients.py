@@ -54,22 +54,22 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 def last_accuracies(runs: Sequence[Run], stages: Sequence[str] = STAGES) -> dict[str, list[list[float]]]:
     """Return for each method the final accuracies of the clients in each of its runs, lowest first."""
-    found: dict[str, list[list[float]]] = {}
+    by_method: dict[str, list[list[float]]] = {}
     for run in runs:
         if values := final(run.csv("clients.csv"), stages):
-            found.setdefault(run.method, []).append(sorted(values))
-    return found
+            by_method.setdefault(run.method, []).append(sorted(values))
+    return by_method
 
 
 def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Average over seeds at each rank; ranks that not all seeds have are left out."""
     clients = min(map(len, of_seeds))
-    by_rank = np.mean([own[:clients] for own in of_seeds], axis=0)
+    by_rank = np.mean([accuracies[:clients] for accuracies in of_seeds], axis=0)
     return {
         "accuracy": by_rank.tolist(),
-        "mean": float(np.mean([np.mean(own) for own in of_seeds])),
-        "worst_tenth": float(np.mean([worst_share_mean(own, WORST) for own in of_seeds])),
-        "spread": float(np.mean([np.std(own) for own in of_seeds])),
+        "mean": float(np.mean([np.mean(accuracies) for accuracies in of_seeds])),
+        "worst_tenth": float(np.mean([worst_share_mean(accuracies, WORST) for accuracies in of_seeds])),
+        "spread": float(np.mean([np.std(accuracies) for accuracies in of_seeds])),
         "seeds": len(of_seeds),
     }
 
@@ -110,7 +110,7 @@ def _table(table: dict[str, dict[str, Any]]) -> Table:
 
 def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, np.ndarray]]:
     """Return (run, measure) -> quantiles by round of accuracies, else of visits' losses, for each method's first seed."""
-    found: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    spreads: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     methods: set[str] = set()
     for run in runs:
         if run.method in methods:
@@ -125,8 +125,8 @@ def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, n
         ]
         if len({place for place, _ in pairs}) > 1:
             methods.add(run.method)
-            found[run.label, measure] = quantiles(np.array(pairs))
-    return found
+            spreads[run.label, measure] = quantiles(np.array(pairs))
+    return spreads
 
 
 def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarray]:
@@ -148,8 +148,8 @@ def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarra
     groups = np.array_split(rounds, min(most, len(rounds)))
     begins = np.searchsorted(pairs[:, 0], [group[0] for group in groups])
     parts = np.split(pairs[:, 1], begins[1:])
-    found = np.array([np.quantile(part, QUANTILES) for part in parts])
-    named = {f"q{round(100 * q)}": found[:, place] for place, q in enumerate(QUANTILES)}
+    by_round = np.array([np.quantile(part, QUANTILES) for part in parts])
+    named = {f"q{round(100 * q)}": by_round[:, place] for place, q in enumerate(QUANTILES)}
     worst = np.array([worst_share_mean(part.tolist(), WORST) for part in parts])
     return {"round": np.array([group.mean() + 1 for group in groups]), **named, "worst": worst}
 

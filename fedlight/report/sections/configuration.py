@@ -71,20 +71,20 @@ def config_text(run: Run) -> str:
 
 def versions(runs: Sequence[Run]) -> Table | None:
     """Return a line for each set of versions, with the machines in words."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         record = run.record()
         of_run = record.get("versions")
         if isinstance(of_run, dict):
             line = (*(str(of_run.get(name, "-")) for name in PACKAGES), str(record.get("machine", "-")))
-            found.setdefault(line, []).append(run.method)
+            groups.setdefault(line, []).append(run.method)
     for home in dict.fromkeys(run.home for run in runs):
         of_recipe = read_recipe(home).json("results.json").get("versions")
-        if isinstance(of_recipe, dict) and not found:
-            found[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = [home.name]
-    if not found:
+        if isinstance(of_recipe, dict) and not groups:
+            groups[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = [home.name]
+    if not groups:
         return None
-    lines = [[_names(names), *line] for line, names in found.items()]
+    lines = [[_names(names), *line] for line, names in groups.items()]
     return Table("Versions", ["runs", *PACKAGES, "machine"], lines)
 
 

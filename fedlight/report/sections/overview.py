@@ -48,9 +48,9 @@ def section(runs: Sequence[Run]) -> Section:
     notes: list[str] = []
     recipes, known = list(dict.fromkeys(run.home for run in runs)), method_looks(runs)
     for home in recipes:
-        found = read_recipe(home)
-        rows = found.results()
-        notes += [f"{home.name}: {name} {what}" for name, what in found.faults.items()]
+        recipe = read_recipe(home)
+        rows = recipe.results()
+        notes += [f"{home.name}: {name} {what}" for name, what in recipe.faults.items()]
         if rows:
             notes += chance_notes(rows)
             title = "Results" if len(recipes) == 1 else f"Results of {home.name}"
@@ -92,18 +92,18 @@ def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     seeds = {str(row["seed"]) for row in rows if "seed" in row}
     lines = []
     for method in methods:
-        own = [row for row in rows if row["method"] == method]
+        of_method = [row for row in rows if row["method"] == method]
         cells = [
-            spread([row[name] for row in own if name in _numbers(row)])
-            + in_brackets(own, name)
-            + mark(own, name)
+            spread([row[name] for row in of_method if name in _numbers(row)])
+            + in_brackets(of_method, name)
+            + mark(of_method, name)
             for name in metrics
         ]
         lines.append([method, *cells])
     caption = f"Mean ± standard deviation over {len(seeds)} seeds." if len(seeds) > 1 else ""
     if any("[" in cell for line in lines for cell in line[1:]):
-        of = ", the mean of its ends over the seeds" if len(seeds) > 1 else ""
-        caption += f" In brackets: the 95 % interval within a seed{of}."
+        ends = ", the mean of its ends over the seeds" if len(seeds) > 1 else ""
+        caption += f" In brackets: the 95 % interval within a seed{ends}."
     return Table(title, ["method", *(metric.replace("_", " ") for metric in metrics)], lines, caption)
 
 
@@ -209,9 +209,9 @@ def telling(rows: Rows, metrics: Sequence[str]) -> list[str]:
 def _goes_with(rows: Rows, metric: str, other: str) -> bool:
     """Tell whether another metric is known for every row with this one, and the two are all but proportional."""
     pairs = [(number(row.get(metric)), number(row.get(other))) for row in rows]
-    own = [pair for pair in pairs if pair[0] is not None]
-    both = np.array([pair for pair in own if pair[1] is not None], dtype=float)
-    if len(both) < max(FEWEST, len(own)) or not both.std(axis=0).all():
+    known = [pair for pair in pairs if pair[0] is not None]
+    both = np.array([pair for pair in known if pair[1] is not None], dtype=float)
+    if len(both) < max(FEWEST, len(known)) or not both.std(axis=0).all():
         return False
     return bool(np.corrcoef(both.T)[0, 1] > SAME_PICTURE)
 
@@ -231,13 +231,13 @@ def draw_results(
         {
             "method": method,
             "metric": metric,
-            "mean": mean(own[method]),
-            "sd": deviation(own[method]),
-            "seeds": len(own[method]),
+            "mean": mean(of_metric[method]),
+            "sd": deviation(of_metric[method]),
+            "seeds": len(of_metric[method]),
         }
-        for metric, own in values.items()
+        for metric, of_metric in values.items()
         for method in shown
-        if method in own
+        if method in of_metric
     ]
     in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
     caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."
@@ -266,8 +266,8 @@ def _panels(
     panels = figure.subplots(deep, columns, sharey=True, squeeze=False)
     for axes in panels.flat[len(values) :]:
         axes.remove()
-    for axes, (metric, own) in zip(panels.flat, values.items(), strict=False):
-        _panel(axes, metric, [(own.get(method, []), styles[method]["color"]) for method in methods])
+    for axes, (metric, of_metric) in zip(panels.flat, values.items(), strict=False):
+        _panel(axes, metric, [(of_metric.get(method, []), styles[method]["color"]) for method in methods])
     longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels
     names = [shortened(name, longest) for name in methods]
     panels[0, 0].set_yticks(range(len(methods)), names)

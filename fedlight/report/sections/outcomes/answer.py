@@ -34,9 +34,9 @@ ENDS = 10
 def answer(runs: Sequence[Run]) -> str:
     """Return the sentence about runs of `fedlight.runs.run.read_runs`; of several recipes, one for each."""
     homes = list(dict.fromkeys(run.home for run in runs))
-    found = {home: finding(read_recipe(home).results()) for home in homes}
-    texts = [f"{home.name}: {text}" if len(homes) > 1 else text for home, text in found.items() if text]
-    rest = [run for run in runs if not found[run.home]]
+    findings = {home: finding(read_recipe(home).results()) for home in homes}
+    texts = [f"{home.name}: {text}" if len(homes) > 1 else text for home, text in findings.items() if text]
+    rest = [run for run in runs if not findings[run.home]]
     return " ".join([*texts, *([_of_runs(rest)] if rest else [])])
 
 
@@ -64,12 +64,12 @@ def _compared(runs: Sequence[Run]) -> str:
 def _best(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> str:
     base, *others = of_methods
     sign = -1 if "loss" in name.lower() else 1
-    found = {method: difference(of_methods[method], of_methods[base]) for method in others}
-    gains = {method: sign * gain.mean for method, gain in found.items() if gain is not None}
+    gaps = {method: difference(of_methods[method], of_methods[base]) for method in others}
+    gains = {method: sign * gain.mean for method, gain in gaps.items() if gain is not None}
     if not gains:
         return ""
     best = max(gains, key=lambda method: gains[method])
-    against = found[best]
+    against = gaps[best]
     assert against is not None
     won, lost = (best, base) if gains[best] > 0 else (base, best)
     first = f"{won}: {name[:1].lower()}{name[1:]} {mean_of(of_methods[won])} against {mean_of(of_methods[lost])} of {lost}"
