@@ -94,9 +94,8 @@ def watch(
     page, before = page_of(folders, output), None
     while True:
         now = _state(folders, page)
-        is_over = _are_done(
-            folders, private
-        )  # before the page is written: what comes after it would be missed
+        # Before the page is written: of what a run writes meanwhile, the next look would know nothing.
+        is_over = _are_done(folders, private)
         if now != before or is_over:
             write_report(folders, output, private, reload_seconds=None if is_over else seconds)
             written(page)
@@ -113,15 +112,12 @@ def _are_done(folders: Sequence[str | Path], private: bool) -> bool:
 
     homes = {Path(folder).resolve() for folder in folders}
     recipes = {home for home in homes if any(SEED.fullmatch(part.name) for part in home.iterdir())}
-    # A recipe holds a lock on the folders of its seeds from its first stage to its last; some stages alone leave no results.
-    going = {
-        home
-        for home in recipes
-        if not (home / RESULTS).is_file() and any((part / LOCK).is_file() for part in home.iterdir())
-    }
     with_results = {home for home in recipes if (home / RESULTS).is_file()}
+    # A recipe holds a lock on the folders of its seeds from its first stage to its last; some stages alone leave no results.
+    is_locked = any((part / LOCK).is_file() for home in recipes - with_results for part in home.iterdir())
+    # Of a recipe with results, a stage that has failed or was left out never ends.
     runs = [run for run in read_runs(folders, private) if run.home.resolve() not in with_results]
-    return not going and all(run.is_done for run in runs)
+    return not is_locked and all(run.is_done for run in runs)
 
 
 def _state(folders: Sequence[str | Path], page: Path) -> dict[str, tuple[int, int]]:

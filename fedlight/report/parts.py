@@ -21,9 +21,7 @@ class Chart(NamedTuple):
     title: str  # short, without a full stop
     caption: str  # what is drawn and how it was summed up; what was left out
     alt: str  # the figure in words, for who cannot see it
-    figure: (
-        Figure  # on transparent ground; the page's theme replaces `fedlight.report.figures.style`'s colours
-    )
+    figure: Figure  # on transparent ground; the page's theme replaces the colours of `figures.style`
     rows: list[dict[str, Any]]  # what was drawn, the same keys in each; becomes the CSV file
     narrow: Figure | None = None  # for a phone, where texts of a wide figure would be too small
     kind: str = "chart"
@@ -142,7 +140,7 @@ def short(value: Any) -> str:
     """
     if value is None:
         return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):  # a bool is an int too
         return str(value)
     if isinstance(value, int) or (value.is_integer() and abs(value) >= 10):
         return f"{value:,.0f}"

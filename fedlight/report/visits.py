@@ -3,7 +3,7 @@
 Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); a client with several in a round takes part once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -53,7 +53,7 @@ class Visits:
         """Return simulated seconds from the start to the end of each round, ``(rounds,)``; visits alone take time."""
         ends = np.zeros(self.num_rounds)
         np.maximum.at(ends, self.rounds, np.nan_to_num(self.column("round_end_seconds")))
-        return np.maximum.accumulate(ends)
+        return np.maximum.accumulate(ends)  # a round without visits ends with the one before
 
     def participation(self) -> np.ndarray:
         """Return clients by outcome in each round, ``(outcomes, rounds)``."""
@@ -133,8 +133,8 @@ def peaks(visits: Visits) -> list[Peak]:
     return sorted(largest, key=lambda peak: (peak.budget, peak.device))
 
 
-def binned(values: np.ndarray, most: int, reduce: Callable[..., np.ndarray] = np.mean) -> np.ndarray:
-    """Reduce neighbours along the last axis by ``of``, to at most so many values.
+def binned(values: np.ndarray, most: int) -> np.ndarray:
+    """Average neighbours along the last axis, so that at most so many values are left.
 
     Examples:
         >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)
@@ -142,4 +142,4 @@ def binned(values: np.ndarray, most: int, reduce: Callable[..., np.ndarray] = np
     """
     wide = -(-values.shape[-1] // most)
     starts = range(0, values.shape[-1], wide)
-    return np.stack([reduce(values[..., start : start + wide], axis=-1) for start in starts], axis=-1)
+    return np.stack([values[..., start : start + wide].mean(axis=-1) for start in starts], axis=-1)

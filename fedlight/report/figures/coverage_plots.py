@@ -5,6 +5,7 @@ https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to e
 writes one SVG or PNG (by the ending of ``output``) and returns its path and what it shows.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -92,7 +93,7 @@ def similarity_table(scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str
     """
     low = min(values.min() for clients in scores.values() for values in clients.values())
     high = max(values.max() for clients in scores.values() for values in clients.values())
-    edges = np.linspace(low, high + 1e-6, BINS + 1)
+    edges = np.linspace(low, high + 1e-6, BINS + 1)  # scores that are all equal need edges apart too
     return {
         label: {
             "edges": edges.tolist(),
@@ -148,7 +149,7 @@ def coverage_against_score(
     """
     table = points_of(tables, x, y, label)
     means = np.array([[mean(values["x"]), mean(values["y"])] for values in table.values()])
-    vary = len(means) > 2 and bool((means.std(axis=0) > 0).all())
+    vary = len(means) > 2 and bool((means.std(axis=0) > 0).all())  # of two points Pearson's is always 1 or -1
     correlation = float(np.corrcoef(means.T)[0, 1]) if vary else None
     figure = draw_scatter(table, x.replace("_", " "), y.replace("_", " "))
     return {"file": save(figure, output), "table": table, "correlation": correlation}
@@ -165,15 +166,14 @@ def scores_of(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
 def _categories(folder: Path) -> dict[str, dict[str, int]]:
     record = AugmentationRecord(folder)
     record.refuse_damaged()
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, Counter[str]] = {}
     for client, fields in record.read_own():
         category = fields.get("category")
         if category is None:
             raise ValueError(
                 f"{record.private}: a row has no category: map a column to category, or set pseudo_labels"
             )
-        of_client = counts.setdefault(client, {})
-        of_client[category] = of_client.get(category, 0) + 1
+        counts.setdefault(client, Counter())[category] += 1
     return {client: dict(sorted(counts[client].items())) for client in sorted(counts)}
 
 

@@ -102,14 +102,10 @@ def clients(files: dict[str, str], output: str) -> dict[str, Any]:
     for label, file in files.items():
         accuracies = sorted(final(read_rows(Path(file), ("stage", "round", "accuracy", "own_accuracy"))))
         mean = math.fsum(accuracies) / len(accuracies)
-        table[label] = {
-            "accuracy": accuracies,
-            "mean": mean,
-            "worst_tenth": worst_share_mean(accuracies, WORST),
-        }
-    styles: Looks = {
-        label: {"color": color} for label, color in zip(table, colors(len(table), "methods"), strict=True)
-    }
+        worst = worst_share_mean(accuracies, WORST)
+        table[label] = {"accuracy": accuracies, "mean": mean, "worst_tenth": worst}
+    shades = colors(len(table), "methods")
+    styles: Looks = {label: {"color": color} for label, color in zip(table, shades, strict=True)}
     return {"file": save(draw_clients(table, styles), output), "table": table}
 
 
@@ -122,6 +118,7 @@ def draw_clients(table: Mapping[str, Mapping[str, Any]], styles: Looks) -> Figur
         shown = f"{label}: mean {values['mean']:.3f}, worst tenth {values['worst_tenth']:.3f}"
         axes.plot(ranks, values["accuracy"], linewidth=2, label=shown, **styles[label])
     most = max(len(values["accuracy"]) for values in table.values())
+    # Rounded first: 0.1 * 30 is a little above 3, and its ceiling would shade a fourth client.
     axes.axvspan(0.5, math.ceil(round(WORST * most, 9)) + 0.5, color="0.9", zorder=0)
     axes.set_xlim(0.5, most + 0.5)
     axes.set_xlabel("rank of the client, worst served first (shaded: the worst tenth)")
@@ -180,7 +177,7 @@ def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
         axes.add_patch(PathPatch(area, facecolor=color, linewidth=0, antialiased=False))
     axes.set_xlim(-0.5, len(rounds) - 0.5)
     axes.set_ylim(len(image) - 0.5, -0.5)
-    every = math.ceil(len(rounds) / 12)
+    every = math.ceil(len(rounds) / 12)  # more numbers would touch each other
     axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
     axes.set_xlabel("communication round, counted from 0")
     _mark_known_groups(axes, table["known_group"])
@@ -226,9 +223,10 @@ def _win_rates(folder: Path) -> dict[str, list[float]]:
             for row in read_rows(file, ("step",))
             if all(row.get(column) for column in columns)
         }
-        by_step = {
-            step: rates for step, rates in by_step.items() if step < min(newer, default=math.inf)
-        } | newer
+        first = min(
+            newer, default=math.inf
+        )  # a run that was resumed does the steps after its checkpoint again
+        by_step = {step: rates for step, rates in by_step.items() if step < first} | newer
     if not by_step:
         raise ValueError(
             f"{folder}: no metrics/version_*/metrics.csv in it has the columns {' and '.join(columns)}: give the folder of "
@@ -246,11 +244,7 @@ def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:
         ('own', 'validate', 'val')
     """
     taken = {_stage(rows, STAGES) for rows in tables if rows}
-    return (
-        STAGES
-        if "test" not in taken or len(taken) == 1
-        else tuple(stage for stage in STAGES if stage != "test")
-    )
+    return tuple(stage for stage in STAGES if stage != "test") if {"test"} < taken else STAGES
 
 
 def final(rows: Rows, stages: Sequence[str] = STAGES) -> list[float]:

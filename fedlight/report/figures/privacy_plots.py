@@ -101,11 +101,7 @@ def _over_seeds(method: str, series: Sequence[Mapping[int, float]]) -> dict[str,
             "attacked after the same ones, at least one"
         )
     values = [[run[number] for run in series] for number in rounds]
-    return {
-        "round": [*rounds],
-        "mean": [mean(of_round) for of_round in values],
-        "std": [deviation(of_round) for of_round in values],
-    }
+    return {"round": [*rounds], "mean": [*map(mean, values)], "std": [*map(deviation, values)]}
 
 
 @matplotlib.rc_context(STYLE)
@@ -175,10 +171,9 @@ def differences(
         if len(methods) != 2:
             raise ValueError(f"pairs: {pair} has {len(methods)} methods: give one and the one to subtract")
         for method in methods:
-            if lacking := [
-                folder for folder, known in zip(folders, values, strict=True) if method not in known
-            ]:
-                raise ValueError(f"pairs: {pair}: {lacking[0]} has no {column!r} of {method!r}")
+            for folder, known in zip(folders, values, strict=True):
+                if method not in known:
+                    raise ValueError(f"pairs: {pair}: {folder} has no {column!r} of {method!r}")
         gaps = [known[methods[0]] - known[methods[1]] for known in values]
         points[pair] = Estimate(mean(gaps), *student_interval(gaps))
         ends = points[pair][1:] if len(gaps) > 1 else (None, None)

@@ -73,24 +73,19 @@ def privacy_table(
 
 def _row(method: str, folder: str, task: str, shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     won = shares.get(method, {})
-    return {
-        "method": method,
-        "utility": utility(folder, task),
-        **{name: won[name] for name in WINS if name in won},
-    }
+    return {"method": method, "utility": utility(folder, task)} | {n: won[n] for n in WINS if n in won}
 
 
 def utility(folder: str, task: str) -> float:
     """Return a finished stage's score, the mean over clients' own models if scored; raise ValueError without a score."""
     metrics: dict[str, float] = result_of(folder).get("metrics", {})
-    names = (f"own/{task}/client_mean", f"score/{task}")
-    scores = [metrics[name] for name in names if name in metrics]
-    if not scores:
-        known = ", ".join(metrics) or "none"
-        raise ValueError(
-            f"{folder} has no metric {names[1]!r}; it has {known}: add the callback TaskScores with this task"
-        )
-    return scores[0]
+    for name in (f"own/{task}/client_mean", f"score/{task}"):
+        if name in metrics:
+            return metrics[name]
+    known = ", ".join(metrics) or "none"
+    raise ValueError(
+        f"{folder} has no metric {name!r}; it has {known}: add the callback TaskScores with this task"
+    )
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -168,8 +163,8 @@ def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leak
             f"{file}: there is no row of target={target!r}, but of {targets}: choose one of these"
         )
     return {
-        number: {name: fmean(values) for name, values in by_round[number].items()}
-        for number in sorted(by_round)
+        number: {name: fmean(values) for name, values in metrics.items()}
+        for number, metrics in sorted(by_round.items())
     }
 
 
