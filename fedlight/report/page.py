@@ -213,7 +213,6 @@ def render(
 ) -> str:
     """Return the HTML text; the template escapes whatever a run's files hold."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(FILES),
@@ -230,11 +229,9 @@ def render(
         made=datetime.now().strftime("%Y-%m-%d %H:%M"),
         sections=shown,
         drawn=drawn,
-        svgs={name: Markup(chart.svg) for name, chart in drawn.items()},
-        narrow={name: Markup(chart.narrow) for name, chart in drawn.items()},
         faults=[f"{run.label}: {name} {what}" for run in runs for name, what in run.faults.items()],
-        style=Markup(style),
-        script=Markup(script),
+        style=style,
+        script=script,
         digest=digest,
         reload_seconds=reload_seconds,
     )
@@ -279,17 +276,12 @@ VARIABLES = {color.lower(): f"var(--series-{place})" for place, color in enumera
 
 def inlined(figure: Figure, name: str, alt: str) -> str:
     """Return the ``<svg>`` element of a figure, as wide as the page allows; ``name``, once on a page, prefixes its ids."""
-    see_through(figure)
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_alpha(0)  # the page's own paper, light or dark, is the ground
     text = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
         FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # savefig would draw it twice
     return themed(text.getvalue(), name, alt)
-
-
-def see_through(figure: Figure) -> None:
-    """Make the background transparent."""
-    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-        patch.set_alpha(0)
 
 
 def themed(svg: str, name: str, alt: str) -> str:

@@ -49,11 +49,10 @@ def table_of(
         >>> table_of("", [{"run": "a", "rows": "2"}, {"run": "b"}]).lines
         [['a', '2'], ['b', '-']]
     """
-    cells = [*lines]
-    header = list(dict.fromkeys(name for line in cells for name in line))
-    return Table(
-        title, header, [[line.get(name, "-") for name in header] for line in cells], caption, folded=folded
-    )
+    lines = [*lines]
+    header = list(dict.fromkeys(name for line in lines for name in line))
+    cells = [[line.get(name, "-") for name in header] for line in lines]
+    return Table(title, header, cells, caption, folded=folded)
 
 
 class Answer(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlight.judges.task_answers import last_moment
-from fedlight.report.parts import Answer, Example, Section, Texts
+from fedlight.report.parts import Answer, Example, Part, Section, Texts
 from fedlight.runs import facts
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
@@ -36,33 +36,28 @@ def section(runs: Sequence[Run]) -> Section | None:
     """Return the section: at most twenty prompts, shared out among the sets of prompts."""
     sets = asked(runs)
     note = "A prediction over clients' own rows is not shown: --private shows it."
-    notes: tuple[str, ...] = (note,) if has_hidden(runs) else ()
+    hidden = [run for run in runs if not is_shown(run)]
+    is_left_out = any(run.path("completions.jsonl") or run.path(SAMPLES) for run in hidden)
+    notes: tuple[str, ...] = (note,) if is_left_out else ()
     if not sets:
         return Section("answers", "Sample answers", "", [], notes) if notes else None
     shown = sets[:MOST_SETS]
-    parts = [_texts(prompts, max(1, MOST_PROMPTS // len(shown))) for prompts in shown]
+    parts: list[Part] = [_texts(*prompts, max(1, MOST_PROMPTS // len(shown))) for prompts in shown]
     if len(shown) < len(sets):
         notes += (f"{len(shown)} of {len(sets)} sets of prompts are shown.",)
-    return Section(
-        "answers", "Sample answers", "The same prompts, answered by each method.", list(parts), notes
-    )
+    return Section("answers", "Sample answers", "The same prompts, answered by each method.", parts, notes)
 
 
-def _texts(prompts: Asked, most: int) -> Texts:
-    chosen = choose(prompts.by_prompt, most)
-    order = [method for answers in prompts.by_prompt.values() for method in answers]
+def _texts(title: str, by_prompt: dict[str, Answers], most: int) -> Texts:
+    order = [method for answers in by_prompt.values() for method in answers]
     methods = sorted(dict.fromkeys(order), key=lambda method: method != REFERENCE)
-    examples = [
-        Example(
-            _cut(prompt),
-            [_shown(prompts.by_prompt[prompt][m]) for m in methods if m in prompts.by_prompt[prompt]],
-        )
-        for prompt in chosen
-    ]
-    count = f"{len(chosen)} of {len(prompts.by_prompt):,} prompts"
-    return Texts(
-        prompts.title, examples, f"{count}, spread evenly over those that most methods have answered."
-    )
+    examples = []
+    for prompt in choose(by_prompt, most):
+        answers = [by_prompt[prompt][method] for method in methods if method in by_prompt[prompt]]
+        shown = [answer._replace(text=_cut(answer.text) or "(empty)") for answer in answers]
+        examples.append(Example(_cut(prompt), shown))
+    count = f"{len(examples)} of {len(by_prompt):,} prompts"
+    return Texts(title, examples, f"{count}, spread evenly over those that most methods have answered.")
 
 
 def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
@@ -78,10 +73,6 @@ def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
     if len(best) <= most:
         return best
     return [best[round(place * (len(best) - 1) / max(1, most - 1))] for place in range(most)]
-
-
-def _shown(answer: Answer) -> Answer:
-    return answer._replace(text=_cut(answer.text) or "(empty)")
 
 
 def _cut(text: str) -> str:
@@ -112,12 +103,6 @@ def _add(everything: dict[str, Answers], more: Mapping[str, Answers]) -> None:
 def is_shown(run: Run) -> bool:
     """Tell whether a prediction's prompts belong to no client, or private ones were asked for."""
     return run.private or facts.within(run.config(), "data", "columns", "client") is None
-
-
-def has_hidden(runs: Sequence[Run]) -> bool:
-    """Tell whether a prediction over clients' rows was left out."""
-    files = "completions.jsonl", SAMPLES
-    return any(not is_shown(run) and any(run.path(name) for name in files) for run in runs)
 
 
 def completions(run: Run) -> dict[str, Answers]:
@@ -212,8 +197,7 @@ def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, An
         score = number(row.get("score"))
         place = row.get("row")
         verdict = judged.get(place, "") if isinstance(place, int) else ""
-        notes = ["" if score is None else f"score {score:g}", verdict]
-        note = ", ".join(filter(None, notes))
+        note = ", ".join(filter(None, ["" if score is None else f"score {score:g}", verdict]))
         right = {REFERENCE: Answer(REFERENCE, target)} if target else {}
         text = str(texts[0]).strip() if texts else ""
         by_prompt[prompt] = {**right, run.method: Answer(run.method, text, note)}

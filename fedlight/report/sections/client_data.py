@@ -34,6 +34,7 @@ CLIENTS = 40
 LABELS = 16
 NAMED = 12  # clients whose names have room below the axis
 LONGEST = 24  # characters of a label
+MOST = 4  # distributions that are drawn; further ones are in the table alone
 
 
 class Bubbles(NamedTuple):
@@ -98,10 +99,8 @@ def draw_bubbles(table: Bubbles) -> Figure:
     axes.set_ylim(tall - 0.4, -0.6)
     axes.set_yticks(range(tall), [shortened(name, LONGEST) for name in table.labels])
     named = wide <= NAMED
-    axes.set_xticks(
-        range(wide), [shortened(name, LONGEST) for name in table.clients] if named else [""] * wide
-    )
-    if named and wide > 6:
+    axes.set_xticks(range(wide), [shortened(name, LONGEST) if named else "" for name in table.clients])
+    if named and wide > 6:  # names side by side would touch
         axes.tick_params(axis="x", labelrotation=35)
     axes.tick_params(length=0)
     axes.set_axisbelow(True)
@@ -128,10 +127,6 @@ def _bubble(rows: int, area: float) -> Line2D:
     label = f"{rows:,} row{'s' * (rows != 1)}"
     style: Any = {"marker": "o", "linestyle": "", "markeredgewidth": 0, "alpha": 0.75}
     return Line2D([], [], color=COLORS[0], markersize=area**0.5, label=label, **style)
-
-
-MOST = 4
-"""Distributions that are drawn; further ones are in the table alone."""
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -198,14 +193,10 @@ def names_of(all_data: Sequence[Distribution], number_of_runs: int) -> list[str]
         name = ", ".join(methods) if len(methods) < 3 else f"{methods[0]} and {len(methods) - 1:,} more"
         if len(data.runs) == number_of_runs and number_of_runs > 1:
             name = "all runs"
-        elif len(seeds) == 1 and sum(_shares(data, other) for other in all_data) > 1:
+        elif len(seeds) == 1 and sum(any(r.method in methods for r in other.runs) for other in all_data) > 1:
             name = f"{name}, seed {seeds[0]}"
         names.append(name if name not in names else f"{name} ({names.count(name) + 1})")
     return names
-
-
-def _shares(data: Distribution, other: Distribution) -> bool:
-    return bool({run.method for run in data.runs} & {run.method for run in other.runs})
 
 
 def summary(data: dict[str, Distribution]) -> Table:
@@ -214,22 +205,13 @@ def summary(data: dict[str, Distribution]) -> Table:
     lines = []
     for name, each in data.items():
         sizes = _sizes(each.counts)
-        of_sizes = {
-            "clients": len(sizes),
-            "rows": sum(sizes),
-            "smallest": sizes[-1],
-            "median": round(median(sizes)),
-            "largest": sizes[0],
-        }
-        line = {"runs": name, **{column: f"{size:,}" for column, size in of_sizes.items()}}
+        numbers = {"clients": len(sizes), "rows": sum(sizes), "smallest": sizes[-1]}
+        numbers |= {"median": round(median(sizes)), "largest": sizes[0]}
+        line = {"runs": name, **{column: f"{size:,}" for column, size in numbers.items()}}
         lines.append(line | _labels(each.counts))
     caption = "Training rows of a client."
-    if labelled:
-        caption += (
-            " Labels a client: the mean number of different labels. Top label: the mean share of a client's rows that have "
-            "its most frequent label."
-        )
-    return table_of("Sizes of clients", lines, caption)
+    more = " Labels a client: the mean number of different labels. Top label: the mean share of a client's rows that have "
+    return table_of("Sizes of clients", lines, caption + f"{more}its most frequent label." * labelled)
 
 
 def _labels(counts: Counts) -> dict[str, str]:
@@ -246,12 +228,8 @@ def _sizes(counts: Counts) -> list[int]:
 
 
 def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
-    table = bubbles(
-        {
-            client: {label or "no label": rows for label, rows in by_label.items()}
-            for client, by_label in data.counts.items()
-        }
-    )
+    named = {c: {label or "no label": n for label, n in rows.items()} for c, rows in data.counts.items()}
+    table = bubbles(named)
     clients, labels = len(data.counts), len(table.labels) - bool(table.other_labels) + table.other_labels
     caption = f"Each bubble is one client's training rows of one label; its area is their number ({name})."
     if table.other_clients:
@@ -264,11 +242,13 @@ def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
         caption += " Clients that never took part are missing."
     if data.by_group:
         caption += " A client's label is the group that it is known to belong to."
+    row, column = divmod(int(table.rows.argmax()), table.rows.shape[1])
     return Chart(
         f"client_data_{index}",
         f"Rows by client and label: {name}",
         caption,
-        f"Bubble plot of {clients:,} clients and {labels:,} labels; {_in_words(table)}",
+        f"Bubble plot of {clients:,} clients and {labels:,} labels; the largest is {table.rows.max():,.0f} rows of "
+        f"{table.labels[row]} of client {table.clients[column]}.",
         draw_bubbles(table),
         [
             {"client": client, "label": label, "rows": rows}
@@ -276,12 +256,6 @@ def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
             for label, rows in by_label.items()
         ],
     )
-
-
-def _in_words(table: Bubbles) -> str:
-    row, column = divmod(int(table.rows.argmax()), table.rows.shape[1])
-    rows = table.rows[row, column]
-    return f"the largest is {rows:,.0f} rows of {table.labels[row]} of client {table.clients[column]}."
 
 
 def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
@@ -296,9 +270,7 @@ def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
         axes.yaxis.set_major_formatter("{x:,.0f}")
     else:
         axes.set_ylim(bottom=0)
-    spread = "; ".join(
-        f"{name}: from {falling[-1]:,} to {falling[0]:,} rows" for name, falling in sizes.items()
-    )
+    spread = "; ".join(f"{name}: from {rows[-1]:,} to {rows[0]:,} rows" for name, rows in sizes.items())
     return Chart(
         "client_sizes",
         "Sizes of clients",

@@ -35,13 +35,10 @@ def section(runs: Sequence[Run]) -> Section | None:
         parts.append(_table(table))
     bands = spread_over_rounds(runs)
     colors = {run.label: known[run.method]["color"] for run in runs}
-    if (
-        sum(measure == "loss" for _, measure in bands) > MOST_LOSSES
-    ):  # the curves show their means beside each other
+    if sum(measure == "loss" for _, measure in bands) > MOST_LOSSES:  # the curves show the means side by side
         bands = {name: values for name, values in bands.items() if name[1] != "loss"}
-    parts += [
-        _band_chart(*name, values, colors[name[0]]) for name, values in list(bands.items())[:MOST_BANDS]
-    ]
+    drawn = list(bands.items())[:MOST_BANDS]
+    parts += [_band_chart(*name, values, colors[name[0]]) for name, values in drawn]
     notes = []
     if len(bands) > MOST_BANDS:
         notes.append(f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.")
@@ -75,6 +72,7 @@ def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, known: Looks) -> Chart:
+    # Drawn twice, as matplotlib copies no figure.
     figure, narrow = (draw_clients(table, looks_of(table, known)) for _ in range(2))
     narrow.set_size_inches(NARROW)
     narrow.axes[0].set_xlabel("rank of the client")
@@ -116,14 +114,12 @@ def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, n
         if run.method in methods:
             continue
         rows = [(r.get("round"), accuracy(r)) for r in run.csv("clients.csv") if r.get("stage") == "val"]
-        measure = "accuracy"
-        if not rows:
-            rows = [(r.get("round"), number(r.get("loss"))) for r in run.csv("visits.csv")]
-            measure = "loss"
+        measure = "accuracy" if rows else "loss"
+        rows = rows or [(r.get("round"), number(r.get("loss"))) for r in run.csv("visits.csv")]
         pairs = [
-            (place, value) for at, value in rows if (place := number(at)) is not None and value is not None
+            (at, value) for text, value in rows if value is not None and (at := number(text)) is not None
         ]
-        if len({place for place, _ in pairs}) > 1:
+        if len({at for at, _ in pairs}) > 1:
             methods.add(run.method)
             spreads[run.label, measure] = quantiles(np.array(pairs))
     return spreads
@@ -167,14 +163,11 @@ def _band_chart(label: str, measure: str, values: dict[str, np.ndarray], color: 
     axes.locator_params(axis="x", integer=True)
     axes.set_ylabel(MEASURES[measure])
     key(figure, axes)
+    title, caption = f"{label}: loss over visits", "Mean training loss of each visit, by round."
     if measure == "accuracy":
         title, caption = f"{label}: accuracy over clients", "Validation examples of each client, by round."
-    else:
-        title, caption = f"{label}: loss over visits", "Mean training loss of each visit, by round."
     names = [name for name in values if name != "worst" or measure == "accuracy"]
-    rows = [
-        dict(zip(names, point, strict=True))
-        for point in zip(*(values[n].tolist() for n in names), strict=True)
-    ]
+    columns = (values[name].tolist() for name in names)
+    rows = [dict(zip(names, point, strict=True)) for point in zip(*columns, strict=True)]
     alt = f"{title}. Median {values['q50'][0]:.3g} at first, {values['q50'][-1]:.3g} at last."
     return Chart(f"spread_{measure}_{slug(label)}", title, caption, alt, figure, rows)

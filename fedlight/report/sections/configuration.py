@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedlight.report.parts import Code, Part, Section, Table, shortened
 from fedlight.runs import facts
@@ -39,23 +38,19 @@ def difference(runs: Sequence[Run], number: int) -> Table:
     flats = [{key: facts.under(_root(run), value) for key, value in facts.flat(run.config())} for run in runs]
     keys = list(dict.fromkeys(key for flat in flats for key in flat))
     lines = [
-        [key, *(_value(flat, key) for flat in flats)]
+        [
+            key,
+            *(shortened(str("null" if v is None else v), LONGEST) for v in (f.get(key, "-") for f in flats)),
+        ]
         for key in keys
+        # By repr: lists cannot be in a set, and a text "1" is another setting than the number.
         if len({repr(flat.get(key, SAME_IN_ALL)) for flat in flats}) > 1
     ]
     caption = "Whatever is not listed has the same value in all of these runs."
     if number > len(runs):
         caption += f" The first {len(runs)} of {number} runs."
-    return Table(
-        "What differs", ["setting", *(run.method for run in runs)], lines, caption, folded=len(lines) > 25
-    )
-
-
-def _value(flat: dict[str, Any], key: str) -> str:
-    if key not in flat:
-        return "-"
-    text = "null" if flat[key] is None else str(flat[key])
-    return shortened(text, LONGEST)
+    header = ["setting", *(run.method for run in runs)]
+    return Table("What differs", header, lines, caption, folded=len(lines) > 25)
 
 
 def _root(run: Run) -> Path:

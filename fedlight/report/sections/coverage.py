@@ -100,6 +100,7 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
 
     points = [point(text, name, category[name][text]) for name, chosen in shown.items() for text in chosen]
     panels = {name: _groups([row for row in points if row["run"] == name], names) for name in shown}
+    own_places = np.array([place[text] for text in ground]).reshape(-1, 2)  # a shape also without any
     return Chart(
         "added_map",
         "Map of added rows",
@@ -107,9 +108,7 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
         f"colours: at most {each:,} added rows of each run. Distances between far points mean little.",
         "Clouds of points, a panel for each run. "
         + " ".join(f"{name}: {len(chosen):,} added rows." for name, chosen in shown.items()),
-        draw_groups_of_points(
-            np.array([place[text] for text in ground]).reshape(-1, 2), panels, "clients' own rows"
-        ),
+        draw_groups_of_points(own_places, panels, "clients' own rows"),
         [*map(point, ground), *points],
     )
 
@@ -249,33 +248,27 @@ def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple
         if cached is not None and cached[1].all():
             return cached[0], f"vectors of {identity}"
     hashed = HashedEncoder()
-    are_hashed = all(each.encoder in ("", hashed.identity) for each in additions.values())
-    return hashed.encode(texts), "hashed words" + (
-        "" if are_hashed else ", as no encoder's vectors of all texts are at hand"
-    )
+    is_other = any(each.encoder not in ("", hashed.identity) for each in additions.values())
+    how = "hashed words" + ", as no encoder's vectors of all texts are at hand" * is_other
+    return hashed.encode(texts), how
 
 
 def _read(folder: Path, run: Run) -> Addition:
     record = AugmentationRecord(folder)
     record.refuse_damaged()
     added = record.read()
-    own_texts = [instruction_text(fields) for _, fields in record.read_own()]
-    settings = _settings(record)
+    # KeyError: a record without settings was not finished.
+    settings = json.loads(read_text(record.settings))["settings"]["augmentation"]
+    settings = settings if isinstance(settings, dict) else {}
     encoder = settings.get("encoder") or settings.get("server_encoder")
     alpha = settings.get("alpha")
     return Addition(
         added,
-        list(dict.fromkeys(own_texts)),
+        list(dict.fromkeys(instruction_text(fields) for _, fields in record.read_own())),
         encoder if isinstance(encoder, str) else "",
         _cache(facts.within(run.config(), "data", "init_args", "augmentation")),
         alpha if isinstance(alpha, float) else None,
     )
-
-
-def _settings(record: AugmentationRecord) -> dict[str, Any]:
-    """Return the augmentation's settings; raise KeyError for a record without any, which was not finished."""
-    settings = json.loads(read_text(record.settings))["settings"]["augmentation"]
-    return settings if isinstance(settings, dict) else {}
 
 
 def _cache(augmentation: Any) -> str | None:

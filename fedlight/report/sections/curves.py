@@ -76,14 +76,10 @@ def section(runs: Sequence[Run]) -> Section | None:
     if not charts:
         return None
     several = any(len(of_seeds) > 1 for of_seeds in of_methods.values())
-    intro = [
-        "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
-    ] * several
-    if zeros := sorted(
-        {in_words(metric) for axis in axes for metric in _zeros(_by_metric(of_methods, axis))}
-    ):
-        intro.append(f"0 in all runs at all times, and not drawn: {', '.join(zeros)}.")
-    return Section("curves", "Curves", " ".join(intro), list(charts))
+    intro = "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
+    zeros = {in_words(metric) for axis in axes for metric in _zeros(_by_metric(of_methods, axis))}
+    not_drawn = f"0 in all runs at all times, and not drawn: {', '.join(sorted(zeros))}." if zeros else ""
+    return Section("curves", "Curves", f"{intro * several} {not_drawn}".strip(), list(charts))
 
 
 def _by_metric(of_methods: Mapping[str, Sequence[Curves]], axis: str) -> dict[str, dict[str, list[Curve]]]:
@@ -115,27 +111,20 @@ def _zeros(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> set[str]:
 
 def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
     metrics = _by_metric(of_methods, axis)
-    metrics = {name: by_method for name, by_method in metrics.items() if name not in _zeros(metrics)}
+    for name in _zeros(metrics):
+        del metrics[name]
     ends = {metric: ends_of(metric) for metric in metrics if set(ends_of(metric)) <= metrics.keys()}
     intervals = {metric: [metrics[end] for end in pair] for metric, pair in ends.items()}
-    metrics = {
+    drawn = {
         name: by_method
-        for name, by_method in metrics.items()
-        if not any(name in pair for pair in ends.values())
-    }
-    # Single values stand in tables; beside curves they are points.
-    metrics = {
-        metric: by_method
-        for metric, by_method in metrics.items()
-        if any(len(curve) > 1 for several in by_method.values() for curve in several)
+        for name, by_method in sorted(metrics.items(), key=_place)
+        if not any(name in pair for pair in ends.values())  # ends are drawn as a band
+        # Single values stand in tables; beside curves they are points.
+        and any(len(curve) > 1 for several in by_method.values() for curve in several)
     }
     charts = []
     for title in ORDER:
-        of_family = {
-            metric: by_method
-            for metric, by_method in sorted(metrics.items(), key=_place)
-            if family(metric) == title
-        }
+        of_family = {metric: by_method for metric, by_method in drawn.items() if family(metric) == title}
         lines_of_family = sum(map(len, of_family.values()))
         shown = dict.fromkeys(method for by_method in of_family.values() for method in by_method)
         told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
@@ -254,16 +243,11 @@ def family(metric: str) -> str | None:
     return next((title for title, pattern in FAMILIES if re.search(pattern, metric)), "Others")
 
 
-def is_federated(run: Run) -> bool:
-    """Tell whether the run has rounds."""
-    return bool(run.config().get("federated")) or run.path("visits.csv") is not None
-
-
 def curves(run: Run) -> Curves:
     """Return the CSV logger's metrics, and losses of visits and scores of tasks by round where it has none."""
     rows = run.metrics()
     epochs = {epoch for row in rows if (epoch := number(row.get("epoch"))) is not None}
-    federated = is_federated(run)
+    federated = bool(run.config().get("federated")) or run.path("visits.csv") is not None
     by_epoch = federated or len(epochs) >= FEWEST_EPOCHS
     metrics = columns(rows, by_epoch)
     if by_epoch:

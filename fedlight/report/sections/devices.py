@@ -47,7 +47,7 @@ POINTS = 100
 SHADES = (COLORS[0], "0.75", COLORS[1], COLORS[4], COLORS[3], COLORS[5], COLORS[2], COLORS[6])
 """Of `OUTCOMES`."""
 BAR = 0.26  # inches
-Styles = Mapping[str, Mapping[str, Any]]
+TITLE: Any = {"fontsize": "medium", "loc": "left"}
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -90,11 +90,11 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
     """Return charts of participation and memory for the first seed of the first methods, equal ones once."""
     if not fleets:
         return []
-    by_device = alike(
-        {m: (fleet.device_names, fleet.participation_by_device()) for m, fleet in fleets.items()}
-    )
+    by_device = alike({m: (v.device_names, v.participation_by_device()) for m, v in fleets.items()})
     by_round = alike({method: fleet.participation() for method, fleet in fleets.items()})
     memory = alike({method: peaks(fleet) for method, fleet in fleets.items()})
+    every = [peak for devices in memory.values() for peak in devices]
+    over = sum(sum(peak.parts) > peak.budget for peak in every)
     first = "One seed of each run."
     return [
         Chart(
@@ -104,15 +104,10 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
             f"Stacked bars for each device. {_shares(fleets)}",
             draw_participation_by_device(_first(by_device)),
             [
-                {
-                    "run": run,
-                    "device": device,
-                    "outcome": outcome_in_words(outcome),
-                    "clients": int(counts[line, column]),
-                }
+                {"run": run, "device": device, "outcome": outcome_in_words(outcome), "clients": int(number)}
                 for run, (devices, counts) in by_device.items()
-                for column, device in enumerate(devices)
-                for line, outcome in enumerate(OUTCOMES)
+                for device, column in zip(devices, counts.T, strict=True)
+                for outcome, number in zip(OUTCOMES, column, strict=True)
             ],
         ),
         Chart(
@@ -135,7 +130,7 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
             "memory",
             "Memory of devices",
             f"The largest visit of each device, part by part, and the device's budget. {first}{_more(memory)}",
-            f"Stacked bars for each device. {_memory_in_words(memory)}",
+            f"Stacked bars for each device. {over:,} of {len(every):,} are above their device's budget.",
             draw_memory(_first(memory)),
             [
                 {
@@ -171,19 +166,12 @@ def _shares(fleets: Mapping[str, Visits]) -> str:
     )
 
 
-def _memory_in_words(memory: Mapping[str, Sequence[Peak]]) -> str:
-    over = sum(sum(peak.parts) > peak.budget for devices in memory.values() for peak in devices)
-    return f"{over:,} of {sum(map(len, memory.values())):,} are above their device's budget."
-
-
 def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
-    table = alike(
-        {
-            method: over_seeds([ranked(visits.times_taken_part().values()) for visits in each])
-            for method, each in by_method.items()
-        }
-    )
-    table = dict(list(table.items())[:MOST_LINES])
+    lines = {
+        method: over_seeds([ranked(visits.times_taken_part().values()) for visits in seeds])
+        for method, seeds in by_method.items()
+    }
+    table = dict(list(alike(lines).items())[:MOST_LINES])
     rank = "rank of the client, the most frequent first"
     figure = line_figure(table, looks_of(table, known), rank, "rounds", 3.0)
     figure.axes[0].set_ylim(bottom=0)
@@ -232,17 +220,8 @@ def _devices(method: str, visits: Visits) -> Table:
     """Return the table that `device_table` prints at the end of a run."""
     totals = device_totals(visits.rows)
     reasons = [reason for reason in NO_PART if any(total.dropped[reason] for total in totals.values())]
-    header = [
-        "device",
-        "clients",
-        "asked",
-        "took part",
-        *map(outcome_in_words, reasons),
-        "MB down",
-        "MB up",
-        "device hours",
-        "kJ",
-    ]
+    words = map(outcome_in_words, reasons)
+    header = ["device", "clients", "asked", "took part", *words, "MB down", "MB up", "device hours", "kJ"]
     lines = [total.cells(name.replace("_", " "), reasons) for name, total in totals.items()]
     return Table(f"Devices of {method}", header, lines)
 
@@ -310,11 +289,7 @@ def _cost_chart(
         name,
         title,
         f"Above what a round takes, below all rounds until then, in {unit}.{bands(totals.values())}"
-        + (
-            " Neighbouring rounds are averaged."
-            if any(len(line.x) > POINTS for line in totals.values())
-            else ""
-        ),
+        + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values()),
         "Lines over the rounds. "
         + " ".join(f"{run}: {line.middle[-1]:,.3g} {unit} in total." for run, line in totals.items()),
         draw_costs(
@@ -346,7 +321,7 @@ def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray
     figure, panels = _stacked([len(names) for names, _ in table.values()])
     for axes, (run, (names, counts)) in zip(panels, table.items(), strict=True):
         _bars(axes, [name.replace("_", " ") for name in names], counts, SHADES)
-        _title(axes, run)
+        axes.set_title(run, **TITLE)
     panels[-1].set_xlabel("clients that were asked, all rounds together")
     _legend_of_outcomes(figure, sum(counts.sum(axis=1) for _, counts in table.values()))
     return figure
@@ -366,7 +341,7 @@ def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
             below = below + line
         axes.set_ylabel("clients")
         axes.set_xlim(0, counts.shape[1])
-        _title(axes, run)
+        axes.set_title(run, **TITLE)
     panels[-1].set_xlabel("communication round")
     _legend_of_outcomes(figure, sum(counts.sum(axis=1) for counts in table.values()))
     return figure
@@ -385,14 +360,14 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
         for place, peak in enumerate(bars):
             low, high = place - 0.44, place + 0.44
             axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
-        _title(axes, run)
+        axes.set_title(run, **TITLE)
     panels[-1].set_xlabel(f"{unit} at the peak; mark: the device's budget")
     add_legend(figure, [Patch(color=color, label=part) for color, part in zip(COLORS, PARTS, strict=False)])
     return figure
 
 
 @matplotlib.rc_context(STYLE)
-def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Styles) -> Figure:
+def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Looks) -> Figure:
     """Draw each run's costs by round, and below them the totals until then; ``name`` labels the axes, with the unit."""
     figure = Figure(figsize=(HALF_A_PAGE[0], 4.6), layout="constrained")
     panels = [*figure.subplots(2, 1, sharex=True)]
@@ -435,10 +410,6 @@ def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0, labelsize=9)
-
-
-def _title(axes: Axes, run: str) -> None:
-    axes.set_title(run, fontsize="medium", loc="left")
 
 
 def _legend_of_outcomes(figure: Figure, totals: np.ndarray) -> None:

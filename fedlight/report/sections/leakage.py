@@ -77,18 +77,17 @@ def section(runs: Sequence[Run]) -> Section | None:
         for attack in sorted({metric.partition("/")[0] for metric in metrics_of(of_target)})
     ]
     parts: list[Part] = [_chart(attack, target, by_target[target], styles) for attack, target in attacks]
-    parts += _trade_offs(by_target[GLOBAL], utilities(runs), styles)
+    parts += _trade_offs(by_target[GLOBAL], *utilities(runs), styles)
     parts += [_table(attack, target, by_target[target]) for attack, target in attacks]
     intro = "How much of the clients' rows attacks find, by round: less is better. Uploads: a round's mean over clients."
     return Section("leakage", "Leakage of private rows", intro, parts, tuple(notes))
 
 
-def metrics_of(by_method: ByMethod) -> list[str]:
-    """Return the metrics that any run has, by name."""
-    every = {
-        name for runs in by_method.values() for run in runs for values in run.values() for name in values
-    }
-    return sorted(name for name in every if not name.endswith(COUNTED))
+def metrics_of(by_method: ByMethod, begin: str = "") -> list[str]:
+    """Return the metrics that any run has, in order, of those that begin like this."""
+    rounds = (values for runs in by_method.values() for run in runs for values in run.values())
+    every = {name for values in rounds for name in values}
+    return sorted(name for name in every if name.startswith(begin) and not name.endswith(COUNTED))
 
 
 def in_words(metric: str) -> str:
@@ -116,7 +115,7 @@ def series_of(by_method: ByMethod, metric: str) -> tuple[dict[str, Line], float 
 
 
 def _chart(attack: str, target: str, by_method: ByMethod, styles: Looks) -> Chart:
-    metrics = [metric for metric in metrics_of(by_method) if metric.startswith(f"{attack}/")]
+    metrics = metrics_of(by_method, f"{attack}/")
     series = {metric: series_of(by_method, metric) for metric in metrics}
     rows: list[dict[str, Any]] = []
     for metric, (lines, level) in series.items():
@@ -190,10 +189,7 @@ def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
     return task, scores[task]
 
 
-def _trade_offs(
-    by_method: ByMethod, utility: tuple[str, dict[str, list[float]]], styles: Looks
-) -> list[Chart]:
-    task, scores = utility
+def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], styles: Looks) -> list[Chart]:
     charts: list[Chart] = []
     for metric in TRADED:
         ends = last(by_method, metric)
@@ -241,7 +237,7 @@ def last(by_method: ByMethod, metric: str) -> dict[str, list[float]]:
 
 
 def _table(attack: str, target: str, by_method: ByMethod) -> Table:
-    metrics = [metric for metric in metrics_of(by_method) if metric.startswith(f"{attack}/")]
+    metrics = metrics_of(by_method, f"{attack}/")
     ends = {metric: last(by_method, metric) for metric in metrics}
     before = [series_of(by_method, metric)[1] for metric in metrics]
     lines = [["before training", *map(_cell, before)]] if any(level is not None for level in before) else []

@@ -56,7 +56,11 @@ def section(runs: Sequence[Run]) -> Section:
             title = "Results" if len(recipes) == 1 else f"Results of {home.name}"
             of_home = [run for run in runs if run.home == home]
             styles = row_looks([row["method"] for row in rows], of_home, known)
-            parts += [*_pictures(rows, title, slug(home.name), styles), results_table(rows, title)]
+            methods = list(dict.fromkeys(row["method"] for row in rows))
+            chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
+            if len(methods) > 1 and chosen:
+                parts.append(draw_results(rows, methods, chosen, title, slug(home.name), styles))
+            parts.append(results_table(rows, title))
     trained = [run for run in runs if run.has_trained]
     if trained:
         parts.append(runs_table(trained, "What was trained"))
@@ -68,16 +72,12 @@ def section(runs: Sequence[Run]) -> Section:
 def _intro(runs: Sequence[Run], trained: Sequence[Run]) -> str:
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     open_runs = [run.label for run in runs if not run.is_done]
-    words = [f"{len(trained)} training run{'s' if len(trained) != 1 else ''}"]
-    if len(seeds) > 1:
-        words.append(f"seeds {', '.join(map(str, seeds))}")
-    elif seeds:
-        words.append(f"seed {seeds[0]}")
-    text = ", ".join(words) + "."
+    text = f"{len(trained)} training run{'s' * (len(trained) != 1)}"
+    if seeds:
+        text += f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     if open_runs:
-        named = "; ".join(open_runs[:5]) + (" and others" if len(open_runs) > 5 else "")
-        text += f" No record of an end: {named}."
-    return text
+        text += f". No record of an end: {'; '.join(open_runs[:5])}{' and others' * (len(open_runs) > 5)}"
+    return f"{text}."
 
 
 def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
@@ -110,13 +110,6 @@ def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
 def _numbers(row: Mapping[str, Any]) -> list[str]:
     """Return the names of a row's metrics."""
     return [key for key, value in row.items() if key not in ("method", "seed") and number(value) is not None]
-
-
-def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str, styles: Looks) -> list[Chart]:
-    """Draw the most telling metrics of the table; nothing with a single method."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
-    return [draw_results(rows, methods, chosen, title, name, styles)] if len(methods) > 1 and chosen else []
 
 
 def runs_table(runs: Sequence[Run], title: str) -> Table:
@@ -228,16 +221,10 @@ def draw_results(
             if row["method"] in shown and (value := number(row.get(metric))) is not None:
                 of_metric.setdefault(row["method"], []).append(value)
     records = [
-        {
-            "method": method,
-            "metric": metric,
-            "mean": mean(of_metric[method]),
-            "sd": deviation(of_metric[method]),
-            "seeds": len(of_metric[method]),
-        }
+        {"method": method, "metric": metric, "mean": mean(seeds), "sd": deviation(seeds), "seeds": len(seeds)}
         for metric, of_metric in values.items()
         for method in shown
-        if method in of_metric
+        if (seeds := of_metric.get(method))
     ]
     in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
     caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."

@@ -93,7 +93,9 @@ def _of_run(run: Run) -> str:
                 ends = Interval(*(float("nan") if end is None else end for end in (low, high)))
                 return f"{begin}tuned answers win {win_share(value, ends)} against the raw model, by {metric[9:]}"
             return f"{begin}{in_words(metric)} {_before(known, metric, value)}"
-    return f"{begin}{_did(run)}"
+    done, _ = facts.rounds(run)
+    words = [run.command, facts.algorithm(run), facts.model(run), f"{done} rounds" if done else ""]
+    return f"{begin}nothing was measured" + "".join(f", {word}" for word in words if word)
 
 
 def _begun(run: Run) -> str:
@@ -114,9 +116,3 @@ def _before(known: Curves, metric: str, value: float) -> str:
     first = min(curve)
     moment = f"after {known.axis} {first:g}" if first else "before training"
     return f"{short(value)} after {known.axis} {max(curve):g}, {short(curve[first])} {moment}"
-
-
-def _did(run: Run) -> str:
-    done, _ = facts.rounds(run)
-    words = [run.command, facts.algorithm(run), facts.model(run), f"{done} rounds" if done else ""]
-    return "nothing was measured" + "".join(f", {word}" for word in words if word)

@@ -138,17 +138,11 @@ def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Diff
     values = [value for gaps in by_seed.values() for value in gaps.values()]
     pairs = [pair for gaps in by_seed.values() for pair in gaps]
     means = [fmean(gaps.values()) for gaps in by_seed.values()]
-    is_single = set(pairs) == {SINGLE}
+    number = 0 if set(pairs) == {SINGLE} else len(pairs)
     over_pairs = Interval(math.nan, math.nan)
     if len(set(pairs)) >= FEWEST_PAIRS:
         over_pairs = bootstrap_interval(values, pairs)  # a client of several seeds is drawn with all of them
-    return Difference(
-        fmean(values),
-        0 if is_single else len(pairs),
-        over_pairs,
-        student_interval(means),
-        len(by_seed),
-    )
+    return Difference(fmean(values), number, over_pairs, student_interval(means), len(by_seed))
 
 
 def verdict(gap: Difference) -> str:

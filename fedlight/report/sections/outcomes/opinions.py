@@ -15,7 +15,6 @@ PEOPLE = "people.csv"
 MOST = 5
 """Methods whose selectors are drawn."""
 OTHERS = "no client"
-Place = tuple[float, float]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -59,7 +58,10 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
     if not panels:
         panels = {"all people": dict.fromkeys(place, "person")}
     groups = {
-        title: {name: _places(named, name, place) for name in sorted({*named.values()})}
+        title: {
+            name: np.array([place[person] for person, label in named.items() if label == name])
+            for name in sorted({*named.values()})
+        }
         for title, named in panels.items()
     }
     rows = [
@@ -82,7 +84,3 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
         rows,
         draw_groups_of_points(ground, groups, OTHERS, across=2) if len(groups) > 1 else None,
     ), len(of_methods) - len(shown)
-
-
-def _places(named: dict[str, str], name: str, place: dict[str, Place]) -> np.ndarray:
-    return np.array([place[person] for person, of_person in named.items() if of_person == name])

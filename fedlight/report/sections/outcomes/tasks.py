@@ -54,9 +54,7 @@ def _metrics(title: str, runs: Sequence[Run], everything: bool, beside: tuple[st
     if not values:
         return []
     names = list(dict.fromkeys(name for of_method in values.values() for name in of_method))
-    lines = [
-        [method, *(spread(metrics.get(name, [])) for name in names)] for method, metrics in values.items()
-    ]
+    lines = [[method, *(spread(scores.get(n, [])) for n in names)] for method, scores in values.items()]
     header = ["run", *(name.removeprefix("test/") for name in names)]
     return [Table(title, header, lines, _caption(values), folded=len(names) > MANY_LINES)]
 
@@ -130,9 +128,7 @@ def _table(task: str, of_methods: Mapping[str, Scored]) -> Table:
     pooled = {
         method: {
             **{group: scored.get(group, []) for group in large},
-            "": [
-                (f"{group} {question}", score) for group in small for question, score in scored.get(group, [])
-            ],
+            "": [(f"{group} {row}", score) for group in small for row, score in scored.get(group, [])],
         }
         for method, scored in of_methods.items()
     }
@@ -141,18 +137,14 @@ def _table(task: str, of_methods: Mapping[str, Scored]) -> Table:
         means = [fmean(score for _, score in scored[group]) for scored in pooled.values() if scored[group]]
         return fmean(means) if means else math.inf
 
-    lines = [
-        [
-            group or "(none)",
-            f"{len(questions[group]):,}",
-            *(_cell(scored[group]) for scored in pooled.values()),
-        ]
-        for group in sorted(large, key=lambda group: (mean_of(group), group))
-    ]
+    def line(name: str, number: int, group: str) -> list[str]:
+        return [name, f"{number:,}", *(_cell(scored[group]) for scored in pooled.values())]
+
+    in_order = sorted(large, key=lambda group: (mean_of(group), group))
+    lines = [line(group or "(none)", len(questions[group]), group) for group in in_order]
     if small:
         whole = sum(len(questions[group]) for group in small)
-        name = f"{len(small):,} with fewer than {FEWEST} questions"
-        lines.append([name, f"{whole:,}", *(_cell(scored[""]) for scored in pooled.values())])
+        lines.append(line(f"{len(small):,} with fewer than {FEWEST} questions", whole, ""))
     caption = "Mean score and its 95 % interval over questions, the lowest group first."
     return Table(f"{task} by group", ["group", "questions", *of_methods], lines, caption, first=FIRST)
 
