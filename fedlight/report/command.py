@@ -44,11 +44,12 @@ def main(argv: list[str]) -> None:
 
     def show(page: Path) -> None:
         if not seen:
+            # Imported late, as matplotlib takes longer than --help should.
             from fedlight.report.sections.outcomes.answer import answer
             from fedlight.runs.run import read_runs
 
             print(answer(read_runs(options.run, options.private)))
-            print(f"report: {page}", flush=True)
+            print(f"report: {page}", flush=True)  # --watch goes on, so a pipe would not show it
             if options.open:
                 webbrowser.open(page.absolute().as_uri())
         seen.append(page)
@@ -94,7 +95,7 @@ def watch(
     page, before = page_of(folders, output), None
     while True:
         now = _state(folders, page)
-        # Before the page is written: of what a run writes meanwhile, the next look would know nothing.
+        # Before the page is written: else files that a run writes meanwhile would be missed.
         is_over = _are_done(folders, private)
         if now != before or is_over:
             write_report(folders, output, private, reload_seconds=None if is_over else seconds)
@@ -124,6 +125,7 @@ def _state(folders: Sequence[str | Path], page: Path) -> dict[str, tuple[int, in
     """Return size and time of each file of the runs, without those of the page itself."""
     figures, states = page.with_name(f"{page.stem}_files").absolute(), {}
     for file in (file for folder in folders for file in Path(folder).absolute().rglob("*")):
+        # The page changes with every writing, and would be written forever.
         if file == page.absolute() or figures in file.parents or not file.is_file():
             continue
         try:

@@ -95,7 +95,9 @@ def write_report(
         shown = [with_figures(section, figures, drawn) for section in sections(runs)]
         text = render(runs, shown, drawn, reload_seconds)
         with whole_file(page) as whole:
+            # Lone surrogates of a run's texts cannot be encoded.
             whole.write_text(text, encoding="utf-8", errors="replace")
+            # The page gets its name when this block ends, so every figure that it names is there.
             files.mkdir(exist_ok=True)
             for file in figures.iterdir():
                 os.replace(file, files / file.name)
@@ -169,7 +171,7 @@ def _unused(name: str, drawn: Mapping[str, Drawn]) -> str:
 
 
 def _failed(what: str, error: Exception) -> str:
-    if os.environ.get("FEDLIGHT_TRACEBACK"):
+    if os.environ.get("FEDLIGHT_TRACEBACK"):  # for who looks for the cause
         raise error
     return f"{what} could not be made: {type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -199,7 +201,7 @@ def draw(chart: Chart, files: Path) -> Drawn:
 
 def save_png(figure: Figure, file: Path) -> None:
     """Write the figure on white, with the layout that it has."""
-    figure.set_layout_engine("none")
+    figure.set_layout_engine("none")  # laid out anew, texts would stand elsewhere than on the page
     figure.set_dpi(DPI)
     figure.patch.set(facecolor="white", alpha=1)
     FigureCanvasAgg(figure).print_png(str(file))
@@ -216,12 +218,13 @@ def render(
 
     environment = Environment(
         loader=FileSystemLoader(FILES),
-        autoescape=True,
+        autoescape=True,  # names and answers may hold HTML
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     style, script = ((FILES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    # The page's policy lets this script run and no other, in case a text of the data holds one.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.home.name for run in runs)),
@@ -245,14 +248,14 @@ def _answer(runs: Sequence[Run]) -> str:
 
 
 LISTING = "files.json"
-OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")
+OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")  # no path: a damaged list must not remove files elsewhere
 
 
 def listed(folder: Path) -> set[str]:
     """Return the names that an earlier report has listed; none where the list is absent or damaged."""
     try:
         names = list(json.loads(read_text(folder / LISTING))["figures"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # also lists in lists without end
         return set()
     return {name for name in names if isinstance(name, str) and OWN_NAME.fullmatch(name)}
 
@@ -279,6 +282,7 @@ def inlined(figure: Figure, name: str, alt: str) -> str:
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_alpha(0)  # the page's own paper, light or dark, is the ground
     text = io.StringIO()
+    # Texts, not outlines: in the page's font, and to be searched.
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
         FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # savefig would draw it twice
     return themed(text.getvalue(), name, alt)
@@ -292,14 +296,15 @@ def themed(svg: str, name: str, alt: str) -> str:
         '<svg role="img" aria-label="A dot"><g id="x-a" style="fill: var(--series-1); stroke: var(--grey-50)"/></svg>'
     """
     svg = DECLARATIONS.sub("", svg).strip()
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)  # matplotlib repeats each text in one
     svg = re.sub(r'<g id="series:([^"]*)">', r'<g class="series" data-series="\1"><title>\1</title>', svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = COLOR.sub(lambda match: f"{match['property']}: {_variable(match['color'])}", svg)
     svg = FONT.sub(r"font-size: \g<size>", svg)
     svg = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), svg)
-    svg = re.sub(r"\n\s*", "\n", svg)
+    svg = re.sub(r"\n\s*", "\n", svg)  # no need of indentation on the page
+    # Without its size, and with its view box, it fills the figure on the page.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)

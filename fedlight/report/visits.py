@@ -47,6 +47,7 @@ class Visits:
 
     def per_round(self, name: str) -> np.ndarray:
         """Return the sum of a column in each round, ``(rounds,)``."""
+        # A value that is not known adds nothing.
         return np.bincount(self.rounds, np.nan_to_num(self.column(name)), self.num_rounds)
 
     def round_ends(self) -> np.ndarray:
@@ -70,6 +71,7 @@ class Visits:
 
     def _count(self, lines: np.ndarray, tall: int, columns: np.ndarray, wide: int) -> np.ndarray:
         first = self._first_visits
+        # Each pair of line and column is one number, as bincount counts single ones.
         cells = np.bincount(lines[first] * wide + columns[first], minlength=tall * wide)
         return cells.reshape(tall, wide)
 
@@ -94,6 +96,7 @@ def visits_of(rows: Rows) -> Visits | None:
         raise ValueError(f"visits.csv names round {last:.0f}, and no run has that many: the file is damaged")
     client_names, clients = _codes([row.get("client", "") for row in whole])
     device_names, devices = _codes([row.get("device", "") for row in whole])
+    # A reason that is not listed counts as having taken part.
     place = {reason: index for index, reason in enumerate(OUTCOMES)}
     return Visits(
         whole,
@@ -107,6 +110,7 @@ def visits_of(rows: Rows) -> Visits | None:
 
 
 def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    # As objects: else each text takes the room of the longest.
     names, codes = np.unique(np.array(texts, dtype=object), return_inverse=True)
     return names.tolist(), codes
 
@@ -122,7 +126,7 @@ class Peak(NamedTuple):
 
 def peaks(visits: Visits) -> list[Peak]:
     """Return the largest visit of each device, whether it fitted or not, by budget, then by name."""
-    size = np.nan_to_num(visits.column("peak_bytes"))
+    size = np.nan_to_num(visits.column("peak_bytes"))  # argmax would take NaN for the largest
     largest = []
     for index, name in enumerate(visits.device_names):
         places = np.flatnonzero(visits.devices == index)
@@ -140,6 +144,6 @@ def binned(values: np.ndarray, most: int) -> np.ndarray:
         >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)
         array([2., 6., 9.])
     """
-    wide = -(-values.shape[-1] // most)
+    wide = -(-values.shape[-1] // most)  # rounded up
     starts = range(0, values.shape[-1], wide)
     return np.stack([values[..., start : start + wide].mean(axis=-1) for start in starts], axis=-1)

@@ -70,7 +70,7 @@ def quality_at_budget(
     """
     curves = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
     budgets = {
-        name: min(curve[name][-1] for curve in curves.values()) if given is None else given
+        name: min(curve[name][-1] for curve in curves.values()) if given is None else given  # 0 is given too
         for name, given in (("seconds", seconds), ("megabytes", megabytes))
     }
     for label, curve in curves.items():
@@ -115,7 +115,7 @@ def budget_curve(folder: Path, metric: str) -> Curve:
         ends[int(row["round"])] = float(row["round_end_seconds"])
     megabytes = list(accumulate(sent))
     validated = _validated(folder, metric)
-    rounds = sorted(idx for idx in validated if idx <= last)
+    rounds = sorted(idx for idx in validated if idx <= last)  # later ones have no visits to be paid for
     return {
         "seconds": [ends[idx] for idx in rounds],
         "megabytes": [megabytes[idx] for idx in rounds],
@@ -132,6 +132,7 @@ def _validated(folder: Path, metric: str) -> dict[int, float]:
     for file in folder.glob("tasks/epoch_*/scores.json"):  # metrics.csv has scores by step, without an epoch
         scores = json.loads(read_text(file))
         if metric in scores:
+            # Folders count rounds that are done.
             values[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
     if not values:
         raise ValueError(
@@ -144,6 +145,7 @@ def _validated(folder: Path, metric: str) -> dict[int, float]:
 
 def _participation(folder: Path) -> dict[str, float]:
     rows = read_rows(folder / "visits.csv", ("round", "client", "reason"))
+    # Several visits of a client in a round count once.
     reasons = {(row["round"], row["client"]): row["reason"] for row in rows}
     named = [reason for reason in reasons.values() if not took_part(reason)]
     dropped = {reason: float(named.count(reason)) for reason in sorted(set(named))}

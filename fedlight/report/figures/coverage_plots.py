@@ -121,6 +121,7 @@ def draw_similarities(
         if alpha is not None:
             axes.axvline(alpha, color="0.3", linestyle="--", linewidth=1)
         used = np.flatnonzero(np.sum(shares, axis=0) > 0)
+        # Wide enough for the line at alpha, which may lie beyond all scores.
         axes.set_xlim(edges[used[0]], max(edges[used[-1] + 1], alpha or -1) + 0.02)
         axes.set_title(fill(label, letters), fontsize="medium")
     dashed = "" if alpha is None else f", dashed: alpha = {alpha:g}"

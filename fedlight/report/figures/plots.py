@@ -101,7 +101,7 @@ def clients(files: dict[str, str], output: str) -> dict[str, Any]:
     table: dict[str, dict[str, Any]] = {}
     for label, file in files.items():
         accuracies = sorted(final(read_rows(Path(file), ("stage", "round", "accuracy", "own_accuracy"))))
-        mean = math.fsum(accuracies) / len(accuracies)
+        mean = math.fsum(accuracies) / len(accuracies)  # the same in every order of the clients
         worst = worst_share_mean(accuracies, WORST)
         table[label] = {"accuracy": accuracies, "mean": mean, "worst_tenth": worst}
     shades = colors(len(table), "methods")
@@ -176,7 +176,7 @@ def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
         # Without antialiasing: else a thin line of paper would show between two cells of a colour.
         axes.add_patch(PathPatch(area, facecolor=color, linewidth=0, antialiased=False))
     axes.set_xlim(-0.5, len(rounds) - 0.5)
-    axes.set_ylim(len(image) - 0.5, -0.5)
+    axes.set_ylim(len(image) - 0.5, -0.5)  # the first client on top
     every = math.ceil(len(rounds) / 12)  # more numbers would touch each other
     axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
     axes.set_xlabel("communication round, counted from 0")
@@ -190,6 +190,7 @@ def _cells(where: np.ndarray) -> Outline:
     """Return the outline of the true cells of ``(rows, columns)``, with neighbours in a row joined."""
     corners: list[tuple[float, float]] = []
     for row, cells in enumerate(where):
+        # Where cells of the area begin, and where they end.
         edges = np.flatnonzero(np.diff(np.concatenate([[False], cells, [False]]).astype(int)))
         for low, high in edges.reshape(-1, 2) - 0.5:
             top, bottom = row - 0.5, row + 0.5
@@ -290,7 +291,7 @@ def _newest(rows: Rows, stages: Sequence[str]) -> Rows:
 def accuracy(row: Mapping[str, str]) -> float | None:
     """Return the accuracy of the client's own selector where it has one, else of the vote."""
     value = number(row.get("own_accuracy"))
-    return value if value is not None else number(row.get("accuracy"))
+    return value if value is not None else number(row.get("accuracy"))  # 0.0 is an accuracy too
 
 
 class Estimate(NamedTuple):
@@ -355,6 +356,7 @@ def draw_intervals(panels: Mapping[str, Mapping[str, Estimate]], label: str, at:
         panel.axvline(at, color="0.6", linewidth=0.8, zorder=0)
         for row, method in enumerate(methods):
             value, low, high = by_method[method]
+            # A round cap would make the interval look longer.
             panel.plot([low, high], [row, row], color=COLORS[0], linewidth=1.5, solid_capstyle="butt")
             panel.plot([value], [row], marker="o", markersize=5, color=COLORS[0])
         panel.set_title(title, fontsize=10)

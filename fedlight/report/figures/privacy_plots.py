@@ -86,6 +86,7 @@ def leakage_over_rounds(
             metric_of(read_attacks(folder, target), metric, folder)
             for folder in ([folders] if isinstance(folders, str) else folders)
         ]
+        # Before training all methods have the same model, which belongs to no line.
         levels += [values.pop(0) for values in series if 0 in values]
         table[method] = _over_seeds(method, series)
     level = mean(levels) if levels else None

@@ -61,8 +61,9 @@ def privacy_table(
     for method, folder in methods.items():
         row = _row(method, folder, task, shares)
         for target in [] if method in (not_attacked or []) else whose:
-            leakage = read_attacks(folder, target, needed=target == GLOBAL)
+            leakage = read_attacks(folder, target, needed=target == GLOBAL)  # some runs have no uploads
             row |= _named(_last(leakage), attacks, target)
+            # Of the first run that was attacked before training; all begin with one model.
             before = before or (leakage.get(0, {}) if target == GLOBAL else {})
         rows.append(row)
     if zero_shot is not None:
@@ -103,7 +104,7 @@ def _last(leakage: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _named(metrics: Mapping[str, float], attacks: Mapping[str, str] | None, target: str) -> dict[str, float]:
-    called = dict.fromkeys(metrics) if attacks is None else attacks
+    called = dict.fromkeys(metrics) if attacks is None else attacks  # None: by their own names
     return {_column(called[name] or name, target): x for name, x in metrics.items() if name in called}
 
 

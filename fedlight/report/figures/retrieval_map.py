@@ -92,7 +92,7 @@ def flatten(vectors: np.ndarray, seed: int, steps: int = 1000) -> np.ndarray:
     start = derive_seed(seed, "t-SNE")
     components = min(COMPONENTS, *vectors.shape)
     fewer = PCA(components, random_state=start).fit_transform(vectors)
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    perplexity = min(30.0, (len(vectors) - 1) / 3)  # scikit-learn wants less than the number of points
     fitted = TSNE(perplexity=perplexity, init="pca", random_state=start, max_iter=steps)
     flat: np.ndarray = fitted.fit_transform(fewer)
     return flat
@@ -157,7 +157,7 @@ def some(texts: Collection[str], number: int, *seed: int | str) -> list[str]:
         >>> some(["a", "b"], 5, 0) == some(["b", "a"], 5, 0), len(some(["a", "b", "c"], 2, 0))
         (True, 2)
     """
-    in_order = sorted(texts)
+    in_order = sorted(texts)  # a set has no order that two runs share
     order = np.random.default_rng(derive_seed(*seed)).permutation(len(in_order))
     return [in_order[index] for index in order[:number]]
 

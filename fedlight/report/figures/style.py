@@ -120,6 +120,7 @@ def key(figure: Figure, axes: Axes) -> None:
     if not handles:
         return
     longest = max(map(len, labels))
+    # A row holds about 66 letters, and the handle beside a name takes 9.
     columns = max(1, min(3, 66 // (longest + 9), len(labels)))
     rows = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + ROW_INCHES * max(0, rows - LEGEND_ROWS))
@@ -136,6 +137,7 @@ def save(figure: Figure, output: str) -> str:
     if Path(output).suffix not in (".svg", ".png"):
         raise ValueError(f"output={output} must end with .svg or .png")
     Path(output).parent.mkdir(parents=True, exist_ok=True)
+    # The same numbers give the same file at any time.
     metadata = {"Date": None} if Path(output).suffix == ".svg" else {}
     figure.savefig(output, dpi=150, metadata=metadata)
     return output
@@ -169,7 +171,7 @@ def looks_of(names: Iterable[str], known: Mapping[str, dict[str, Any]]) -> Looks
     for name in names:
         runs = [run for run in known if name == run or name.startswith((f"{run}, ", f"{run} and "))]
         if runs:
-            styles[name] = known[max(runs, key=len)]
+            styles[name] = known[max(runs, key=len)]  # of "a" and "a, b" the one that is meant
         else:
             greys = sum(look["color"] == NEUTRAL for look in styles.values())
             styles[name] = {"color": NEUTRAL, "linestyle": DASHES[greys % len(DASHES)]}

@@ -50,6 +50,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 def _texts(title: str, by_prompt: dict[str, Answers], most: int) -> Texts:
     order = [method for answers in by_prompt.values() for method in answers]
+    # Stable: the reference first, then as they come.
     methods = sorted(dict.fromkeys(order), key=lambda method: method != REFERENCE)
     examples = []
     for prompt in choose(by_prompt, most):
@@ -162,6 +163,7 @@ def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
         other = Path(str(against)).name if against else f"the {REFERENCE}"
         for row in run.jsonl("verdicts.jsonl"):
             folder, place = methods.get(str(row.get("method"))), row.get("row")
+            # A row with a client is about that client's own model.
             if isinstance(folder, str) and isinstance(place, int) and "client" not in row:
                 word = verdict_in_words(row.get("ours_first"), row.get("ours_second"))
                 key = (*_place(Path(folder)), str(settings.get("task")))

@@ -68,7 +68,7 @@ def bubbles(
     column = {client: index for index, client in enumerate(shown)}
     cells = np.zeros((min(len(names), labels + 1), len(shown) + bool(rest)))
     for client, by_label in counts.items():
-        share = 1 if client in column else 1 / len(rest)
+        share = 1 if client in column else 1 / len(rest)  # the last column is a mean
         for label, rows in by_label.items():
             cells[place[label], column.get(client, len(shown))] += share * rows
     # A stable sort: among clients of one label the largest stays first.
@@ -266,7 +266,7 @@ def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
     figure = line_figure(lines, looks_of(sizes, known), rank, "training rows", 3.0)
     (axes,) = figure.axes
     if max(falling[0] for falling in sizes.values()) > 30 * min(falling[-1] for falling in sizes.values()):
-        axes.set_yscale("log")
+        axes.set_yscale("log")  # else most clients would lie on the axis
         axes.yaxis.set_major_formatter("{x:,.0f}")
     else:
         axes.set_ylim(bottom=0)

@@ -60,7 +60,7 @@ def last_accuracies(runs: Sequence[Run], stages: Sequence[str] = STAGES) -> dict
 
 def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Average over seeds at each rank; ranks that not all seeds have are left out."""
-    clients = min(map(len, of_seeds))
+    clients = min(map(len, of_seeds))  # a seed may have failed to test some
     by_rank = np.mean([accuracies[:clients] for accuracies in of_seeds], axis=0)
     return {
         "accuracy": by_rank.tolist(),

@@ -91,6 +91,7 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
     shown = {name: some(texts, each, 0, "report", name) for name, texts in category.items()}
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
     vectors, how = vectors_of(texts, additions)
+    # Of three texts or fewer, t-SNE's perplexity would be below 1.
     place = dict(zip(texts, flatten(vectors, 0, STEPS) if len(texts) > 3 else vectors[:, :2], strict=True))
     frequent = Counter(label for labels in category.values() for label in labels.values()).most_common(NAMED)
     names = [label for label, _ in frequent]
@@ -151,6 +152,7 @@ def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
                 {"run": name, "client": client, "from": low, "to": high, "rows": rows}
                 for name, histograms in table.items()
                 for client, counts in histograms["counts"].items()
+                # There is one more edge than bins.
                 for low, high, rows in zip(histograms["edges"], histograms["edges"][1:], counts, strict=False)
                 if rows
             ],

@@ -171,6 +171,7 @@ def ends_of(metric: str) -> tuple[str, str]:
 def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, list[Curve]]] | None) -> Line:
     """Return the line of a method: its band is that over the seeds, of a single seed the interval where it has one."""
     line = over_seeds(several)
+    # Of several seeds the band is theirs.
     if intervals is None or len(several) > 1 or not all(method in of_end for of_end in intervals):
         return line
     low, high = (
@@ -275,6 +276,7 @@ def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curv
             continue
         for metric, text in row.items():
             if text and metric not in ("epoch", "step") and (value := number(text)) is not None:
+                # Loggers count epochs from 0, the page those that are done; steps stay as they are.
                 by_metric.setdefault(metric, {}).setdefault(place + by_epoch, []).append(value)
     return {
         metric: {place: sum(values) / len(values) for place, values in sorted(curve.items())}

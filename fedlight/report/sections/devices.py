@@ -211,6 +211,7 @@ def _totals(by_method: ByMethod) -> Table:
             seconds = float(np.mean([each.round_ends()[-1] for each in seeds]))
             line["simulated time"] = in_largest_unit(seconds)
             line["kJ"] = three_digits(joules / 1000)
+            # No division by 0 without any client.
             line["dropped out"] = f"{counts[1:].sum() / max(counts.sum(), 1):.0%}"
         lines.append(line)
     return table_of("What runs took", lines, "Sums over all rounds and clients; means over the seeds.")
@@ -245,6 +246,7 @@ def cost_charts(by_method: ByMethod, fleets: ByMethod, known: Looks) -> list[Cha
         return charts
     ends = {method: [visits.round_ends() for visits in seeds] for method, seeds in fleets.items()}
     scale, unit = time_unit(max(float(each[-1]) for seeds in ends.values() for each in seeds))
+    # Ends of rounds become lengths of rounds.
     seconds = {m: [np.diff(each, prepend=0.0) / scale for each in seeds] for m, seeds in ends.items()}
     joules = {m: [visits.per_round("joules") / 1000 for visits in seeds] for m, seeds in fleets.items()}
     title = "Simulated time, from the start of a round to its end"
@@ -358,7 +360,7 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
         names = [f"{peak.device.replace('_', ' ')}, {peak.weight_bits} bits" for peak in bars]
         _bars(axes, names, np.array([peak.parts for peak in bars]).T / scale, COLORS)
         for place, peak in enumerate(bars):
-            low, high = place - 0.44, place + 0.44
+            low, high = place - 0.44, place + 0.44  # a little taller than the bar
             axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
         axes.set_title(run, **TITLE)
     panels[-1].set_xlabel(f"{unit} at the peak; mark: the device's budget")
@@ -404,7 +406,7 @@ def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[
 def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence[str]) -> None:
     """Draw horizontal stacked bars of ``values``, ``(parts, bars)``."""
     left = np.zeros(len(names))
-    for part, color in zip(values, shades, strict=False):
+    for part, color in zip(values, shades, strict=False):  # there are more colours than parts
         axes.barh(range(len(names)), part, left=left, color=color, height=0.72)
         left = left + part
     axes.set_yticks(range(len(names)), names)
@@ -415,4 +417,5 @@ def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence
 def _legend_of_outcomes(figure: Figure, totals: np.ndarray) -> None:
     there = [index for index, total in enumerate(totals) if total]
     patches = [Patch(color=SHADES[index], label=outcome_in_words(OUTCOMES[index])) for index in there]
+    # At most four in a row, and rows of like length.
     add_legend(figure, patches, columns=math.ceil(len(patches) / math.ceil(len(patches) / 4)))

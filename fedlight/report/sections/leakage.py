@@ -159,14 +159,15 @@ def draw_leakage_panels(
             shown = {method: line._replace(seeds=1) for method, line in shown.items()}
         draw_lines(axes, shown, styles)
         if not any(line.middle.any() for line in shown.values()):
-            axes.set_ylim(-0.02, 1)
+            axes.set_ylim(-0.02, 1)  # else a line of zeros is in the middle
         if level is not None:
             axes.axhline(level, color="0.45", linestyle=(0, (4, 2)), linewidth=1, zorder=1)
         axes.set_title(in_words(metric), fontsize=9)
-        axes.tick_params(labelsize=8, labelbottom=True)
+        axes.tick_params(labelsize=8, labelbottom=True)  # shared axes have numbers in the lowest row alone
         axes.grid(axis="y", color="0.85", linewidth=0.6)
     for axes in grid[max(len(series) - across, 0) : len(series)]:
         axes.set_xlabel("rounds that are done", fontsize=9)
+    # The legend of one panel stands for all.
     fullest = max(range(len(series)), key=lambda index: len(list(series.values())[index][0]))
     add_key(figure, grid[fullest])
     return figure
@@ -198,6 +199,7 @@ def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], 
             for method in scores
             if len(ends.get(method, [])) == len(scores[method])
         }
+        # Equal leakage is no trade-off.
         if len({tuple(values["x"]) for values in table.values()}) < 2 or len(charts) == 2:
             continue
         attack = metric.partition("/")[0].replace("_", " ")

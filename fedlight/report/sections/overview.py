@@ -204,7 +204,7 @@ def _goes_with(rows: Rows, metric: str, other: str) -> bool:
     pairs = [(number(row.get(metric)), number(row.get(other))) for row in rows]
     known = [pair for pair in pairs if pair[0] is not None]
     both = np.array([pair for pair in known if pair[1] is not None], dtype=float)
-    if len(both) < max(FEWEST, len(known)) or not both.std(axis=0).all():
+    if len(both) < max(FEWEST, len(known)) or not both.std(axis=0).all():  # a constant has no correlation
         return False
     return bool(np.corrcoef(both.T)[0, 1] > SAME_PICTURE)
 
@@ -252,7 +252,7 @@ def _panels(
     figure.set_layout_engine("constrained", wspace=0.06, hspace=0.04)  # ticks of neighbours do not touch
     panels = figure.subplots(deep, columns, sharey=True, squeeze=False)
     for axes in panels.flat[len(values) :]:
-        axes.remove()
+        axes.remove()  # a grid may have a place too many
     for axes, (metric, of_metric) in zip(panels.flat, values.items(), strict=False):
         _panel(axes, metric, [(of_metric.get(method, []), styles[method]["color"]) for method in methods])
     longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels

@@ -43,7 +43,7 @@ def over_time(run: Run) -> dict[str, Curve]:
     visits = visits_of(run.csv("visits.csv"))
     if visits is None or not visits.device_names:
         return {}
-    ends = dict(enumerate(visits.round_ends().tolist(), start=1)) | {0: 0.0}
+    ends = dict(enumerate(visits.round_ends().tolist(), start=1)) | {0: 0.0}  # before training at 0 seconds
     shown = {
         metric: {ends[int(place)]: value for place, value in curve.items() if int(place) in ends}
         for metric, curve in curves(run).metrics.items()
@@ -62,6 +62,7 @@ def held(runs: Sequence[Curve]) -> Line:
         >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist()
         ([2.0, 3.0], [0.25, 0.75], [0.0, 0.5], [0.5, 1.0])
     """
+    # Before and after these moments the mean would be over fewer runs.
     first, last = max(min(curve) for curve in runs), min(max(curve) for curve in runs)
     x = np.array(sorted({at for curve in runs for at in curve if first <= at <= last}))
     values = np.array([_at(curve, x) for curve in runs]).reshape(len(runs), -1)
@@ -71,6 +72,7 @@ def held(runs: Sequence[Curve]) -> Line:
 def _at(curve: Mapping[float, float], moments: np.ndarray) -> np.ndarray:
     times = np.array(sorted(curve))
     values = np.array([curve[at] for at in times])
+    # The last one at or before each moment.
     return np.asarray(values[np.searchsorted(times, moments, side="right") - 1])
 
 

@@ -44,7 +44,7 @@ def _of_runs(runs: Sequence[Run]) -> str:
     trained = [run for run in runs if run.has_trained]
     if compared := _compared(trained):
         return compared
-    first = {run.method: run for run in reversed(trained or runs)}
+    first = {run.method: run for run in reversed(trained or runs)}  # reversed: the first seed stays
     shown = list(first.values())[::-1][:MOST]
     texts = [f"{run.method}: {_of_run(run)}" if len(first) > 1 else _of_run(run) for run in shown]
     more = f", and {len(first) - MOST} more" if len(first) > MOST else ""
@@ -63,14 +63,14 @@ def _compared(runs: Sequence[Run]) -> str:
 
 def _best(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> str:
     base, *others = of_methods
-    sign = -1 if "loss" in name.lower() else 1
+    sign = -1 if "loss" in name.lower() else 1  # of losses less is better
     gaps = {method: difference(of_methods[method], of_methods[base]) for method in others}
     gains = {method: sign * gain.mean for method, gain in gaps.items() if gain is not None}
     if not gains:
         return ""
     best = max(gains, key=lambda method: gains[method])
     against = gaps[best]
-    assert against is not None
+    assert against is not None  # gains has no method without a gap, which mypy cannot see
     won, lost = (best, base) if gains[best] > 0 else (base, best)
     first = f"{won}: {name[:1].lower()}{name[1:]} {mean_of(of_methods[won])} against {mean_of(of_methods[lost])} of {lost}"
     among = f", the best of {len(of_methods)} methods" if len(of_methods) > 2 else ""

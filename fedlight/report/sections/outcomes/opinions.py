@@ -21,6 +21,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     """Return a map for the first seed of each recipe that has written where people stand; None without any."""
     charts: list[Chart] = []
     notes: list[str] = []
+    # Reversed: the first seed stays.
     for run in {run.home: run for run in reversed(runs) if run.csv(PEOPLE)}.values():
         beside = [other for other in runs if other.folder.parent == run.folder.parent]
         chart, left = _chart(run, beside)
@@ -47,12 +48,13 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
             for row in other.csv("clients.csv")
             if row.get("selector") and row.get("client") in place
         }
-        if len({*selectors.values()}) > 1:
+        if len({*selectors.values()}) > 1:  # one selector for all is no grouping
             of_methods[other.method] = selectors
     shown = dict(list(of_methods.items())[:MOST])
     known = {person: f"group {group}" for person, (group, _) in people.items() if group}
     panels = {"Polis' own groups": known} if known else {}
     panels |= shown
+    # Too many to tell apart.
     if len({name for named in panels.values() for name in named.values()}) > len(COLORS):
         panels = {title: dict.fromkeys(named, "in a group") for title, named in panels.items()}
     if not panels:

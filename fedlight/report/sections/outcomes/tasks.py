@@ -135,7 +135,7 @@ def _table(task: str, of_methods: Mapping[str, Scored]) -> Table:
 
     def mean_of(group: str) -> float:
         means = [fmean(score for _, score in scored[group]) for scored in pooled.values() if scored[group]]
-        return fmean(means) if means else math.inf
+        return fmean(means) if means else math.inf  # groups without an answer come last
 
     def line(name: str, number: int, group: str) -> list[str]:
         return [name, f"{number:,}", *(_cell(scored[group]) for scored in pooled.values())]
