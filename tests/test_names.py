@@ -11,18 +11,9 @@ ROOMS = {
     "callbacks": ("attacks", "logs", "progress", "scores"),
     "datamodules": ("clients", "rows", "synthesis", "text", "vectors"),
     "fedlight": (
-        *(
-            "augmentation",
-            "cli",
-            "devices",
-            "evaluation",
-            "export",
-            "generators",
-            "judges",
-            "lightning_cli",
-            "plan",
-        ),
-        *("preflight", "pretrained", "recipes", "report", "runs", "stacking", "support", "toy"),
+        *("augmentation", "cli", "devices", "evaluation", "export", "generators", "judges"),
+        *("lightning_cli", "plan", "preflight", "pretrained", "recipes", "report", "runs"),
+        *("stacking", "support", "toy"),
     ),
 }
 

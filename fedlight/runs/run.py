@@ -237,9 +237,7 @@ def _yaml(text: str, name: str) -> Any:
 
     try:
         check_yaml(text, name)
-        loader = getattr(
-            yaml, "CSafeLoader", yaml.SafeLoader
-        )  # the one in C is faster, and not in every build
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is not in every build
         return text_can_hold(yaml.load(text, Loader=loader))
     except yaml.YAMLError as error:
         raise ValueError(name) from error
