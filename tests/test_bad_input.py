@@ -93,11 +93,11 @@ def told(fit, caplog):
         (["--model.lrr=0.1"], "model: SelectorModule has no setting 'lrr'"),
         (
             ["--federated.mode=buffered"],
-            "has no setting 'mode' any more: buffered rounds are buffered=FedBuff",
+            "has no setting 'mode' any more: buffered rounds are fleet.buffered=FedBuff",
         ),
         (
             ["--federated.fedbuff=FedBuff"],
-            "has no setting 'fedbuff' any more: give the same class as buffered",
+            "has no setting 'fedbuff' any more: give the same class as fleet.buffered",
         ),
         (["--federated.product_error=true"], "any more: add fedlight.ProductError to parts"),
         (["--feddle.x=1"], "there is no key 'feddle.x'"),

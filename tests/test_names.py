@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EMPTY = {"found", "own", "one", "of", "why"}
 ROOMS = {
-    "callbacks": ("attacks", "logs", "progress", "scores"),
+    "callbacks": ("attacks", "export", "logs", "loop", "progress", "scores"),
     "datamodules": ("clients", "rows", "synthesis", "text", "vectors"),
     "fedlight": (
         *("augmentation", "cli", "devices", "evaluation", "export", "generators", "judges"),

@@ -106,12 +106,9 @@ class AdapterExport(Checked, L.Callback):
 
     def _keeper(self, trainer: L.Trainer) -> ModelCheckpoint | None:
         """Return the callback that knows the best epoch; None for the last epoch."""
-        keepers = [
-            one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint) and one.save_top_k
-        ]
-        return next(
-            (one for one in keepers if self.monitor is not None and one.monitor == self.monitor), None
-        )
+        savers = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+        watched = (each for each in savers if each.save_top_k and each.monitor == self.monitor)
+        return next(watched, None) if self.monitor is not None else None
 
     def _load_best(
         self, keeper: ModelCheckpoint, trainer: L.Trainer, module: L.LightningModule

@@ -150,11 +150,11 @@ def traffic_of(visits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         {'bytes_down': 16, 'bytes_up': 4, 'simulated_seconds': None}
     """
     rows = list(visits)
-    found: dict[str, Any] = {
+    traffic: dict[str, Any] = {
         name: sum(int(_number(row.get(name)) or 0) for row in rows) for name in ("bytes_down", "bytes_up")
     }
     ends = [end for row in rows if (end := _number(row.get("round_end_seconds"))) is not None]
-    return found | {"simulated_seconds": max(ends, default=None)}
+    return traffic | {"simulated_seconds": max(ends, default=None)}
 
 
 def papers_of(classes: Iterable[type]) -> dict[str, str]:
@@ -166,8 +166,8 @@ def papers_of(classes: Iterable[type]) -> dict[str, str]:
         {'FedAvg': 'https://arxiv.org/abs/1602.05629'}
     """
     heads = {each.__name__: getattr(sys.modules.get(each.__module__), "__doc__", None) for each in classes}
-    found = {name: PAPER.search(head or "") for name, head in heads.items()}
-    return {name: match[0] for name, match in found.items() if match}
+    matches = {name: PAPER.search(head or "") for name, head in heads.items()}
+    return {name: match[0] for name, match in matches.items() if match}
 
 
 def _is_end(name: str, last: Mapping[str, float]) -> bool:
@@ -177,10 +177,10 @@ def _is_end(name: str, last: Mapping[str, float]) -> bool:
 
 def _number(value: Any) -> float | None:
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
         return None
-    return found if found == found else None
+    return number if number == number else None
 
 
 def settings_of(
@@ -193,7 +193,7 @@ def settings_of(
         {'local steps': 5, 'learning rate': 0.1, 'LoRA': 'rank 8, alpha 16'}
     """
     lora, optimizer = model.get("lora"), model.get("optimizer")
-    found = {
+    settings = {
         "clients a round": federated.get("clients_per_round"),
         "local steps": federated.get("local_steps"),
         "batch size": data.get("batch_size"),
@@ -202,7 +202,7 @@ def settings_of(
         "LoRA": f"rank {lora['rank']}, alpha {lora['alpha']:g}" if lora else None,
         "seed": model.get("seed"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def command_line(entry: Mapping[str, Any]) -> str:

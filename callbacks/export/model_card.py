@@ -68,8 +68,8 @@ def card_text(facts: CardFacts, what: str, use: str, notes: Sequence[str] = ()) 
     """
     title = f"# {facts.base.rpartition('/')[2]}, tuned by {facts.algorithm or facts.module}"
     how = f"{facts.module} with {facts.algorithm}" if facts.algorithm else facts.module
-    of = f" on the data of {count_noun(facts.clients, 'client')}" if facts.clients else ""
-    head = f"{what} of {facts.base}, tuned by {how}{of}."
+    on_data = f" on the data of {count_noun(facts.clients, 'client')}" if facts.clients else ""
+    head = f"{what} of {facts.base}, tuned by {how}{on_data}."
     parts = [title, head, "## Use", use, "## Training", _table(["", ""], _training(facts))]
     if facts.scores:
         scores = [[name, _short(value), _interval(low, high)] for name, value, low, high in facts.scores]

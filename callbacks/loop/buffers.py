@@ -50,12 +50,12 @@ def snapshot(module: nn.Module) -> Buffers:
         []
     """
     made: dict[int, Tensor] = {}
-    found: Buffers = {}
+    values: Buffers = {}
     for name, _, _, value in _named(module):
         if value is not None and id(value) not in made:
             made[id(value)] = value.detach().clone()
-        found[name] = None if value is None else made[id(value)]
-    return found
+        values[name] = None if value is None else made[id(value)]
+    return values
 
 
 def changed(module: nn.Module, before: Mapping[str, Tensor | None]) -> list[str]:
@@ -69,8 +69,8 @@ def changed(module: nn.Module, before: Mapping[str, Tensor | None]) -> list[str]
 def copies(module: nn.Module, names: Iterable[str]) -> Buffers:
     """Return a copy of these buffers as they are now; None for a removed one."""
     now = {name: value for name, _, _, value in _named(module)}
-    found = {name: now.get(name) for name in names}
-    return {name: None if value is None else value.detach().clone() for name, value in found.items()}
+    present = {name: now.get(name) for name in names}
+    return {name: None if value is None else value.detach().clone() for name, value in present.items()}
 
 
 @torch.no_grad()
@@ -78,11 +78,16 @@ def put(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
     """Copy values into buffers by dotted name, in place where size and type allow it; other buffers stay."""
     for name, value in values.items():
         held, key = _holder(module, name)
-        own = held.get(key)
-        if own is not None and value is not None and _alike(own, value) and not own.is_inference():
-            own.copy_(value)
+        held_value = held.get(key)
+        if (
+            held_value is not None
+            and value is not None
+            and _alike(held_value, value)
+            and not held_value.is_inference()
+        ):
+            held_value.copy_(value)
         else:
-            near = own if own is not None else next(module.parameters(), value)
+            near = held_value if held_value is not None else next(module.parameters(), value)
             held[key] = None if value is None or near is None else value.detach().to(near.device, copy=True)
 
 
@@ -275,9 +280,11 @@ class BufferPolicy:
         if not names:
             return {}
         self._refuse(names)
-        found = copies(self._module, names)
-        refuse_not_finite({n: v for n, v in found.items() if v is not None and self._was_finite(n)}, "buffer")
-        return found
+        buffers = copies(self._module, names)
+        refuse_not_finite(
+            {n: v for n, v in buffers.items() if v is not None and self._was_finite(n)}, "buffer"
+        )
+        return buffers
 
     def _was_finite(self, name: str) -> bool:
         before = self.round_start.get(name)
@@ -438,8 +445,8 @@ class LocalBuffers(BufferPolicy):
         self._parameters = {name: p for name, p in parameters.items() if name in self._names}
         kept = memory.get(LOCAL, {"parameters": {}, "buffers": {}})
         put(self._module, kept["buffers"])
-        own = {name: state[name] for name in self._parameters}
-        return own | {name: value for name, value in kept["parameters"].items() if name in own}
+        of_server = {name: state[name] for name in self._parameters}
+        return of_server | {name: value for name, value in kept["parameters"].items() if name in of_server}
 
     def leave(self) -> None:
         self.restore()

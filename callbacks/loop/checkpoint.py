@@ -171,7 +171,10 @@ class RoundStart(L.Callback):
             self.loop.load_state_dict(self.loop.state_dict())
         self._release()
         self._trainer = trainer
-        self._trainer.callbacks = [self, *(one for one in self._trainer.callbacks if one is not self)]
+        self._trainer.callbacks = [
+            self,
+            *(callback for callback in self._trainer.callbacks if callback is not self),
+        ]
         # A callback's hooks are not called for checkpoints of the weights alone, and others may come behind them.
         checkpoint_connector(self._trainer).dump_checkpoint = self.dump
 
@@ -199,8 +202,8 @@ class RoundStart(L.Callback):
     def _before_round(self, held: HeldState) -> dict[str, Any]:
         checkpoint: dict[str, Any] = held.value() | self._settings
         # The list of written files does not depend on the round.
-        files = (one for one in self._trainer.callbacks if isinstance(one, ModelCheckpoint))
-        checkpoint["callbacks"].update((one.state_key, one.state_dict()) for one in files)
+        files = (callback for callback in self._trainer.callbacks if isinstance(callback, ModelCheckpoint))
+        checkpoint["callbacks"].update((saver.state_key, saver.state_dict()) for saver in files)
         checkpoint["callbacks"][self.loop.state_key] = self.loop.state_dict()
         return checkpoint
 
@@ -219,7 +222,9 @@ class RoundStart(L.Callback):
             return
         self.loop.memory.begin_round()
         everyone = self._trainer.callbacks
-        self._trainer.callbacks = [one for one in everyone if one.state_key != self.loop.state_key]
+        self._trainer.callbacks = [
+            callback for callback in everyone if callback.state_key != self.loop.state_key
+        ]
         try:
             checkpoint = self._live(False)
         finally:
@@ -300,7 +305,7 @@ class RoundStart(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the trainer's callbacks; a checkpoint that is saved later may still be of a broken round."""
         self._reload_as_given(trainer)
-        self._trainer.callbacks = [one for one in self._trainer.callbacks if one is not self]
+        self._trainer.callbacks = [callback for callback in self._trainer.callbacks if callback is not self]
 
     def _break_off(self, module: L.LightningModule) -> None:
         """Restore the global model when the trainer stops inside a round; the round does not count."""
@@ -337,12 +342,16 @@ def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
     """Return storage addresses of the parameters that no optimizer holds."""
     trained = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
     lies_at = {id(p): _storage(p) for p in module.parameters()}
-    return set(lies_at.values()) - {at for one, at in lies_at.items() if one in trained}
+    return set(lies_at.values()) - {at for identity, at in lies_at.items() if identity in trained}
 
 
-def _names_of_settings(of: Any) -> set[str]:
+def _names_of_settings(module: Any) -> set[str]:
     """Return the names of the hyperparameters in a checkpoint, which are kept as they are."""
-    return {of.CHECKPOINT_HYPER_PARAMS_NAME, of.CHECKPOINT_HYPER_PARAMS_KEY, of.CHECKPOINT_HYPER_PARAMS_TYPE}
+    return {
+        module.CHECKPOINT_HYPER_PARAMS_NAME,
+        module.CHECKPOINT_HYPER_PARAMS_KEY,
+        module.CHECKPOINT_HYPER_PARAMS_TYPE,
+    }
 
 
 def _storage(tensor: Tensor) -> int:

@@ -85,10 +85,10 @@ class PayloadSizes:
         sizes = {}
         gone = self.perturbations / self.batches_per_step(round_idx)
         payloads = predict_payloads(self.algorithm, visits, client, shared, gone)
-        for visit, found in zip(visits, payloads, strict=True):
-            down, up = self.channel.down_bytes(found.down), self.channel.up_bytes(found.up)
-            trained = frozenset(found.start.keys() | local)
-            more = (down + (also if found.down else 0), up + (also if found.up else 0))
+        for visit, payload in zip(visits, payloads, strict=True):
+            down, up = self.channel.down_bytes(payload.down), self.channel.up_bytes(payload.up)
+            trained = frozenset(payload.start.keys() | local)
+            more = (down + (also if payload.down else 0), up + (also if payload.up else 0))
             sizes[visit] = Sizes(trained, *more, rank_of(client))
         return sizes
 
@@ -254,8 +254,8 @@ class DeviceEmulation(NoDevices):
         for visit in visits:
             asked.setdefault(visit.client_id, []).append(visit)
         sizes: dict[Visit, Sizes] = {}
-        for client_id, own in asked.items():
-            sizes |= self._payloads.of(client_id, own, state, round_idx)
+        for client_id, theirs in asked.items():
+            sizes |= self._payloads.of(client_id, theirs, state, round_idx)
         self._planned |= sizes
         for visit in visits:
             shapes = self._data.batch_shapes(visit, round_idx)
@@ -266,13 +266,13 @@ class DeviceEmulation(NoDevices):
             self._fits[visit] = fit(shapes, meter, device.budget_bytes, resting, self._train)
             self._flops[visit] = visit_flops(shapes, meter, self._fits[visit], self._perturbations)
         self._asked |= asked
-        self.jobs |= {client_id: self._job(client_id, own, sizes) for client_id, own in asked.items()}
+        self.jobs |= {client_id: self._job(client_id, theirs, sizes) for client_id, theirs in asked.items()}
 
     def forget(self, but: Collection[str] = ()) -> None:
         """Forget what was measured, except of the clients ``but``."""
         self.jobs = {name: job for name, job in self.jobs.items() if name in but}
-        self._asked = {name: own for name, own in self._asked.items() if name in but}
-        kept = {visit for own in self._asked.values() for visit in own}
+        self._asked = {name: visits for name, visits in self._asked.items() if name in but}
+        kept = {visit for visits in self._asked.values() for visit in visits}
         tables: tuple[dict[Visit, Any], ...] = (*(self._planned, self._fits, self._flops, self._largest),)
         for table in tables:
             for visit in table.keys() - kept:
@@ -383,7 +383,7 @@ class DeviceEmulation(NoDevices):
         for outcome in self._outcomes:
             if outcome.reason:
                 visit = max(
-                    self._asked[outcome.client_id], key=lambda own: self._fits[own].footprint.peak_bytes
+                    self._asked[outcome.client_id], key=lambda asked: self._fits[asked].footprint.peak_bytes
                 )
                 sent = outcome.bytes_down, outcome.bytes_up
                 examples, rank = self._run.num_examples(visit), self._planned[visit].lora_rank

@@ -65,7 +65,6 @@ from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
-from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import Client, build_clients
 from fedlight.federation.client_state import ClientMemories, PassingMemories
@@ -93,16 +92,14 @@ class FederatedLoop(LoopView):
         aggregation: robust (such as coordinate-wise median) or private combination of updates; None: the algorithm's own.
         memory: store of the clients' memories between rounds; if not given, in RAM up to 256 MiB, then on disk.
         seed: seed of the sampling of clients and of everything random inside a visit.
-        fleet: emulated devices of the clients; without a fleet every client trains as this machine does.
+        fleet: emulated devices of the clients, and whether a round waits for them; without a fleet every client trains as
+            this machine does.
         buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
             ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
         clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
             number is fastest; see `fedlight.callbacks.loop.groups`.
         forward: training by forward passes alone, of all clients or of those whose device has no room for gradients; None
             trains by backpropagation.
-        buffered: size of the buffer, clients at a time and weights of stale updates, for rounds that are a server step with
-            the updates that arrive first on the devices' virtual clock, each from the model that its client received. It
-            needs a fleet. None: a round asks a cohort and waits for it.
         limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
         parts: further parts of each round, of your own (`fedlight.callbacks.loop.parts.part`), or `StepSchedules` with other
             settings.
@@ -133,7 +130,6 @@ class FederatedLoop(LoopView):
         buffers: Policy = "refuse",
         clients_at_once: int | Literal["auto"] = 1,
         forward: ZerothOrder | None = None,
-        buffered: FedBuff | None = None,
         limits: Limits | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
@@ -146,13 +142,12 @@ class FederatedLoop(LoopView):
         self.seed, self.fleet = seed, fleet
         self.buffers = buffer_policy(buffers)
         self.clients_at_once = clients_at_once
-        self.forward, self.buffered = forward, buffered
-        self.limits, self.parts = limits or Limits(), [*parts]
+        self.forward, self.limits, self.parts = forward, limits or Limits(), [*parts]
         self._left: ParametersLeft | None = None
         self.rounds_done, self.virtual_seconds = 0, 0.0
         self._optimizers = optimizers.FreshOptimizers()
         self._limits = LimitedRounds(self.limits, self.deployed)
-        self._buffered = buffered_part(buffered, clients_per_round, seed, fleet)
+        self._buffered = buffered_part(fleet, clients_per_round, seed)
         self.privacy = privacy_part(aggregation, self.channel)
         self._at_once = at_once_part(clients_at_once)
         self._forward = forward_part(forward, fleet, aggregation)
@@ -399,8 +394,8 @@ class FederatedLoop(LoopView):
 
     def state_dict(self) -> dict[str, Any]:
         """Return rounds done and the states of algorithm, server and clients; inside a round, the states from before it."""
-        own = self._start.remembered()
-        return {**own, "memory": self.memory.state_dict(own["rounds_done"])}
+        held = self._start.remembered()
+        return {**held, "memory": self.memory.state_dict(held["rounds_done"])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state after the last round that was over when the checkpoint was made.

@@ -140,14 +140,14 @@ def give_lora_ranks(algorithm: Algorithm, run: Run, parameters: Mapping[str, Ten
         return
     ranks, clients, devices = algorithm.ranks, run.clients, run.devices
     largest = largest_rank(parameters, ranks)
-    found = dict.fromkeys(clients, largest)
+    rank_of = dict.fromkeys(clients, largest)
     if isinstance(ranks, Mapping):
         names = {name: devices.device_name(name) for name in clients}
-        found = ranks_by_hand(ranks, names, devices.device_names, largest)
+        rank_of = ranks_by_hand(ranks, names, devices.device_names, largest)
     elif ranks is not None:
-        found = {name: devices.fitting_rank(name, ranks, parameters) for name in clients}
+        rank_of = {name: devices.fitting_rank(name, ranks, parameters) for name in clients}
     for name, client in clients.items():
-        client.lora_rank = found[name]
+        client.lora_rank = rank_of[name]
 
 
 def say_if_over(trainer: L.Trainer, rounds_done: int) -> None:
@@ -437,4 +437,4 @@ def plan_behind_checkpoints(trainer: L.Trainer, plan: Callable[[L.Trainer], None
 
 def others(trainer: L.Trainer) -> list[L.Callback]:
     """Return the trainer's callbacks except `NextRound`."""
-    return [one for one in trainer.callbacks if not isinstance(one, NextRound)]  # type: ignore[attr-defined]
+    return [callback for callback in trainer.callbacks if not isinstance(callback, NextRound)]  # type: ignore[attr-defined]

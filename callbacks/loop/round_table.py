@@ -82,8 +82,8 @@ class RoundTable:
 
     def rows(self) -> list[dict[str, str]]:
         """Return the whole rows of the file, as text."""
-        found = read_csv(self.file) if self.file.exists() else []
-        return [row for row in found if None not in row and None not in row.values()]
+        rows = read_csv(self.file) if self.file.exists() else []
+        return [row for row in rows if None not in row and None not in row.values()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last round and a digest of the rows up to it."""

@@ -171,9 +171,9 @@ def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val")
     for batches, positions in passes:
         with torch.no_grad(), eval_mode(module):
             losses = torch.cat(for_each(measure, batches)).numpy()
-        for client, own in positions.items():
-            parts.setdefault(client, []).append(losses[own])
-    return {client: np.concatenate(own) for client, own in parts.items()}
+        for client, places in positions.items():
+            parts.setdefault(client, []).append(losses[places])
+    return {client: np.concatenate(pieces) for client, pieces in parts.items()}
 
 
 @contextmanager
@@ -277,7 +277,7 @@ class Run:
         self.aggregation: Aggregation | None = loop.aggregation
         self.planned: Any = None
         self.is_private: bool = loop.privacy is not None
-        self.planned_by_arrival: bool = loop.buffered is not None
+        self.planned_by_arrival: bool = loop._buffered is not None
         self.parts: Sequence[Part] = loop._parts
         self._parts_with: dict[Callable[..., Any], list[Part]] = {}
         self.records: list[Record] = []
@@ -309,8 +309,8 @@ class Run:
     def parts_with(self, hook: Callable[..., Any]) -> list[Part]:
         """Return the parts that have a hook of their own, such as ``Part.enter``, in their order."""
         if hook not in self._parts_with:
-            own = [part for part in self.parts if getattr(type(part), hook.__name__) is not hook]
-            self._parts_with[hook] = own
+            parts = [part for part in self.parts if getattr(type(part), hook.__name__) is not hook]
+            self._parts_with[hook] = parts
         return self._parts_with[hook]
 
     def check(self, algorithm: Algorithm) -> None:
@@ -358,12 +358,12 @@ class Run:
 
     def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
         """Return `client_losses` under each of these adapters, of which the last stays active."""
-        found = []
+        losses = []
         for name in adapters:
             assert isinstance(self.lightning_module, HoldsAdapters)
             self.lightning_module.use_adapter(name)
-            found.append(self.client_losses(on))
-        return found
+            losses.append(self.client_losses(on))
+        return losses
 
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Put ``state`` into the module while the body runs; then restore it bit for bit."""
@@ -377,8 +377,8 @@ class Run:
 
     def own_state(self, client_id: str) -> State | None:
         """Return the parameters with which a client would continue alone; None for the global ones."""
-        found: State | None = self._loop.own_state(client_id)
-        return found
+        state: State | None = self._loop.own_state(client_id)
+        return state
 
     def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
         """Yield the clients in groups; during each the module computes on the base of the group's devices."""
@@ -386,12 +386,12 @@ class Run:
 
     def num_examples(self, visit: Visit) -> int:
         """Return the number of examples that a visit trains on: the client's own, its synthetic ones, or both."""
-        own = self.clients[visit.client_id].num_examples
+        private = self.clients[visit.client_id].num_examples
         if visit.split not in (SYNTHETIC, MIXED):
-            return own
+            return private
         assert isinstance(self.data, SynthesizesData)
         made = self.data.num_synthetic(visit.client_id)
-        return made if visit.split == SYNTHETIC else own + made
+        return made if visit.split == SYNTHETIC else private + made
 
 
 def training_data(trainer: L.Trainer) -> object:

@@ -44,7 +44,7 @@ class LoopView(Checked, L.Callback):
     @property
     def visits(self) -> list[Visit]:
         """Visits of the group under way; they stay until the next group begins or the round is over."""
-        return [one.visiting.visit for one in self.group.visits]
+        return [open_visit.visiting.visit for open_visit in self.group.visits]
 
     @property
     def device_name(self) -> str:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from fedlight.conf import path as conf_path
 from fedlight.devices.device import Device, load_device
+from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.support.checks import Checked
 from fedlight.support.seeding import derive_seed
 
@@ -26,6 +27,9 @@ class Fleet(Checked):
             for all.
         over_selection: factor on ``clients_per_round``, at least 1: so many are asked, and the fastest
             ``clients_per_round`` count.
+        buffered: rounds that are a server step with the updates that arrive first on the virtual clock, each from the model
+            that its client received: size of the buffer, clients at a time, weights of stale updates. None: a round asks a
+            cohort and waits for it.
 
     Attributes:
         devices: name -> device, in the order given.
@@ -43,6 +47,7 @@ class Fleet(Checked):
         scale: float = 1.0,
         deadline_seconds: float | None = None,
         over_selection: float = 1.0,
+        buffered: FedBuff | None = None,
     ) -> None:
         if isinstance(devices, str):
             devices = _of_fleet(devices)
@@ -55,6 +60,11 @@ class Fleet(Checked):
         if not 1 <= over_selection < inf:
             raise ValueError(
                 f"fleet.over_selection={over_selection} must be at least 1: so many times clients_per_round"
+            )
+        if buffered is not None and (deadline_seconds is not None or over_selection != 1):
+            raise ValueError(
+                f"fleet.deadline_seconds={deadline_seconds} and fleet.over_selection={over_selection} are for rounds that "
+                "wait for a cohort, and in buffered rounds the server steps when its buffer is full: leave them out"
             )
         if not devices:
             raise ValueError("fleet.devices is empty: name at least one, such as {pixel_8_pro: 1}")
@@ -74,6 +84,7 @@ class Fleet(Checked):
         self.weights = dict(zip(self.devices, shares, strict=True))
         self.seed = seed
         self.deadline_seconds, self.over_selection = deadline_seconds, over_selection
+        self.buffered = buffered
 
     def assign(self, client_ids: Iterable[str]) -> dict[str, Device]:
         """Return client id -> device, sorted by id and as near to the weights as whole clients allow.

@@ -137,7 +137,7 @@ class FederatedData(Protocol):
         """Let the next training loader stream these visits in this order.
 
         The batches of a visit follow from its client and from ``visit.asked_in(round_idx)``: its costs are counted when the
-        client is asked, which with ``federated.buffered`` may be rounds before it is trained.
+        client is asked, which with ``federated.fleet.buffered`` may be rounds before it is trained.
         """
 
 

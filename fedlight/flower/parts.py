@@ -30,7 +30,6 @@ OF_SERVER = (
 OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
 EMULATED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "buffered": (lambda value: value is not None, "buffered rounds run on the virtual clock: leave it out"),
     "forward": (
         lambda value: bool(value and getattr(value, "init_args", value).only_where_needed),
         "only_where_needed asks emulated devices: leave it out",

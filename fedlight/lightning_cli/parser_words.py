@@ -25,8 +25,8 @@ EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
 
 
 MOVED = {
-    "mode": ("buffered", "buffered rounds are buffered=FedBuff, synchronous ones buffered=null"),
-    "fedbuff": ("buffered", "give the same class as buffered"),
+    "mode": ("fleet", "buffered rounds are fleet.buffered=FedBuff, synchronous ones fleet.buffered=null"),
+    **dict.fromkeys(("fedbuff", "buffered"), ("fleet", "give the same class as fleet.buffered")),
     "deadline_seconds": ("fleet", "set fleet.deadline_seconds"),
     "over_selection": ("fleet", "set fleet.over_selection"),
     "train": (

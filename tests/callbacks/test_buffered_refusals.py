@@ -38,22 +38,24 @@ MODE = r"buffered rounds: "
     ("settings", "complaint"),
     [
         ({"buffered": "async"}, "buffered='async' must be a FedBuff"),
-        ({"buffered": FedBuff()}, "buffered rounds need devices .* set fleet"),
+        (
+            {"buffered": FedBuff(), "deadline_seconds": 5.0},
+            "deadline_seconds=5.0 and fleet.over_selection=1.0 are for rounds that wait",
+        ),
+        (
+            {"buffered": FedBuff(), "over_selection": 1.5},
+            "over_selection=1.5 are for rounds that wait .* leave them out",
+        ),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings, complaint):
+def test_settings_that_mean_nothing_are_refused(settings, complaint, tmp_path):
     with pytest.raises(ValueError, match=complaint):
-        FederatedLoop(**settings)
+        make_fleet(tmp_path, phone={}, **settings)
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (
-            {"fleet": {"deadline_seconds": 5.0}},
-            "deadline_seconds=5.0 and fleet.over_selection=1.0 are for rounds that wait",
-        ),
-        ({"fleet": {"over_selection": 1.5}}, "over_selection=1.5 are for rounds that wait .* leave them out"),
         (
             {"clients_per_round": 11},
             "clients_per_round=11 is more than the 10 clients of the data: set clients_per_round=10 or less",
@@ -88,9 +90,9 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint):
     ],
 )
 def test_what_does_not_go_with_buffered_rounds_is_refused(settings, complaint, tmp_path):
-    fleet = make_fleet(tmp_path, **settings.get("fleet", {}), phone={})
+    fleet = make_fleet(tmp_path, buffered=settings.pop("buffered", FedBuff(2)), phone={})
     with pytest.raises(ValueError, match=complaint):
-        rounds_of(1, **{"buffered": FedBuff(2), **settings, "fleet": fleet})
+        rounds_of(1, **settings, fleet=fleet)
 
 
 def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):
@@ -102,7 +104,7 @@ def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):
         def send(self, visit, client, state):
             return super().send(visit, client, state)
 
-    more = {"fleet": make_fleet(tmp_path, phone={}), "buffered": FedBuff(2)}
+    more = {"fleet": make_fleet(tmp_path, buffered=FedBuff(2), phone={})}
     with pytest.raises(ValueError, match="Counting has finish_round"):
         rounds_of(1, algorithm=Counting(), **more)
     for algorithm in (Named(), LocalOnly()):
@@ -111,7 +113,7 @@ def test_an_algorithm_of_ones_own_is_refused_by_its_hooks_alone(tmp_path):
 
 
 def test_a_schedule_of_accumulation_is_refused(tmp_path):
-    loop = FederatedLoop(clients_per_round=3, fleet=make_fleet(tmp_path, phone={}), buffered=FedBuff(2))
+    loop = FederatedLoop(clients_per_round=3, fleet=make_fleet(tmp_path, buffered=FedBuff(2), phone={}))
     callbacks = [loop, GradientAccumulationScheduler({0: 1, 2: 2})]
     with pytest.raises(
         ValueError, match=r"GradientAccumulationScheduler .* set trainer.accumulate_grad_batches"
@@ -131,11 +133,11 @@ def test_parameters_that_join_while_clients_are_at_work_are_refused(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.net[0].parameters(), lr=0.05)
 
-    fleet = make_fleet(tmp_path, quick={}, slow={"upload_mbps": 5})
-    loop = FederatedLoop(clients_per_round=4, local_steps=2, fleet=fleet, buffered=FedBuff(2))
+    fleet = make_fleet(tmp_path, buffered=FedBuff(2), quick={}, slow={"upload_mbps": 5})
+    loop = FederatedLoop(clients_per_round=4, local_steps=2, fleet=fleet)
     with pytest.raises(ValueError, match=r"joined or left the optimizer"):
         trainer(6, [loop, Thaw()]).fit(Frozen(), FederatedWrapper(Numbers(), ten_clients))
-    mode = Buffered(FedBuff(1), 1, 0, fleet)
+    mode = Buffered(FedBuff(1), 1, 0)
     mode._step = ServerStep(2, 0.0, 1.0, (), (), ())
     one, both = {"w": torch.zeros(1)}, {"w": torch.zeros(1), "v": torch.zeros(1)}
     mode._models = {0: one}
@@ -147,8 +149,7 @@ def test_parameters_that_join_while_clients_are_at_work_are_refused(tmp_path):
 
 def test_concurrency_stands_for_clients_per_round(tmp_path):
     """Six at work though a round of the synchronous mode would have three."""
-    fleet = make_fleet(tmp_path, phone={})
-    fedbuff = FedBuff(1, concurrency=6)
-    rows, *_ = rounds_of(6, fleet=fleet, buffered=fedbuff, clients_per_round=3)
+    fleet = make_fleet(tmp_path, buffered=FedBuff(1, concurrency=6), phone={})
+    rows, *_ = rounds_of(6, fleet=fleet, clients_per_round=3)
     assert [row["asked_round"] for row in rows][:2] == [0, 0]
     assert len({row["client"] for row in rows if row["asked_round"] == 0}) >= 5

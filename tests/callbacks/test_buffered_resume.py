@@ -40,9 +40,8 @@ def run(
         FedAdam(0.05),
         clients_per_round=5,
         local_steps=2,
-        fleet=make_fleet(devices, **DEVICES),
+        fleet=make_fleet(devices, buffered=fedbuff or FedBuff(2), **DEVICES),
         channel=Wire(up=[TopK(0.4, error_feedback=True), Quantize("int8")]),
-        buffered=fedbuff or FedBuff(2),
         memory=ClientMemories(limit_mib=0, keep=ROUNDS),
     )
     log = VisitLog(str(folder / "visits.csv"))

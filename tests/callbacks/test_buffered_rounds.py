@@ -7,7 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from fleets import make_fleet, rounds_of, without_wall
+from fleets import make_fleet, rounds_of, with_buffer, without_wall
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
@@ -80,10 +80,10 @@ def test_buffer_cohort_and_concurrency_of_one_size_on_equal_devices_are_the_sync
 ):
     found = []
     size = more.get("clients_per_round", lambda: 3)()
-    for mode in ({}, {"buffered": FedBuff(size)}):
+    for fedbuff in (None, FedBuff(size)):
         made = {"clients_per_round": 3} | {name: make() for name, make in more.items()}
-        fleet = make_fleet(tmp_path, phone={"tflops": 0.01})
-        rows, model, loop, fit = rounds_of(4, of_eight, algorithm=algorithm(), fleet=fleet, **made, **mode)
+        fleet = make_fleet(tmp_path, buffered=fedbuff, phone={"tflops": 0.01})
+        rows, model, loop, fit = rounds_of(4, of_eight, algorithm=algorithm(), fleet=fleet, **made)
         memories = {name: loop.memory.load(name) for name in loop.clients}
         found.append((rows, weights(model), memories, loop.virtual_seconds, fit.callback_metrics))
     (rows, alone, kept, clock, metrics), (others, buffered, held, time, logged) = found
@@ -104,7 +104,7 @@ def test_a_run_has_the_trace_that_is_written_by_hand(tmp_path):
     """Of tests/federation/test_buffered_schedule.py: visits of 2, 3 and 7 seconds, a buffer of two, all three at work."""
     fleet = seconds_of_upload(tmp_path, two=2, three=3, seven=7)
     clients = dict.fromkeys("abc", 8)
-    more = {"fleet": fleet, "buffered": FedBuff(2), "clients_per_round": 3}
+    more = {"fleet": with_buffer(fleet, FedBuff(2)), "clients_per_round": 3}
     _, rows, _, loop = fit(Lora(), Points(clients), rounds=5, **more)
     unit = min(row["arrival_seconds"] for row in rows) / 2
     found = [
@@ -140,7 +140,7 @@ def test_the_whole_schedule_is_known_before_the_first_batch(tmp_path):
     class Foresee(L.Callback):
         def on_train_start(self, trainer, pl_module):
             loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))
-            own, now = Buffered(loop.buffered, 5, loop.seed, loop.fleet), 0.0
+            own, now = Buffered(loop.fleet.buffered, 5, loop.seed), 0.0
             own.meet(loop._run)
             devices = DeviceEmulation(loop.fleet, 5, loop.seed, loop._run.devices._payloads, loop._run)
             for idx in range(8):
@@ -153,8 +153,7 @@ def test_the_whole_schedule_is_known_before_the_first_batch(tmp_path):
     made = FederatedLoop(
         clients_per_round=5,
         local_steps=None,
-        fleet=make_fleet(tmp_path, **devices),
-        buffered=FedBuff(2),
+        fleet=make_fleet(tmp_path, buffered=FedBuff(2), **devices),
     )
     rows = []
 
@@ -181,7 +180,7 @@ def test_the_equations_of_fedbuff(fedbuff, lr, weight, tmp_path):
     made, recorder = TwoParts("AdamW", lr=0.02), Recorder()
     models = [weights(made)]
     fleet = seconds_of_upload(tmp_path, quick=2, slow=3, slower=11)
-    more = {"fleet": fleet, "buffered": fedbuff, "server": Average(lr)}
+    more = {"fleet": with_buffer(fleet, fedbuff), "server": Average(lr)}
     more |= {"algorithm": FedAvg("uniform"), "clients_per_round": 4, "local_steps": 2}
     _, rows, *_ = fit(made, Points(SIX), rounds=7, callbacks=[recorder], **more)
     staleness = {(row["round"], row["client"]): row["staleness"] for row in rows}
@@ -210,7 +209,7 @@ def test_plain_asynchronous_averaging_with_normalized_weights_is_a_step_of_one_c
     made, recorder = TwoParts(), Recorder()
     first = weights(made)
     fleet = seconds_of_upload(tmp_path, quick=2, slow=3)
-    more = {"fleet": fleet, "buffered": FedBuff(1), "server": Average(0.6)}
+    more = {"fleet": with_buffer(fleet, FedBuff(1)), "server": Average(0.6)}
     more |= {"algorithm": FedAvg("normalized"), "clients_per_round": 2}
     _, rows, *_ = fit(made, Points({"a": 8, "b": 4}), rounds=2, callbacks=[recorder], **more)
     assert [(row["round"], row["staleness"]) for row in rows] == [(0, 0), (1, 1)]
@@ -223,7 +222,7 @@ def test_plain_asynchronous_averaging_with_normalized_weights_is_a_step_of_one_c
 def test_batches_are_those_of_the_round_in_which_a_client_was_asked(tmp_path):
     """Also those of a project's own loader, whose shapes were counted then."""
     fleet = seconds_of_upload(tmp_path, quick=2, slow=5)
-    more = {"fleet": fleet, "buffered": FedBuff(2), "clients_per_round": 5}
+    more = {"fleet": with_buffer(fleet, FedBuff(2)), "clients_per_round": 5}
     recorder, data = Recorder(), Points(SIX)
     fit(TwoParts(), data, rounds=5, callbacks=[recorder], **more)
     stale = 0
@@ -241,7 +240,7 @@ def test_batches_are_those_of_the_round_in_which_a_client_was_asked(tmp_path):
 
 def test_the_order_in_which_the_visits_of_a_step_are_trained_changes_no_bit(tmp_path, monkeypatch):
     fleet = seconds_of_upload(tmp_path, quick=2, slow=5)
-    more = {"fleet": fleet, "buffered": FedBuff(3), "clients_per_round": 4}
+    more = {"fleet": with_buffer(fleet, FedBuff(3)), "clients_per_round": 4}
 
     def run():
         return fit(TwoParts("AdamW", lr=0.02), Points(SIX), rounds=5, algorithm=FedProx(0.3), **more)
@@ -257,7 +256,7 @@ def test_the_order_in_which_the_visits_of_a_step_are_trained_changes_no_bit(tmp_
 
 def test_clients_side_by_side_may_have_received_different_models(tmp_path):
     fleet = seconds_of_upload(tmp_path, quick=2, slow=3, slower=9)
-    more = {"fleet": fleet, "buffered": FedBuff(4), "clients_per_round": 6}
+    more = {"fleet": with_buffer(fleet, FedBuff(4)), "clients_per_round": 6}
     more |= {"algorithm": FedProx(0.1), "rounds": 5}
     alone, rows, *_ = fit(Lora(), Points(SIX), 1, **more)
     beside, others, groups, _ = fit(Lora(), Points(SIX), 4, **more)
@@ -277,7 +276,7 @@ def test_dropouts_are_counted_and_rounds_without_anybody_wait(tmp_path):
         },
         "tiny": {"memory_gib": "0.000000001"},
     }
-    more = {"fleet": make_fleet(tmp_path, **devices), "buffered": FedBuff(2)}
+    more = {"fleet": with_buffer(make_fleet(tmp_path, **devices), FedBuff(2))}
     rows, _, loop, fit = rounds_of(12, clients_per_round=4, **more)
     reasons = {row["device"]: {r["reason"] for r in rows if r["device"] == row["device"]} for row in rows}
     assert reasons["tiny"] == {"out_of_memory"}
@@ -305,7 +304,7 @@ def test_dropouts_are_counted_and_rounds_without_anybody_wait(tmp_path):
 def test_with_nobody_at_all_the_model_stays_and_the_clock_moves(tmp_path):
     fleet = make_fleet(tmp_path, tiny={"memory_gib": "0.000000001"})
     start = weights(module())
-    rows, model, loop, fit = rounds_of(3, fleet=fleet, buffered=FedBuff(2))
+    rows, model, loop, fit = rounds_of(3, fleet=with_buffer(fleet, FedBuff(2)))
     assert_equal(start, weights(model))
     assert {row["reason"] for row in rows} == {"out_of_memory"}
     assert (loop.rounds_done, loop.virtual_seconds) == (3, 1800.0)
@@ -330,7 +329,7 @@ def test_old_models_are_kept_while_somebody_trains_on_them_and_no_longer(tmp_pat
         )
 
     fleet = seconds_of_upload(tmp_path, two=2, three=3, seven=7)
-    more = {"fleet": fleet, "buffered": FedBuff(2), "clients_per_round": 3}
+    more = {"fleet": with_buffer(fleet, FedBuff(2)), "clients_per_round": 3}
     module = Lora()
     fit(module, Points(dict.fromkeys("abc", 8)), rounds=5, callbacks=[Watch()], **more)
     assert [models for models, *_ in seen] == [[0], [0], [2], [3], [3]]
@@ -356,7 +355,7 @@ def test_what_those_at_work_have_spent_is_logged_until_they_have_rows(tmp_path):
     def run(rounds, folder, **more):
         fleet = seconds_of_upload(tmp_path, two=2, three=3, seven=7)
         settings = {"enable_checkpointing": folder == "whole", "default_root_dir": tmp_path / folder}
-        loop = {"fleet": fleet, "buffered": FedBuff(2), "clients_per_round": 3}
+        loop = {"fleet": with_buffer(fleet, FedBuff(2)), "clients_per_round": 3}
         _, rows, *_ = fit(
             Lora(), Points(dict.fromkeys("abc", 8)), rounds=rounds, settings=settings, **loop, **more
         )
@@ -382,7 +381,7 @@ def test_what_those_at_work_have_spent_is_logged_until_they_have_rows(tmp_path):
 
 def test_a_client_that_diverges_is_left_out_of_its_step(tmp_path):
     fleet = seconds_of_upload(tmp_path, quick=2, slow=5)
-    more = {"fleet": fleet, "buffered": FedBuff(3), "clients_per_round": 4}
+    more = {"fleet": with_buffer(fleet, FedBuff(3)), "clients_per_round": 4}
     _, rows, _, loop = fit(TwoParts(), Points(SIX, broken={"b": float("nan")}), rounds=5, **more)
     assert {row["client"] for row in rows if row["reason"] == "diverged"} == {"b"}
     assert all(p.isfinite().all() for p in weights(loop._run.lightning_module).values())
@@ -392,12 +391,12 @@ def test_a_client_that_diverges_is_left_out_of_its_step(tmp_path):
 def test_ten_clients_of_unlike_sizes_on_unlike_devices_use_everybody(tmp_path):
     """The slow ones come in with older models, and nobody is late."""
     devices = {"fast": {}, "slow": {"upload_mbps": 5}}
-    more = {"fleet": make_fleet(tmp_path, **devices), "buffered": FedBuff(2)}
+    more = {"fleet": with_buffer(make_fleet(tmp_path, **devices), FedBuff(2))}
     rows, _, loop, _ = rounds_of(30, ten_clients, clients_per_round=6, **more)
     by_device = {name: [row["staleness"] for row in rows if row["device"] == name] for name in devices}
     assert np.mean(by_device["slow"]) > np.mean(by_device["fast"])
     assert {row["reason"] for row in rows} == {""}
     assert len(rows) == 60
-    _, _, other, _ = rounds_of(30, ten_clients, clients_per_round=6, fleet=more["fleet"])
+    _, _, other, _ = rounds_of(30, ten_clients, clients_per_round=6, fleet=with_buffer(more["fleet"], None))
     assert loop.virtual_seconds < 0.5 * other.virtual_seconds
     assert torch.tensor([row["staleness"] for row in rows]).max() < 30

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fleets import make_fleet, rounds_of
+from fleets import make_fleet, rounds_of, with_buffer
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -177,7 +177,7 @@ def test_limits_can_be_enforced_in_the_emulator(caplog):
 
 
 def test_buffered_rounds_are_limited_as_others(tmp_path):
-    more = {"fleet": make_fleet(tmp_path, phone={}), "buffered": FedBuff(4)}
+    more = {"fleet": with_buffer(make_fleet(tmp_path, phone={}), FedBuff(4))}
     rows, *_ = rounds_of(3, clients_per_round=6, limits=Limits(norm=1.0, enforce=True), **more)
     for idx in range(3):
         assert "clipped" in {row["reason"] for row in rows if row["round"] == idx}

@@ -107,7 +107,6 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
         (["--trainer.precision=16-mixed"], "trainer.precision=16-mixed has a loss scale"),
         (["--federated=null"], "the config has no key federated:, so there is nothing to deploy"),
         (["--data=data/toy_votes.yaml"], "names a further config"),
-        (["--federated.buffered=FedBuff"], "rounds run on the virtual clock: leave it out"),
         (
             ["--federated.forward=ZerothOrder", "--federated.forward.only_where_needed=true"],
             "only_where_needed asks emulated devices: leave it out",

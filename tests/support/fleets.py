@@ -1,5 +1,7 @@
 """Fleets of devices that are written for a test, and runs with them."""
 
+from copy import copy
+
 from plain_lightning import Numbers, module, ten_clients, trainer
 
 from fedlight.callbacks.logs.visit_log import VisitLog
@@ -25,15 +27,22 @@ def device_file(folder, name, **changes):
     return str(file)
 
 
-def make_fleet(folder, seed=0, deadline_seconds=None, over_selection=1.0, **devices):
+def make_fleet(folder, seed=0, deadline_seconds=None, over_selection=1.0, buffered=None, **devices):
     """A fleet of equal parts: ``make_fleet(tmp_path, slow={"tflops": 1}, fast={})``."""
     files = {device_file(folder, name, **changes): 1.0 for name, changes in devices.items()}
-    return Fleet(files, seed, deadline_seconds=deadline_seconds, over_selection=over_selection)
+    return Fleet(files, seed, 1.0, deadline_seconds, over_selection, buffered)
 
 
 def without_wall(rows):
     """What must not depend on this machine."""
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def with_buffer(fleet, fedbuff):
+    """The same fleet, for buffered rounds."""
+    fleet = copy(fleet)
+    fleet.buffered = fedbuff
+    return fleet
 
 
 def rounds_of(rounds=3, clients=ten_clients, model=None, **loop):

@@ -235,10 +235,11 @@ KINDS = {
     "buffered": lambda root: Kind(
         {
             "algorithm": FedProx(mu=0.5),
-            "fleet": Fleet({str(root / "devices" / f"{name}.yaml"): 1.0 for name in DEVICES}, 0),
+            "fleet": Fleet(
+                {str(root / "devices" / f"{name}.yaml"): 1.0 for name in DEVICES}, buffered=FedBuff(3)
+            ),
             "channel": Wire(up=[TopK(0.3, error_feedback=True), Quantize("int8")]),
             "clients_per_round": 6,
-            "buffered": FedBuff(3),
         },
         rounds=5,
     ),
@@ -268,7 +269,8 @@ def train(name, root, label, processes, resumes=False, rounds=None):
     kind, folder = KINDS[name](root), folder_of(root, name, label)
     ckpt_path = newest(folder) if resumes else None
     L.seed_everything(0, verbose=False)
-    parts = [] if "buffered" in kind.loop else [ProductError()]
+    fleet = kind.loop.get("fleet")
+    parts = [] if fleet and fleet.buffered else [ProductError()]
     settings = {"clients_per_round": 4, "local_steps": 2, "parts": parts} | kind.loop
     model, loop = kind.model(), FederatedLoop(**settings)
     model.loop = loop

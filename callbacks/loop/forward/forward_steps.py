@@ -152,7 +152,7 @@ class ForwardSteps:
 
     def _both_ways(self, module: L.LightningModule, run: Callable[[], Any], batch: Any) -> Any:
         """Return the result of the last pass, with the mean loss of all; None if the module leaves the batch out."""
-        at = [{name: p.clone() for name, p in one.parts.items()} for one in self.clients]
+        at = [{name: p.clone() for name, p in client.parts.items()} for client in self.clients]
         size, number = self.settings.eps, self.settings.perturbations
         slopes: list[Tensor] = []
         means: list[Tensor] = []
@@ -187,11 +187,11 @@ class ForwardSteps:
     def _key(self, client: ForwardClient, k: int) -> tuple[int, Key]:
         """Return the index of the direction of perturbation ``k`` of the step among shared ones, and its key."""
         seed, round_idx = self._purpose
-        own: Key = (seed, "direction", round_idx, *client.visiting.visit.purpose, self._steps, k)
+        key: Key = (seed, "direction", round_idx, *client.visiting.visit.purpose, self._steps, k)
         shared = client.visiting.directions
         if shared is None:
-            return 0, own
-        index = derive_seed(*own) % shared.number
+            return 0, key
+        index = derive_seed(*key) % shared.number
         return index, shared.key(index)
 
     @torch.no_grad()
@@ -203,9 +203,9 @@ class ForwardSteps:
         self._slopes = []
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self._refuse_several_rates(groups)
-        for client, own in zip(self.clients, slopes.unbind(dim=1), strict=True):
+        for client, of_client in zip(self.clients, slopes.unbind(dim=1), strict=True):
             keys = [self._key(client, k) for k in range(self.settings.perturbations)]
-            along: Slopes = [(key, slope) for (_, key), slope in zip(keys, own.tolist(), strict=True)]
+            along: Slopes = [(key, slope) for (_, key), slope in zip(keys, of_client.tolist(), strict=True)]
             factor = self._clip_factor(client, along)
             rate = 0.0
             for name, part in client.parts.items():
@@ -234,9 +234,9 @@ class ForwardSteps:
                 )
 
     def _gradient(self, client: ForwardClient, name: str, along: Slopes) -> Tensor:
-        found = self._adjusted(client, name, estimate(name, client.parts[name], along))
-        assert found is not None  # else `_moves` would have left the parameter out
-        return found
+        adjusted = self._adjusted(client, name, estimate(name, client.parts[name], along))
+        assert adjusted is not None  # else `_moves` would have left the parameter out
+        return adjusted
 
     def _adjusted(self, client: ForwardClient, name: str, gradient: Tensor) -> Tensor | None:
         """Return what the algorithm makes of the gradient of a part; the algorithm sees it with zeros up to the whole."""
@@ -245,8 +245,8 @@ class ForwardSteps:
         whole = client.parameters[name]
         gradients = {name: pad_to(gradient, whole.shape)}
         self._algorithm.adjust_gradients(client.visiting, {name: whole}, gradients)
-        found = gradients.get(name)
-        return None if found is None else client.part(name, found)
+        adjusted = gradients.get(name)
+        return None if adjusted is None else client.part(name, adjusted)
 
     def _clip_factor(self, client: ForwardClient, along: Slopes) -> float:
         """Return the factor by which `torch.nn.utils.clip_grad_norm_` would scale all gradients of a client."""
@@ -269,5 +269,5 @@ def _losses(result: Any) -> Tensor:
     if not isinstance(result, Mapping):
         loss: Tensor = result
         return loss.detach().reshape(1)
-    found: Tensor = result[CLIENT_LOSSES] if CLIENT_LOSSES in result else result["loss"].reshape(1)
-    return found.detach()
+    losses: Tensor = result[CLIENT_LOSSES] if CLIENT_LOSSES in result else result["loss"].reshape(1)
+    return losses.detach()

@@ -58,9 +58,11 @@ class ForwardVisits(Part):
         if not run.devices.trains_forward(visits[0].visiting.visit):
             return
         clients = []
-        for place, one in enumerate(visits):
-            own = (one.parameters, one.parameters) if beside is None else beside.trained_by(place)
-            clients.append(ForwardClient(one.visiting, *own))
+        for place, open_visit in enumerate(visits):
+            trained = (
+                (open_visit.parameters, open_visit.parameters) if beside is None else beside.trained_by(place)
+            )
+            clients.append(ForwardClient(open_visit.visiting, *trained))
         purpose = run.seed, run.round_idx
         steps = ForwardSteps(self.settings, run.algorithm, clients, purpose, run.trainer, beside)
         steps.enter(run.lightning_module)

@@ -28,7 +28,7 @@ def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
             f"none: use 'bf16-mixed' or '32-true', {BACK}"
         )
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    for owner, hooks in ((module, OF_MODULES), *((one, OF_GRADIENTS) for one in callbacks)):
+    for owner, hooks in ((module, OF_MODULES), *((callback, OF_GRADIENTS) for callback in callbacks)):
         for hook in () if getattr(owner, "takes_forward", False) else hooks_of_users(owner, hooks):
             raise ValueError(
                 f"forward: {type(owner).__name__}.{hook} would see no gradients in a forward-only visit: give "

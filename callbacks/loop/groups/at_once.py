@@ -66,11 +66,11 @@ class AtOnce(Part):
         except ValueError as why:
             self._one_at_a_time(why)
 
-    def _one_at_a_time(self, why: ValueError) -> None:
+    def _one_at_a_time(self, error: ValueError) -> None:
         if not self._is_auto:
-            raise why
+            raise error
         self._number = 1
-        rank_zero_info(f"clients_at_once=auto: one client at a time. {why}")
+        rank_zero_info(f"clients_at_once=auto: one client at a time. {error}")
 
     def attach(self, run: Run) -> None:
         """Get ready for groups of clients; raise ValueError for what cannot be stacked."""
@@ -91,7 +91,7 @@ class AtOnce(Part):
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         if len(group.visits) > 1:
-            self.groups.enter([one.visiting for one in group.visits], batch, run.round_idx)
+            self.groups.enter([open_visit.visiting for open_visit in group.visits], batch, run.round_idx)
             group.beside = self.groups
 
     @property
@@ -104,7 +104,9 @@ class AtOnce(Part):
         """Return the most clients of a group in a round with these visits; in several processes it is the same number."""
         if self._number is None:
             largest = max(
-                form_bundles(visits, max(1, len(visits)), kind), key=lambda one: len(one[0]), default=((),)
+                form_bundles(visits, max(1, len(visits)), kind),
+                key=lambda bundle: len(bundle[0]),
+                default=((),),
             )[0]
             if len(largest) < 2:
                 return 1  # this round shows nothing
@@ -114,7 +116,7 @@ class AtOnce(Part):
         return self._number
 
     def _try(self, visits: Sequence[Visit], round_idx: int) -> int:
-        found: dict[int, float] = {}
+        seconds_of: dict[int, float] = {}
         with isolate_rng(), undisturbed(self._module):
             self._module.train()
             for number in _doubled(len(visits)):
@@ -126,15 +128,15 @@ class AtOnce(Part):
                 except ValueError as why:
                     self._one_at_a_time(why)
                     return 1
-                found[number] = number / seconds
+                seconds_of[number] = number / seconds
                 grown = _memory() - before
                 # Twice the clients take twice of what these have taken, and their own memory is free again.
-                if found[number] * WORSE < max(found.values()) or 2 * grown > SHARE_OF_MEMORY * _free(
-                    self._module.device
-                ):
+                if seconds_of[number] * WORSE < max(
+                    seconds_of.values()
+                ) or 2 * grown > SHARE_OF_MEMORY * _free(self._module.device):
                     break
-        best = max(found, key=lambda number: found[number], default=1)
-        shown = ", ".join(f"{number}: {rate:.3g}" for number, rate in found.items())
+        best = max(seconds_of, key=lambda number: seconds_of[number], default=1)
+        shown = ", ".join(f"{number}: {rate:.3g}" for number, rate in seconds_of.items())
         rank_zero_info(
             f"clients_at_once=auto: {best} (client steps a second in a trial, by clients at once: {shown})"
         )

@@ -32,15 +32,15 @@ def form_bundles(visits: Sequence[Visit], at_once: int, kind: Kind = lambda visi
     for visit in visits:
         by_client.setdefault(visit.client_id, []).append(visit)
     alike: dict[Hashable, list[str]] = {}
-    for name, own in by_client.items():
-        kinds = [kind(visit) for visit in own]
+    for name, theirs in by_client.items():
+        kinds = [kind(visit) for visit in theirs]
         alone = at_once == 1 or None in kinds
-        key = name if alone else tuple((v.num_batches, k) for v, k in zip(own, kinds, strict=True))
+        key = name if alone else tuple((v.num_batches, k) for v, k in zip(theirs, kinds, strict=True))
         alike.setdefault(key, []).append(name)
-    found: list[Bundle] = []
+    bundles: list[Bundle] = []
     for names in alike.values():
         names.sort()
         for start in range(0, len(names), at_once):
             own_visits = [by_client[name] for name in names[start : start + at_once]]
-            found.append(tuple(zip(*own_visits, strict=True)))
-    return found
+            bundles.append(tuple(zip(*own_visits, strict=True)))
+    return bundles

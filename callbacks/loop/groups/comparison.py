@@ -54,9 +54,9 @@ def compare_losses(
     alike = [k for k, adapter in enumerate(adapters) if adapter == adapters[0]]
     asked = max(alike, key=lambda k: counts[k])
     start = sum(counts[:asked])
-    own = slice(start, start + counts[asked])
+    rows = slice(start, start + counts[asked])
     try:
-        examples = take_examples(batch, own.start, own.stop)
+        examples = take_examples(batch, rows.start, rows.stop)
     except ValueError as why:
         raise refusal(
             f"a batch of type {type(batch).__name__} cannot be divided among clients",
@@ -77,7 +77,7 @@ def compare_losses(
             check_shape(name, alone, counts[asked : asked + 1])
             beside = module.example_losses(batch)
             check_shape(name, beside, counts)
-            beside = beside[own]
+            beside = beside[rows]
             if not type(module).training_step.__module__.startswith(OURS):
                 logged.names.clear()
                 step = module.training_step(examples, 0)
@@ -88,7 +88,7 @@ def compare_losses(
             parameters,
             [weights if k == asked else others for k in range(len(counts))],
             *(batch, counts, adapters),
-        )[own]
+        )[rows]
     is_16_bits = _is_in_16_bits(module)
     most = IN_16_BITS if is_16_bits else NOT_ROUNDING
     slack = most + OF_EFFECT * effect if is_16_bits and math.isfinite(effect) else most

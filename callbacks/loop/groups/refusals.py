@@ -38,10 +38,10 @@ OF_MODULES = (
 OURS = ("lightning.", "fedlight.")
 
 
-def refusal(why: str, remedy: str = "") -> ValueError:
+def refusal(reason: str, remedy: str = "") -> ValueError:
     """Return the error for what cannot be trained for several clients at once, with a remedy beside one at a time."""
     or_else = f"{remedy}, or set it to 1" if remedy else "set it to 1"
-    return ValueError(f"clients_at_once above 1: {why}: {or_else}")
+    return ValueError(f"clients_at_once above 1: {reason}: {or_else}")
 
 
 def check_run(trainer: L.Trainer, module: L.LightningModule, data: object, buffers: str) -> None:
@@ -90,8 +90,8 @@ def _refuse_hooks(owner: Any, hooks: Sequence[str]) -> None:
 def hooks_of_users(owner: Any, hooks: Sequence[str]) -> Iterator[str]:
     """Yield those hooks of a module or callback that neither Lightning nor fedlight defines."""
     for hook in hooks:
-        own = vars(owner).get(hook) or getattr(type(owner), hook, None)
-        if own is not None and not (getattr(own, "__module__", None) or "").startswith(OURS):
+        method = vars(owner).get(hook) or getattr(type(owner), hook, None)
+        if method is not None and not (getattr(method, "__module__", None) or "").startswith(OURS):
             yield hook
 
 

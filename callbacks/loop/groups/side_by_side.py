@@ -89,9 +89,9 @@ class SideBySide:
             ValueError: at the first group of the run, if a client would train otherwise than alone.
         """
         self._counts = self._data.next_counts()
-        adapters = [one.adapter for one in visits]
+        adapters = [visiting.adapter for visiting in visits]
         self.compare(batch, self._counts, adapters)
-        self._stack.enter([one.start for one in visits], adapters)
+        self._stack.enter([visiting.start for visiting in visits], adapters)
         self._visits, self._round_idx, self._number = [*visits], round_idx, 0
 
         @wraps(self._module.training_step)  # Lightning looks at the names of its arguments
@@ -165,10 +165,12 @@ class SideBySide:
 
     def adjust_gradients(self, algorithm: Algorithm, optimizer: Optimizer) -> None:
         """Let an algorithm change the gradients of each client, of the parameters that an optimizer holds."""
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        held_by_optimizer = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
         left_out: Counter[Tensor] = Counter()  # stacked parameters, by identity
         for place, visiting in enumerate(self._visits):
-            names = {name for name, held in self._stack.hosts(place).items() if id(held) in own}
+            names = {name for name, held in self._stack.hosts(place).items() if id(held) in held_by_optimizer}
             parameters = {name: p for name, p in self._stack.parameters(place).items() if name in names}
             slices = {name: g for name, g in self._stack.gradients(place).items() if name in names}
             gradients = dict(slices)

@@ -26,7 +26,6 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
-from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.algorithm import Algorithm, has_own
 from fedlight.federation.asynchronous.fedbuff import FedBuff
@@ -47,30 +46,9 @@ class Buffered(Part):
         fedbuff: size of the buffer, weights of stale updates.
         clients_per_round: most clients that train at a time, unless ``fedbuff`` says it.
         seed: seed of the sampling and of the devices' draws.
-        fleet: that of the loop.
-
-    Raises:
-        ValueError: there are no devices, or a setting is for rounds that wait.
     """
 
-    def __init__(
-        self,
-        fedbuff: FedBuff,
-        clients_per_round: int,
-        seed: int,
-        fleet: Fleet | None,
-    ) -> None:
-        if fleet is None:
-            raise ValueError(
-                "buffered rounds need devices that take their time, by which updates arrive: set fleet, or leave "
-                "buffered out"
-            )
-        if fleet.deadline_seconds is not None or fleet.over_selection != 1:
-            raise ValueError(
-                f"fleet.deadline_seconds={fleet.deadline_seconds} and fleet.over_selection={fleet.over_selection} "
-                "are for rounds that wait for a cohort, and in buffered rounds the server steps when its buffer is "
-                "full: leave them out"
-            )
+    def __init__(self, fedbuff: FedBuff, clients_per_round: int, seed: int) -> None:
         self.fedbuff = fedbuff
         self.concurrency = fedbuff.concurrency or clients_per_round
         self.seed = seed
@@ -123,7 +101,7 @@ class Buffered(Part):
             devices: the clients' devices.
             parameters: federated parameters, of which names and shapes count.
         """
-        devices.forget(but={one.client_id for one in self._at_work})
+        devices.forget(but={job.client_id for job in self._at_work})
 
         def measure(asked: int, names: Sequence[str]) -> None:
             visits = visits_of(asked, [self._clients[name] for name in names])
@@ -147,20 +125,20 @@ class Buffered(Part):
             idle_seconds=IDLE_SECONDS,
         )
         ended = (*step.arrivals, *step.dropouts)
-        for one in (*ended, *step.at_work):
-            if one.client_id not in devices.jobs:  # it was asked before the run was stopped and went on
-                measure(one.asked, [one.client_id])
+        for job in (*ended, *step.at_work):
+            if job.client_id not in devices.jobs:  # it was asked before the run was stopped and went on
+                measure(job.asked, [job.client_id])
         outcomes = []
-        for one in ended:
-            spent = one.end_seconds - one.start_seconds if one.reason else inf
-            outcomes.append(outcome_of(devices.jobs[one.client_id], one.reason, spent))
-        visits = [visit for one in step.arrivals for visit in devices.visits_to(one.client_id)]
+        for job in ended:
+            spent = job.end_seconds - job.start_seconds if job.reason else inf
+            outcomes.append(outcome_of(devices.jobs[job.client_id], job.reason, spent))
+        visits = [visit for job in step.arrivals for visit in devices.visits_to(job.client_id)]
         self._step = step
         self._open = [
-            outcome_of(devices.jobs[one.client_id], one.reason, step.end_seconds - one.start_seconds)
-            for one in step.at_work
+            outcome_of(devices.jobs[job.client_id], job.reason, step.end_seconds - job.start_seconds)
+            for job in step.at_work
         ]
-        columns = {one.client_id: _columns(one, step) for one in ended}
+        columns = {job.client_id: _columns(job, step) for job in ended}
         return devices.take(outcomes, visits, now_seconds, step.end_seconds, columns)
 
     def model_for(self, visit: Visit, newest: State) -> State:
@@ -190,29 +168,29 @@ class Buffered(Part):
         known = {**self._models, step.round_idx: model}
         self._models = {asked: known[asked] for asked in sorted(step.versions)}
         self._at_work = step.at_work
-        kept = [value for one in self._models.values() for value in one.values()]
-        found = {
+        kept = [value for model_before in self._models.values() for value in model_before.values()]
+        metrics = {
             "at_work": float(len(step.at_work)),
             # No row of visits.csv has what they have spent so far, and those of the last round never get one.
-            "at_work_bytes_down": float(sum(one.bytes_down for one in self._open)),
-            "at_work_bytes_up": float(sum(one.bytes_up for one in self._open)),
-            "at_work_flops": math.fsum(one.flops for one in self._open),
-            "at_work_joules": math.fsum(one.joules for one in self._open),
+            "at_work_bytes_down": float(sum(job.bytes_down for job in self._open)),
+            "at_work_bytes_up": float(sum(job.bytes_up for job in self._open)),
+            "at_work_flops": math.fsum(job.flops for job in self._open),
+            "at_work_joules": math.fsum(job.joules for job in self._open),
             "old_models": float(len(self._models)),
             "old_model_bytes": float(sum(value.numel() * value.element_size() for value in kept)),
         }
-        stale = [step.staleness(one) for one in step.arrivals]
-        return found | (
+        stale = [step.staleness(job) for job in step.arrivals]
+        return metrics | (
             {"staleness": sum(stale) / len(stale), "staleness_max": float(max(stale))} if stale else {}
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return who is at work and on which models: tensors and plain values."""
-        return {"at_work": [asdict(one) for one in self._at_work], "models": dict(self._models)}
+        return {"at_work": [asdict(job) for job in self._at_work], "models": dict(self._models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
-        self._at_work = tuple(Assignment(**one) for one in state.get("at_work", ()))
+        self._at_work = tuple(Assignment(**job) for job in state.get("at_work", ()))
         self._models = dict(state.get("models", {}))
 
     @property
@@ -221,19 +199,19 @@ class Buffered(Part):
         return self._step
 
 
-def _columns(one: Assignment, step: ServerStep) -> Record:
+def _columns(job: Assignment, step: ServerStep) -> Record:
     """Return the further columns of a client's rows in ``visits.csv``."""
     return {
-        "asked_round": one.asked,
-        "staleness": step.staleness(one),
-        "start_seconds": one.start_seconds,
-        "arrival_seconds": "" if one.reason else one.end_seconds,
+        "asked_round": job.asked,
+        "staleness": step.staleness(job),
+        "start_seconds": job.start_seconds,
+        "arrival_seconds": "" if job.reason else job.end_seconds,
     }
 
 
-def refusal(why: str, remedy: str) -> ValueError:
+def refusal(reason: str, remedy: str) -> ValueError:
     """Return the error for what does not work with buffered rounds."""
-    return ValueError(f"buffered rounds: {why}: {remedy}, or leave buffered out")
+    return ValueError(f"buffered rounds: {reason}: {remedy}, or leave fleet.buffered out")
 
 
 def refuse_by_round(algorithm: Algorithm) -> None:
@@ -253,9 +231,9 @@ def refuse_by_round(algorithm: Algorithm) -> None:
             "models",
             remedy,
         )
-    one = [Client("any", 1, 1.0)]
+    client = [Client("any", 1, 1.0)]
     first, second = (
-        [visit.part for visit in algorithm.plan(idx, one, lambda client_id, split="train": 1)]
+        [visit.part for visit in algorithm.plan(idx, client, lambda client_id, split="train": 1)]
         for idx in (0, 1)
     )
     if first != second:

@@ -179,22 +179,22 @@ class LimitedRounds(Part):
         if self._round is None:
             return
         rows, round_idx = run.records, run.round_idx
-        found = self._round.settle(run.gather)
+        reasons = self._round.settle(run.gather)
         for name in self.claims.keys() & {str(row["client"]) for row in rows if not row["reason"]}:
-            found.setdefault(name, set()).add(CAPPED)
-        for name in sorted(found):
-            for reason in sorted(found[name]):
+            reasons.setdefault(name, set()).add(CAPPED)
+        for name in sorted(reasons):
+            for reason in sorted(reasons[name]):
                 self._say(round_idx, name, reason)
         for row in rows:
-            row["reason"] = row["reason"] or "+".join(sorted(found.get(str(row["client"]), ())))
+            row["reason"] = row["reason"] or "+".join(sorted(reasons.get(str(row["client"]), ())))
 
     def believe(self, claimed: Mapping[str, int], clients_per_round: int) -> dict[str, int]:
         """Return `Limits.believed` where limits are enforced, and note clients that claim more."""
         if not self.enforced:
             return dict(claimed)
-        found = self.limits.believed(claimed, clients_per_round)
-        self.claims = {name: number for name, number in claimed.items() if number > found[name]}
-        return found
+        believed = self.limits.believed(claimed, clients_per_round)
+        self.claims = {name: number for name, number in claimed.items() if number > believed[name]}
+        return believed
 
     def after_round(self, run: Run, metrics: Mapping[str, float]) -> None:
         self.count(run.round_idx, run.records, metrics, run.devices.round_end_seconds)
@@ -218,11 +218,11 @@ class LimitedRounds(Part):
             return
         self._empty_since = self._empty_since if self._empty else seconds
         self._empty.append(Counter(str(row["reason"]) for row in rows))
-        number, why = len(self._empty), sum(self._empty, Counter[str]())
-        waits = "absent" in why and 0 < seconds < self._empty_since + DAY_SECONDS
+        number, causes = len(self._empty), sum(self._empty, Counter[str]())
+        waits = "absent" in causes and 0 < seconds < self._empty_since + DAY_SECONDS
         if number < self.limits.empty_rounds or waits:
             return
-        reasons = ", ".join(f"{reason} ({times})" for reason, times in why.most_common(8))
+        reasons = ", ".join(f"{reason} ({times})" for reason, times in causes.most_common(8))
         raise ValueError(
             f"{number} rounds in a row, the last of them round {done}, had no client that took part: "
             f"{reasons or 'none had an example to train on'}. The model is that of round {done - number}, and the run goes "
@@ -280,7 +280,7 @@ class LimitedRound(Aggregation):
         """Measure an update; hold it where limits are enforced."""
         tensors = update.movement.values()
         norms = [torch.linalg.vector_norm(value.double()) for value in tensors if value.numel()]
-        norm = math.hypot(*(one.item() for one in norms)) if self._limits.norm is not None else 0.0
+        norm = math.hypot(*(each.item() for each in norms)) if self._limits.norm is not None else 0.0
         numbers = sum(value.numel() for value in tensors)
         self._arrived.append(
             Arrived(update.client_id, tuple(sorted(update.movement)), numbers, norm, update.weight)
@@ -289,58 +289,62 @@ class LimitedRound(Aggregation):
 
     def settle(self, gather: Callable[[Any, str], list[Any]]) -> dict[str, set[str]]:
         """Compare the updates of all processes, pass on those held, and return client -> reasons of those over a limit."""
-        gathered = gather([[*one] for one in self._arrived], "limits")
-        everything = [Arrived(*one) for own in gathered for one in own]
+        gathered = gather([[*update] for update in self._arrived], "limits")
+        everything = [Arrived(*update) for of_process in gathered for update in of_process]
         if self._limits.norm is not None:
             self._compare_norms(everything)
         if self._weighs:
             self._compare_weights(everything)
-        for one, update in zip(self._arrived, self._held):  # noqa: B905  nothing is held without enforcement
-            scale = self._scale(one)
+        for arrived, update in zip(self._arrived, self._held):  # noqa: B905  nothing is held without enforcement
+            scale = self._scale(arrived)
             if scale < 1 and self._limits.action == "leave_out":
                 continue
             if scale < 1:
                 update = replace(update, movement={n: value * scale for n, value in update.movement.items()})
-            lowered = self._lowered.get((one.client_id, one.names), 1.0)
+            lowered = self._lowered.get((arrived.client_id, arrived.names), 1.0)
             self._inner.add(update if lowered == 1 else replace(update, weight=update.weight * lowered))
         self._arrived, self._held = [], []
         large = LARGE_NORM if not self._enforced else CLIPPED if self._limits.action == "clip" else LEFT_OUT
         heavy = CAPPED if self._enforced else LARGE_SHARE
-        found = {name: {large} for name in self.times}
+        reasons = {name: {large} for name in self.times}
         for name, _ in self._lowered:
-            found.setdefault(name, set()).add(heavy)
-        return found
+            reasons.setdefault(name, set()).add(heavy)
+        return reasons
 
     def _compare_norms(self, everything: Sequence[Arrived]) -> None:
         norms = defaultdict[int, list[float]](list)
-        for one in everything:
-            norms[one.numbers].append(one.norm)
-        self._medians = {numbers: median_low(own) for numbers, own in norms.items()}
-        for one in everything:
-            if self._scale(one) < 1:
-                times = one.norm / self._medians[one.numbers] if self._medians[one.numbers] else math.inf
-                self.times[one.client_id] = max(times, self.times.get(one.client_id, 0.0))
+        for arrived in everything:
+            norms[arrived.numbers].append(arrived.norm)
+        self._medians = {numbers: median_low(each) for numbers, each in norms.items()}
+        for arrived in everything:
+            if self._scale(arrived) < 1:
+                times = (
+                    arrived.norm / self._medians[arrived.numbers]
+                    if self._medians[arrived.numbers]
+                    else math.inf
+                )
+                self.times[arrived.client_id] = max(times, self.times.get(arrived.client_id, 0.0))
 
-    def _scale(self, one: Arrived) -> float:
+    def _scale(self, arrived: Arrived) -> float:
         """Return the factor in [0, 1] that brings an update down to the limit."""
         if self._limits.norm is None:
             return 1.0
-        most = self._medians[one.numbers] * self._limits.norm
+        most = self._medians[arrived.numbers] * self._limits.norm
         # The last bits of a norm depend on the processor; those that fp32 keeps hardly ever do.
-        return 1.0 if one.norm <= most else float(torch.tensor(most / one.norm, dtype=torch.float32))
+        return 1.0 if arrived.norm <= most else float(torch.tensor(most / arrived.norm, dtype=torch.float32))
 
     def _compare_weights(self, everything: Sequence[Arrived]) -> None:
         """Note the factors that lower weights; each tensor is averaged over the clients that sent it."""
         weights = defaultdict[tuple[str, ...], dict[str, float]](dict)
-        for one in everything:
-            if one.weight > 0:
-                own = weights[one.names]
-                own[one.client_id] = own.get(one.client_id, 0.0) + one.weight
-        for names, own in weights.items():
-            self.share = self._limits.largest_share(len(own))
-            for name, weight in capped(own, self.share).items():
-                if weight < own[name]:
-                    self._lowered[name, names] = weight / own[name]
+        for arrived in everything:
+            if arrived.weight > 0:
+                of_names = weights[arrived.names]
+                of_names[arrived.client_id] = of_names.get(arrived.client_id, 0.0) + arrived.weight
+        for names, of_names in weights.items():
+            self.share = self._limits.largest_share(len(of_names))
+            for name, weight in capped(of_names, self.share).items():
+                if weight < of_names[name]:
+                    self._lowered[name, names] = weight / of_names[name]
 
     def partial(self) -> dict[str, Any]:
         return self._inner.partial()

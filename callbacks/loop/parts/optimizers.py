@@ -160,9 +160,9 @@ class _Attributes:
         self._values: dict[str, Any] = {}
         self._tensors: dict[str, list[tuple[Tensor, int]]] = {}
         for name, value in self._own():
-            tensors = [one for one in _leaves(value) if isinstance(one, Tensor)]
+            tensors = [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
             if tensors:
-                self._tensors[name] = [(one, one._version) for one in tensors]
+                self._tensors[name] = [(tensor, tensor._version) for tensor in tensors]
             else:
                 self._values[name] = copy.deepcopy(value)
 
@@ -184,12 +184,12 @@ class _Attributes:
         for name, value in [*vars(self.optimizer).items()]:
             leaves = [*_leaves(value)]
             if name not in TORCHS and all(
-                isinstance(one, plain) and id(one) not in trained for one in leaves
+                isinstance(leaf, plain) and id(leaf) not in trained for leaf in leaves
             ):
                 yield name, value
 
     def _refuse_changed(self, name: str, value: Any) -> None:
-        now = [(one, one._version) for one in _leaves(value) if isinstance(one, Tensor)]
+        now = [(leaf, leaf._version) for leaf in _leaves(value) if isinstance(leaf, Tensor)]
         before = self._tensors[name]
         if len(now) != len(before) or any(
             a[0] is not b[0] or a[1] != b[1] for a, b in zip(now, before, strict=True)
@@ -202,17 +202,19 @@ class _Attributes:
 
 def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
     """Return the optimizers and those that they hold in attributes."""
-    found: dict[int, Optimizer] = {}
+    by_id: dict[int, Optimizer] = {}
     waiting = [*optimizers]
     while waiting:
-        one = waiting.pop()
-        if id(one) not in found:
-            found[id(one)] = one
-            own = [
-                value for name, value in vars(one).items() if name not in TORCHS
+        inner = waiting.pop()
+        if id(inner) not in by_id:
+            by_id[id(inner)] = inner
+            attributes = [
+                value for name, value in vars(inner).items() if name not in TORCHS
             ]  # no walk through its state
-            waiting += [leaf for value in own for leaf in _leaves(value) if isinstance(leaf, Optimizer)]
-    return [*found.values()]
+            waiting += [
+                leaf for value in attributes for leaf in _leaves(value) if isinstance(leaf, Optimizer)
+            ]
+    return [*by_id.values()]
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -220,8 +222,8 @@ def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, (list, tuple, set)):
-        for one in value:
-            yield from _leaves(one)
+        for part in value:
+            yield from _leaves(part)
     else:
         yield value
 
@@ -375,13 +377,13 @@ class StepSchedules(Part):
                 module.lr_scheduler_step(config.scheduler, None)
 
     def _compare(self, visit: Visit, settings: Settings) -> None:
-        for number, own in settings.items():
+        for number, of_client in settings.items():
             optimizer = self._trainer.optimizers[number]
             schedules = [self._configs[i].scheduler for i in self._of(optimizer, self._moving)]
             if any(isinstance(schedule, ReduceLROnPlateau) for schedule in schedules):
                 continue  # the module steps it by the client's own value
-            client, before = self._settings.get(number, (visit.client_id, own))
-            for step, (a, b) in enumerate(zip(before, own, strict=False)):
+            client, before = self._settings.get(number, (visit.client_id, of_client))
+            for step, (a, b) in enumerate(zip(before, of_client, strict=False)):
                 if a != b:
                     name, theirs, here = _first_difference(a, b)
                     raise ValueError(
@@ -390,8 +392,8 @@ class StepSchedules(Part):
                         "through the clients of a round. Take a schedule with interval 'step', which every visit starts at "
                         "the same place, or count the steps of a visit from on_visit_start on"
                     )
-            if len(own) >= len(before):
-                self._settings[number] = visit.client_id, own
+            if len(of_client) >= len(before):
+                self._settings[number] = visit.client_id, of_client
 
 
 def _first_difference(some: StepSettings, others: StepSettings) -> tuple[str, Any, Any]:
@@ -432,7 +434,11 @@ class LossScale(Part):
         Raises ValueError if the algorithm would add to gradients that are still scaled.
         """
         self._plugin: Any = run.trainer.precision_plugin
-        fused = [one for one in run.optimizers if getattr(one, "_step_supports_amp_scaling", False)]
+        fused = [
+            optimizer
+            for optimizer in run.optimizers
+            if getattr(optimizer, "_step_supports_amp_scaling", False)
+        ]
         if fused and (name := changes_gradients(run.algorithm)):
             raise ValueError(
                 f"{type(fused[0]).__name__} with fused=True divides gradients by the loss scale itself, after "

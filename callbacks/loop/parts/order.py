@@ -11,8 +11,8 @@ from fedlight.callbacks.loop.parts.optimizers import LossScale, StepSchedules, s
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import NoDevices, Run
+from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.processes.team import Team
@@ -52,13 +52,13 @@ def forward_part(forward: ZerothOrder | None, *settings: Any) -> "ForwardVisits 
     return ForwardVisits(forward, *settings)
 
 
-def buffered_part(fedbuff: FedBuff | None, *settings: Any) -> "Buffered | None":
+def buffered_part(fleet: Fleet | None, *settings: Any) -> "Buffered | None":
     """Return the rounds that wait for nobody; ``settings`` are the further arguments of `Buffered`."""
-    if fedbuff is None:
+    if fleet is None or fleet.buffered is None:
         return None
     from fedlight.callbacks.loop.parts.buffered import Buffered
 
-    return Buffered(fedbuff, *settings)
+    return Buffered(fleet.buffered, *settings)
 
 
 def emulated_devices(loop: Any, run: Run) -> NoDevices:

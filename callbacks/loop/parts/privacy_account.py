@@ -56,9 +56,9 @@ class PrivacyAccount(Part):
         """
         if self._parts:
             self.rounds[sampled, clients] = self.rounds.get((sampled, clients), 0) + 1
-        found: dict[str, float] = {}
+        spent: dict[str, float] = {}
         for end, (part, delta) in self._parts.items():
             epsilon = part.epsilon(delta, self.rounds)
             if epsilon is not None:
-                found |= {f"epsilon{end}": epsilon, f"delta{end}": delta}
-        return found
+                spent |= {f"epsilon{end}": epsilon, f"delta{end}": delta}
+        return spent

@@ -49,7 +49,7 @@ class ProductError(Part):
         if run.planned_by_arrival:
             raise ValueError(
                 "ProductError compares the server's product with those of clients that began at its model, and in buffered "
-                "rounds they begin at different ones: leave it out of parts, or leave buffered out"
+                "rounds they begin at different ones: leave it out of parts, or leave fleet.buffered out"
             )
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
@@ -65,9 +65,9 @@ class ProductError(Part):
             return inner
         self._scalings = [_scaling(pair, run.module) for pair in self._pairs]
         if others:
-            name, why = next(iter(others.items()))
+            name, reason = next(iter(others.items()))
             self._say(
-                f"fed/product_error is of plain LoRA pairs alone, without {len(others)} tensors such as {name}: {why}"
+                f"fed/product_error is of plain LoRA pairs alone, without {len(others)} tensors such as {name}: {reason}"
             )
         if isinstance(inner, ProductSums):
             self._sums = inner
@@ -88,19 +88,19 @@ class ProductError(Part):
         if sums is None or not sums.is_known:
             return {}
         distance = norm = 0.0
-        found = False
+        has_terms = False
         largest = max(self._scalings) or 1.0
         for pair, scaling in zip(self._pairs, self._scalings, strict=True):
             terms = sums.terms(pair, state)
             if terms is None:
                 return {}
             if terms:
-                found = True
+                has_terms = True
                 b, a = (_moved(state, movement, name) for name in (pair.b, pair.a))
                 weight = (scaling / largest) ** 2
                 of_distance, of_norm = squared_distance(terms, b, a)
                 distance, norm = distance + weight * of_distance, norm + weight * of_norm
-        if not found or (norm == 0 and distance > 0):
+        if not has_terms or (norm == 0 and distance > 0):
             return {}
         return {"product_error": math.sqrt(distance / norm) if norm else 0.0}
 

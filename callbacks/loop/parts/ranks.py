@@ -93,19 +93,21 @@ class KeptByAlgorithm:
 
     def merge(self, partials: Sequence[Any]) -> None:
         assert isinstance(self._algorithm, MergesVisits)
-        for one in partials:
-            self._algorithm.merge(one)
+        for partial in partials:
+            self._algorithm.merge(partial)
 
 
 def _attributes_of(module: L.LightningModule) -> dict[str, str]:
     """Return a digest of each public attribute of a module that is a plain value or a tensor."""
     digests = _attributes(module).items()
-    return {name: one for name, one in digests if not name.startswith("_") and not one.startswith("object ")}
+    return {
+        name: value for name, value in digests if not name.startswith("_") and not value.startswith("object ")
+    }
 
 
-def _attributes(of: object) -> dict[str, str]:
+def _attributes(owner: object) -> dict[str, str]:
     """Return a digest of each attribute by its content; objects other than plain values and tensors count by identity."""
-    return {name: _digest(value) for name, value in vars(of).items()}
+    return {name: _digest(value) for name, value in vars(owner).items()}
 
 
 def _digest(value: Any) -> str:
@@ -147,7 +149,7 @@ class VisitsMade:
         return [*zip(self._places, rows, self._logged, strict=True)]
 
     def merge(self, partials: Sequence[Any]) -> None:
-        made = sorted((one for each in partials for one in each), key=lambda one: one[0])
+        made = sorted((visit for each in partials for visit in each), key=lambda visit: visit[0])
         if [place for place, _, _ in made] != [*range(len(made))]:
             raise ValueError(
                 "the processes have shared out the visits of a round unlike: have the algorithm's plan and the data depend "
@@ -169,8 +171,8 @@ class SavedMemories:
         return ({client: self._memory.load(client)} for client in [*self._saved])
 
     def merge(self, partials: Sequence[Any]) -> None:
-        for one in partials:
-            for client, memory in one.items():
+        for partial in partials:
+            for client, memory in partial.items():
                 if client not in self._saved:
                     self._memory.save(client, memory, self._round_idx)
 
@@ -182,12 +184,12 @@ class StepCounts:
     """
 
     def __init__(self, trainer: L.Trainer, planned: RoundPlanner) -> None:
-        own = planned.schedule
+        schedule = planned.schedule
         self._trainer, self._loop = trainer, trainer.fit_loop.epoch_loop
-        self._batches = own.num_batches if own.visits else 0
-        self._passed_over = 0 if own.visits else own.num_batches
+        self._batches = schedule.num_batches if schedule.visits else 0
+        self._passed_over = 0 if schedule.visits else schedule.num_batches
         self._counts_passed = not planned.everything.visits
-        self._accumulation = own.accumulation
+        self._accumulation = schedule.accumulation
         self._before = self._steps()
 
     def _trackers(self) -> list[Any]:
@@ -208,15 +210,15 @@ class StepCounts:
 
     def merge(self, partials: Sequence[Any]) -> None:
         # Where nobody has a visit, every process passes over the same batch, which counts once.
-        made = [one["steps"] for one in partials if one["steps"] is not None]
+        made = [partial["steps"] for partial in partials if partial["steps"] is not None]
         made = made[:1] if self._counts_passed else made
-        for place, (tracker, own) in enumerate(zip(self._trackers(), self._made(), strict=True)):
-            for name, number in own.items():
+        for place, (tracker, steps) in enumerate(zip(self._trackers(), self._made(), strict=True)):
+            for name, number in steps.items():
                 others = sum(each[place][name] for each in made) - number
                 setattr(tracker, name, getattr(tracker, name) + others)
         if self._counts_passed:
             return
-        others = sum(one["batches"] for one in partials) - self._batches - self._passed_over
+        others = sum(partial["batches"] for partial in partials) - self._batches - self._passed_over
         total = self._loop.batch_progress.total
         for name in vars(total):
             setattr(total, name, getattr(total, name) + others)
@@ -258,8 +260,8 @@ class Ranks(Part):
     def start_round(self, run: Run) -> None:
         planned = run.planned
         places = {id(visit): place for place, visit in enumerate(planned.everything.visits)}
-        own = [places[id(visit)] for visit in planned.schedule.visits]
-        self._made = VisitsMade(own, run, run.records)
+        places_here = [places[id(visit)] for visit in planned.schedule.visits]
+        self._made = VisitsMade(places_here, run, run.records)
         self._counts = StepCounts(run.trainer, planned)
         self._kept.start_round()
         self._trains = bool(planned.schedule.visits)
@@ -275,7 +277,7 @@ class Ranks(Part):
         """Give every process what the visits of all have changed, here and in the other parts of the run."""
         self._say_what_is_partial()
         memories = SavedMemories(self._memory, run.round_idx, round.saved)
-        others = [one for one in run.parts if one is not self]
+        others = [part for part in run.parts if part is not self]
         whole: list[Any] = [self._made, self._counts, round.training, run.buffers, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
@@ -285,14 +287,14 @@ class Ranks(Part):
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
         messages = self._team.gather_each(chain([(0, first)], pieces), f"end of round {run.round_idx + 1}")
-        found = next(messages)
-        firsts = [one.pop(0)[1] for one in found]
+        opening = next(messages)
+        firsts = [sent.pop(0)[1] for sent in opening]
         for place, part in enumerate(whole):
-            part.merge([one[place] for one in firsts])
-        for message in chain([found], messages):
-            for one in message:
-                while one:  # whatever is merged is freed
-                    place, piece = one.pop(0)
+            part.merge([of_process[place] for of_process in firsts])
+        for message in chain([opening], messages):
+            for sent in message:
+                while sent:  # whatever is merged is freed
+                    place, piece = sent.pop(0)
                     large[place].merge([piece])
 
     def _say_what_is_partial(self) -> None:
@@ -318,14 +320,14 @@ class Ranks(Part):
             )
 
 
-def _unlike(team: Team, own: Mapping[str, Any], what: str) -> list[tuple[str, int, Any]]:
+def _unlike(team: Team, values: Mapping[str, Any], what: str) -> list[tuple[str, int, Any]]:
     """Return the names with another value in another process, each with that process and its value."""
-    everyones = enumerate(team.gather(dict(own), what))
+    everyones = enumerate(team.gather(dict(values), what))
     return [
         (name, rank, others.get(name))
         for rank, others in everyones
-        for name in own
-        if others.get(name) != own[name]
+        for name in values
+        if others.get(name) != values[name]
     ]
 
 
@@ -373,11 +375,13 @@ def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]
     """Return what each process has to have alike beside the federation: trainer, optimizers, versions, first examples."""
     if team.size == 1:
         return {}
-    found = {f"trainer.{name}": str(getattr(trainer, name)) for name in OF_ALL_PROCESSES}
+    settings = {f"trainer.{name}": str(getattr(trainer, name)) for name in OF_ALL_PROCESSES}
     for number, optimizer in enumerate(trainer.optimizers):
         groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
-        found[f"optimizers[{number}]"] = str({"class": type(optimizer).__name__, "groups": described(groups)})
-    found["versions"] = f"torch {torch.__version__}, lightning {L.__version__}"
+        settings[f"optimizers[{number}]"] = str(
+            {"class": type(optimizer).__name__, "groups": described(groups)}
+        )
+    settings["versions"] = f"torch {torch.__version__}, lightning {L.__version__}"
     if isinstance(data, ReadsFirstExamples):
         with isolate_rng():
             seed_all(0, "first examples")
@@ -391,16 +395,16 @@ def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]
             return with_parts(value, compared)
 
         compared(examples)
-        found["data.first_examples"] = f"digest {digest(*parts)}"
-    return found
+        settings["data.first_examples"] = f"digest {digest(*parts)}"
+    return settings
 
 
 def agree_on_model(team: Team, state: State) -> None:
     """Raise ValueError if processes have unlike global models after a round, with which they would train on."""
     if team.size == 1:
         return
-    own = {name: sum_of_bits(value) for name, value in state.items()}
-    for name, rank, _ in _unlike(team, own, "global model"):
+    digests = {name: sum_of_bits(value) for name, value in state.items()}
+    for name, rank, _ in _unlike(team, digests, "global model"):
         raise ValueError(
             f"the server's step has given processes {team.rank} and {rank} unlike global models ({name}): have "
             "aggregation and server compute from what is merged and from seeded streams alone, or set trainer.devices=1"
@@ -409,14 +413,16 @@ def agree_on_model(team: Team, state: State) -> None:
 
 def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
     """Raise ValueError if processes have unlike values of what a callback or schedule monitors, as they decide by it."""
-    monitors = [getattr(one, "monitor", None) for one in trainer.callbacks]  # type: ignore[attr-defined]
-    monitors += [one.monitor for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
-    names = sorted({str(one) for one in monitors if one})
+    monitors = [getattr(callback, "monitor", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+    monitors += [
+        scheduled.monitor for scheduled in trainer.lr_scheduler_configs if scheduled.reduce_on_plateau
+    ]
+    names = sorted({str(monitor) for monitor in monitors if monitor})
     if not names or team.size == 1:
         return
     values = {name: trainer.callback_metrics.get(name) for name in names}
-    own = {name: None if value is None else float(value).hex() for name, value in values.items()}
-    for name, _, _ in _unlike(team, own, "monitored values"):
+    digits = {name: None if value is None else float(value).hex() for name, value in values.items()}
+    for name, _, _ in _unlike(team, digits, "monitored values"):
         raise ValueError(
             f"monitor={name}: under trainer.strategy=client_parallel each process logs it over the clients that it trains, "
             "so the processes would decide unlike: monitor a value of validation, or one that begins with fed/"
@@ -438,20 +444,20 @@ def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
     """Raise ValueError for callbacks that work by the batches or the clock of one process."""
     if team.size == 1:
         return
-    for one in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(one, ModelCheckpoint) and (name := saves_inside_epochs(one)):
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint) and (setting := saves_inside_epochs(callback)):
             raise ValueError(
-                f"{type(one).__name__}({name}=...) saves inside a round, by the batches or the clock of each process of "
-                "trainer.strategy=client_parallel: set every_n_epochs, which counts rounds"
+                f"{type(callback).__name__}({setting}=...) saves inside a round, by the batches or the clock of each "
+                "process of trainer.strategy=client_parallel: set every_n_epochs, which counts rounds"
             )
-        if isinstance(one, TakesUpload) and not getattr(one, "shares_uploads", False):
+        if isinstance(callback, TakesUpload) and not getattr(callback, "shares_uploads", False):
             raise ValueError(
-                f"{type(one).__name__}.on_upload sees the uploads of those clients that its own process of "
+                f"{type(callback).__name__}.on_upload sees the uploads of those clients that its own process of "
                 "trainer.strategy=client_parallel trains: have it gather what it finds when a round is over, "
                 "fedlight.processes.current_team().gather(...), and give the class shares_uploads = True; or set "
                 "trainer.devices=1"
             )
-        if isinstance(one, Timer) and stops_at_a_batch(one):
+        if isinstance(callback, Timer) and stops_at_a_batch(callback):
             raise ValueError(
                 "trainer.max_time and Timer stop by the clock at a batch, and the processes of "
                 "trainer.strategy=client_parallel have unlike batches: take Timer(duration, interval='epoch')"

@@ -59,24 +59,24 @@ class Contributions:
                 self.aggregation.add(each)
                 self._buffers.add(changed, examples)
 
-    def leave_out(self, client_id: str, why: Diverged) -> None:
+    def leave_out(self, client_id: str, error: Diverged) -> None:
         """Leave a client out of the round, with the updates of all its visits."""
-        self.diverged.setdefault(client_id, str(why))
+        self.diverged.setdefault(client_id, str(error))
         self._waiting.pop(client_id, None)
 
     def pieces(self) -> Iterator[dict[str, Any]]:
         """Start anew, and return the contributions in this process so far in pieces, as tensors and plain values."""
         diverged, self.diverged = self.diverged, {}
         updates = enumerate(pieces_of(self.aggregation))
-        return ({"updates": one, "diverged": {} if number else diverged} for number, one in updates)
+        return ({"updates": update, "diverged": {} if number else diverged} for number, update in updates)
 
     def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
         """Add `pieces` of any of the processes."""
-        found = dict(self.diverged)
+        diverged = dict(self.diverged)
         for partial in partials:
             self.aggregation.merge(partial["updates"])
-            found |= partial["diverged"]
-        self.diverged = {name: found[name] for name in self._clients if name in found}
+            diverged |= partial["diverged"]
+        self.diverged = {name: diverged[name] for name in self._clients if name in diverged}
 
     def result(self, hints: Mapping[str, object]) -> State:
         """Return the combined update of the remaining clients; name the others and the settings in ``hints`` in a warning.
@@ -87,13 +87,13 @@ class Contributions:
             clients = self._clients
             client_id, first = next(iter(self.diverged.items()))
             settings = ", ".join(f"{name}={value}" for name, value in hints.items())
-            why = f"NaN or Inf in what they trained; {client_id}: {first}"
+            reason = f"NaN or Inf in what they trained; {client_id}: {first}"
             remedy = (
                 f"With {settings}: lower the learning rate, or set trainer.gradient_clip_val to 1.0 or less"
             )
             if len(self.diverged) == len(clients):
                 raise ValueError(
-                    f"round {self._round_idx + 1}: all {len(clients)} clients diverged ({why}), so the run ends with "
+                    f"round {self._round_idx + 1}: all {len(clients)} clients diverged ({reason}), so the run ends with "
                     f"the global model of the round before. {remedy}"
                 )
             logger.warning(
@@ -103,7 +103,7 @@ class Contributions:
                     len(self.diverged),
                     len(clients),
                     ", ".join(self.diverged),
-                    why,
+                    reason,
                     remedy,
                 ),
             )
@@ -138,8 +138,8 @@ class TrainingMetrics:
 
     def take(self, module: L.LightningModule, num_visits: int) -> list[Mapping[str, tuple[float, int]]]:
         """Return the metrics of each visit that is over, empty ones where the module has none."""
-        found = module.training_sums() if isinstance(module, SumsTraining) else []
-        return found or [{}] * num_visits
+        sums = module.training_sums() if isinstance(module, SumsTraining) else []
+        return sums or [{}] * num_visits
 
     def add(self, client_id: str, metrics: Mapping[str, tuple[float, int]]) -> None:
         """Add the metrics of a visit."""
@@ -170,8 +170,8 @@ class TrainingMetrics:
             for name, part in metrics.items():
                 parts.setdefault(name, []).append(part)
         if reported:
-            return {name: median(total / count for total, count in own) for name, own in parts.items()}
+            return {name: median(total / count for total, count in each) for name, each in parts.items()}
         return {
-            name: math.fsum(total for total, _ in own) / sum(count for _, count in own)
-            for name, own in parts.items()
+            name: math.fsum(total for total, _ in each) / sum(count for _, count in each)
+            for name, each in parts.items()
         }

@@ -89,7 +89,7 @@ class LocalWork:
         self._steps += 1
         self._lr = self._rate_scale * _first_rate(self._optimizers)
         rates = tuple(self._rate_scale * learning_rate(group) for group in optimizer.param_groups)
-        number = next(i for i, one in enumerate(self._optimizers) if one is optimizer)
+        number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
         self.settings[number].append(tuple(map(_set_by_hand, optimizer.param_groups)))
         for group, lr in zip(optimizer.param_groups, rates, strict=True):
             for parameter in group["params"]:
@@ -141,9 +141,10 @@ def learning_rate(group: Mapping[str, Any]) -> float:
 
 
 def _set_by_hand(group: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: group[name] for name in SET_BY_HAND if group.get(name) is not None}
+    settings = {name: group[name] for name in SET_BY_HAND if group.get(name) is not None}
     return {
-        name: tuple(map(float, v)) if isinstance(v, (tuple, list)) else float(v) for name, v in found.items()
+        name: tuple(map(float, v)) if isinstance(v, (tuple, list)) else float(v)
+        for name, v in settings.items()
     }
 
 

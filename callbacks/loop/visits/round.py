@@ -66,7 +66,7 @@ class OpenRound:
     def begin_group(self, group: OpenGroup, batch: Any) -> None:
         """Put what the clients of a group train from into the module."""
         run, module = self.run, self.run.lightning_module
-        visits = [one.visiting.visit for one in group.visits]
+        visits = [open_visit.visiting.visit for open_visit in group.visits]
         first = group.visits[0].visiting
         use_adapter(module, first)
         buffers = run.buffers.enter(first.client.memory, self.state, run.parameters)
@@ -100,39 +100,39 @@ class OpenRound:
         if trained:
             run.buffers.trained()  # none of a group's has changed, or this is refused
         metrics = self.training.take(module, len(group.visits))
-        for place, one in enumerate(group.visits):
+        for place, open_visit in enumerate(group.visits):
             if trained:  # as if the client had trained alone
-                use_adapter(module, one.visiting)
+                use_adapter(module, open_visit.visiting)
                 write(trained[place], run.parameters)
-                one.trained = trained[place]
-            self.training.add(one.visiting.client.id, metrics[place])
-            self._finish_visit(group, one, group.work.done(place, one.parameters))
+                open_visit.trained = trained[place]
+            self.training.add(open_visit.visiting.client.id, metrics[place])
+            self._finish_visit(group, open_visit, group.work.done(place, open_visit.parameters))
             self.exchange.call_on_upload(run.trainer.callbacks)  # type: ignore[attr-defined]
 
-    def _finish_visit(self, group: OpenGroup, one: OpenVisit, work: Work) -> None:
-        run, visiting, visit, reason = self.run, one.visiting, one.visiting.visit, ""
+    def _finish_visit(self, group: OpenGroup, open_visit: OpenVisit, work: Work) -> None:
+        run, visiting, visit, reason = self.run, open_visit.visiting, open_visit.visiting.visit, ""
         num_examples = run.num_examples(visit)
         for part in run.parts_with(Part.leave):
-            part.leave(run, group, one)
+            part.leave(run, group, open_visit)
         self.last[visit.client_id] = visiting
         try:
-            self._contribute(group, one, work, num_examples)
+            self._contribute(group, open_visit, work, num_examples)
         except Diverged as why:
             self._leave_out(visiting, work, why)
             reason = DIVERGED
         if run.planned.schedule.is_last(visit):
             del self.last[visit.client_id]
-        sent = one.bytes_down, one.bytes_up
+        sent = open_visit.bytes_down, open_visit.bytes_up
         row = visit_row(run.round_idx, visit, num_examples, work, *sent, reason, visiting.lora_rank)
         run.records.append(run.devices.visited(visit, row))
         for part in run.parts_with(Part.visited):
             part.visited(run)
 
-    def _contribute(self, group: OpenGroup, one: OpenVisit, work: Work, num_examples: int) -> None:
-        run, visiting = self.run, one.visiting
+    def _contribute(self, group: OpenGroup, open_visit: OpenVisit, work: Work, num_examples: int) -> None:
+        run, visiting = self.run, open_visit.visiting
         self.contributions.refuse_left_out(visiting.client.id)
-        buffers = run.buffers.trained() if one.trained is None else {}
-        update, one.bytes_up = self.exchange.up(visiting, one.read(), work)
+        buffers = run.buffers.trained() if open_visit.trained is None else {}
+        update, open_visit.bytes_up = self.exchange.up(visiting, open_visit.read(), work)
         for part in run.parts_with(Part.weighed):
             update = None if update is None else part.weighed(group, visiting.visit, update)
         self.contributions.add(visiting.visit, update, buffers, num_examples)
@@ -140,7 +140,7 @@ class OpenRound:
         run.buffers.leave()
         self._save(visiting.client)
 
-    def _leave_out(self, visiting: Visiting, work: Work, why: Diverged) -> None:
+    def _leave_out(self, visiting: Visiting, work: Work, error: Diverged) -> None:
         """Leave a client out of the round; its memory is that from before the round."""
         run, name = self.run, visiting.client.id
         self.training.leave_out(name)
@@ -149,7 +149,7 @@ class OpenRound:
         run.algorithm.reply(visiting, visiting.start, work)  # its further visits may need what it does there
         if name in self.contributions.diverged:
             return
-        self.contributions.leave_out(name, why)
+        self.contributions.leave_out(name, error)
         if name in self.memories:
             self._save(replace(run.clients[name], memory=self.memories[name]))
         for row in run.records:

@@ -40,8 +40,8 @@ def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     The division by ``accumulate_grad_batches`` is undone. None without a loss, as may be under manual optimization.
     """
     if isinstance(outputs, Mapping) and CLIENT_LOSSES in outputs:
-        found: Tensor = outputs[CLIENT_LOSSES]
-        return found
+        losses: Tensor = outputs[CLIENT_LOSSES]
+        return losses
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return loss.detach().reshape(1) * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
 
@@ -172,11 +172,11 @@ class Exchange:
         if update is not None:
             if self.keeps_factors:
                 update = with_factors(update, received, trained, self.state)
-            own = {name: value for name, value in movement.items() if name in self.state}
+            federated = {name: value for name, value in movement.items() if name in self.state}
             if isinstance(self.algorithm, RebuildsUploads):  # it knows what else a model follows from
-                own = movement
-            if own:  # else nobody can rebuild a model from it
-                self._arrived, self._is_new = (visiting, own), True
+                federated = movement
+            if federated:  # else nobody can rebuild a model from it
+                self._arrived, self._is_new = (visiting, federated), True
         return update
 
     def _with_buffers(self, payload: Payload) -> int:
@@ -192,20 +192,20 @@ class Exchange:
         if self._arrived is not None:  # computed once, and only when it is read
             visiting, movement = self._arrived
             if isinstance(self.algorithm, RebuildsUploads):
-                own = self.algorithm.uploaded(visiting, movement)
+                uploaded = self.algorithm.uploaded(visiting, movement)
             else:
-                own = moved({name: visiting.received[name] for name in movement}, movement)
-            whole = {name: pad_to(value, self.state[name].shape) for name, value in own.items()}
+                uploaded = moved({name: visiting.received[name] for name in movement}, movement)
+            whole = {name: pad_to(value, self.state[name].shape) for name, value in uploaded.items()}
             self._upload, self._arrived = Upload(self.round_idx, visiting.client.id, whole), None
         return self._upload
 
     def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:
         """Call ``on_upload`` of the callbacks that have it, if the last visit has given an upload."""
         is_new, self._is_new = self._is_new, False
-        takers = [one for one in callbacks if isinstance(one, TakesUpload)] if is_new else []
-        for one in takers:
+        takers = [callback for callback in callbacks if isinstance(callback, TakesUpload)] if is_new else []
+        for taker in takers:
             assert self.upload is not None
-            one.on_upload(self.upload)
+            taker.on_upload(self.upload)
 
 
 class RankedExchange(Exchange):
@@ -268,14 +268,14 @@ def adjust_gradients(
 ) -> None:
     """Let the algorithm change the gradients of visits that train alone, of the parameters that an optimizer holds."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    own = {name: p for name, p in parameters.items() if id(p) in held}
-    for one in visits:
-        gradients = {name: p.grad for name, p in own.items() if p.grad is not None}
+    stepped = {name: p for name, p in parameters.items() if id(p) in held}
+    for open_visit in visits:
+        gradients = {name: p.grad for name, p in stepped.items() if p.grad is not None}
         with_one = [*gradients]
-        algorithm.adjust_gradients(one.visiting, own, gradients)
+        algorithm.adjust_gradients(open_visit.visiting, stepped, gradients)
         for name in {*with_one, *gradients}:
-            if own[name].grad is not gradients.get(name):
-                own[name].grad = gradients.get(name)
+            if stepped[name].grad is not gradients.get(name):
+                stepped[name].grad = gradients.get(name)
 
 
 @runtime_checkable
@@ -288,9 +288,9 @@ class TakesVisitStart(Protocol):
 
 def call_on_visit_start(trainer: L.Trainer, module: L.LightningModule, client_id: str) -> None:
     """Call ``on_visit_start`` of the module and then of the callbacks that have it, in their order."""
-    for one in (module, *trainer.callbacks):  # type: ignore[attr-defined]
-        if isinstance(one, TakesVisitStart):
-            one.on_visit_start(client_id)
+    for hearer in (module, *trainer.callbacks):  # type: ignore[attr-defined]
+        if isinstance(hearer, TakesVisitStart):
+            hearer.on_visit_start(client_id)
 
 
 def use_adapter(module: L.LightningModule, visiting: Visiting) -> None:
@@ -321,8 +321,8 @@ def call_again(module: L.LightningModule) -> None:
 class _Called:
     """Replacement of the hook for one call."""
 
-    def __init__(self, module: L.LightningModule, own: Any) -> None:
-        self._module, self._own = module, own
+    def __init__(self, module: L.LightningModule, before: Any) -> None:
+        self._module, self._own = module, before
 
     def __call__(self, *_: object) -> None:
         if self._own is None:

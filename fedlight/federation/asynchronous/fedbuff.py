@@ -28,7 +28,7 @@ Weights = Literal["polynomial", "hinge", "constant"]
 
 
 class FedBuff(Checked):
-    """Settings of ``federated.buffered``: size of the buffer, clients at a time, weights of stale updates.
+    """Settings of ``federated.fleet.buffered``: size of the buffer, clients at a time, weights of stale updates.
 
     Args:
         buffer_size: updates of a server step, K of the paper, at least 1; 1 is plain asynchronous averaging.
