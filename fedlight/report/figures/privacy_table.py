@@ -62,7 +62,9 @@ def privacy_table(
         row = _row(method, folder, task, shares)
         for target in [] if method in (not_attacked or []) else whose:
             leakage = read_attacks(folder, target, needed=target == GLOBAL)  # some runs have no uploads
-            row |= _named(_last(leakage), attacks, target)
+            # The last value of each metric: attacks need not be made at the same rounds.
+            last = {name: value for metrics in leakage.values() for name, value in metrics.items()}
+            row |= _named(last, attacks, target)
             # Of the first run that was attacked before training; all begin with one model.
             before = before or (leakage.get(0, {}) if target == GLOBAL else {})
         rows.append(row)
@@ -96,11 +98,6 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
         [str(row["method"]), *(f"{row[name]:.3f}" if name in row else "-" for name in names)] for row in rows
     ]
     return rich_text("utility and leakage", ["method", *names], lines)
-
-
-def _last(leakage: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Return the last value of each metric; attacks need not be made at the same rounds."""
-    return {name: value for metrics in leakage.values() for name, value in metrics.items()}
 
 
 def _named(metrics: Mapping[str, float], attacks: Mapping[str, str] | None, target: str) -> dict[str, float]:

@@ -112,10 +112,7 @@ def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_groups_of_points(
-    ground: np.ndarray,
-    panels: Mapping[str, Mapping[str, np.ndarray]],
-    ground_name: str,
-    across: int = ACROSS,
+    ground: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], ground_name: str, across: int = ACROSS
 ) -> Figure:
     """Draw a panel for each title, with groups of points ``(points, 2)`` over the same grey ones; a name has one colour."""
     across = min(across, len(panels))

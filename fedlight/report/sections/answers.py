@@ -5,7 +5,7 @@ Predictions over clients' own rows are left out unless private rows were asked f
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedlight.judges.task_answers import last_moment
 from fedlight.report.parts import Answer, Example, Part, Section, Texts
@@ -16,20 +16,13 @@ from fedlight.runs.run import Run
 REFERENCE = "reference"
 RAW = "raw model"
 SAMPLES = "samples.jsonl"
-Answers = dict[str, Answer]
-
 LONGEST = 3000  # characters of a text on the page
-
-
-class Asked(NamedTuple):
-    """Set of prompts with a title and the answers of several methods: prompt -> method -> answer."""
-
-    title: str
-    by_prompt: dict[str, Answers]
-
-
 MOST_PROMPTS = 20
 MOST_SETS = 6
+
+Answers = dict[str, Answer]
+Prompts = dict[str, Answers]
+"""Prompt -> method -> answer."""
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -48,7 +41,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     return Section("answers", "Sample answers", "The same prompts, answered by each method.", parts, notes)
 
 
-def _texts(title: str, by_prompt: dict[str, Answers], most: int) -> Texts:
+def _texts(title: str, by_prompt: Prompts, most: int) -> Texts:
     order = [method for answers in by_prompt.values() for method in answers]
     # Stable: the reference first, then as they come.
     methods = sorted(dict.fromkeys(order), key=lambda method: method != REFERENCE)
@@ -80,9 +73,9 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
-def asked(runs: Sequence[Run]) -> list[Asked]:
-    """Return all sets of prompts: of each task, and of predictions."""
-    sets: dict[str, dict[str, Answers]] = {}
+def asked(runs: Sequence[Run]) -> list[tuple[str, Prompts]]:
+    """Return all sets of prompts, each with its title: of each task, and of predictions."""
+    sets: dict[str, Prompts] = {}
     judged = verdicts(runs)
     for run in runs:
         for task in tasks(run):
@@ -91,7 +84,7 @@ def asked(runs: Sequence[Run]) -> list[Asked]:
         if is_shown(run):
             _add(sets.setdefault("Before and after training", {}), samples(run))
             _add(sets.setdefault("Prompts of the server", {}), completions(run))
-    return [Asked(title, by_prompt) for title, by_prompt in sets.items() if by_prompt]
+    return [(title, by_prompt) for title, by_prompt in sets.items() if by_prompt]
 
 
 def _add(everything: dict[str, Answers], more: Mapping[str, Answers]) -> None:

@@ -24,7 +24,11 @@ MEASURES = {"accuracy": "accuracy", "loss": "loss of the visits"}
 def section(runs: Sequence[Run]) -> Section | None:
     """Return clients sorted by accuracy for each method, and the spread over the rounds."""
     stages = common_stages(run.csv("clients.csv") for run in runs)
-    last, known = last_accuracies(runs, stages), method_looks(runs)
+    known = method_looks(runs)
+    last: dict[str, list[list[float]]] = {}
+    for run in runs:
+        if accuracies := final(run.csv("clients.csv"), stages):
+            last.setdefault(run.method, []).append(sorted(accuracies))
     parts: list[Part] = []
     if last:
         table = {method: _summed_up(of_seeds) for method, of_seeds in last.items()}
@@ -47,15 +51,6 @@ def section(runs: Sequence[Run]) -> Section | None:
     if not parts:
         return None
     return Section("clients", "Clients", "The mean hides whom a model serves badly.", parts, tuple(notes))
-
-
-def last_accuracies(runs: Sequence[Run], stages: Sequence[str] = STAGES) -> dict[str, list[list[float]]]:
-    """Return for each method the final accuracies of the clients in each of its runs, lowest first."""
-    by_method: dict[str, list[list[float]]] = {}
-    for run in runs:
-        if values := final(run.csv("clients.csv"), stages):
-            by_method.setdefault(run.method, []).append(sorted(values))
-    return by_method
 
 
 def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -65,23 +65,18 @@ def config_text(run: Run) -> str:
 
 def versions(runs: Sequence[Run]) -> Table | None:
     """Return a line for each set of versions, with the machines in words."""
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], dict[str, None]] = {}  # line -> methods, each once and in their order
     for run in runs:
         record = run.record()
         of_run = record.get("versions")
         if isinstance(of_run, dict):
             line = (*(str(of_run.get(name, "-")) for name in PACKAGES), str(record.get("machine", "-")))
-            groups.setdefault(line, []).append(run.method)
+            groups.setdefault(line, {})[run.method] = None
     for home in dict.fromkeys(run.home for run in runs):
         of_recipe = read_recipe(home).json("results.json").get("versions")
         if isinstance(of_recipe, dict) and not groups:
-            groups[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = [home.name]
+            groups[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = {home.name: None}
     if not groups:
         return None
-    lines = [[_names(names), *line] for line, names in groups.items()]
+    lines = [[", ".join(m) if len(m) <= 4 else f"{len(m)} runs", *line] for line, m in groups.items()]
     return Table("Versions", ["runs", *PACKAGES, "machine"], lines)
-
-
-def _names(names: Sequence[str]) -> str:
-    different = list(dict.fromkeys(names))
-    return ", ".join(different) if len(different) <= 4 else f"{len(different)} runs"
