@@ -26,7 +26,7 @@ class Measurement:
 
     Attributes:
         name: of its record, ``docs/results/NAME.json``.
-        section: the heading of docs/results.md under which it stands, or another page.
+        section: the heading of a page of results under which it stands, or another page.
         command: what makes all of its figures; ``{shared}`` is the folder with real data.
         rerun: ``check`` (by CI), ``reproduce`` (by ``make reproduce``), ``test`` (a test asserts it) or ``no``.
         why: why it is not rerun, or where the test is.
@@ -110,7 +110,7 @@ class Published:
     Attributes:
         measurements: by name.
         tables: those with figures of several measurements, by name.
-        pages: page -> ``settings``, numbers in its prose that are no measured figures; of docs/results.md by section.
+        pages: page -> ``settings``, numbers in its prose that are no measured figures; of ``results`` by section.
     """
 
     measurements: Mapping[str, Measurement]

@@ -8,10 +8,9 @@ import re
 from collections.abc import Collection, Iterator
 
 from published.measurements import ROOT, Published
-from published.tables import BLOCK, said, table
+from published.tables import BLOCK, RESULTS, said, table
 
-RESULTS = "docs/results.md"
-# Pages that quote figures of docs/results.md, from whatever section.
+# Pages that quote figures of the pages of results, from whatever section.
 QUOTING = (
     "README.md",
     "docs/algorithms.md",
@@ -37,6 +36,13 @@ def sections(text: str) -> dict[str, str]:
     """Heading of the second level -> what stands under it; under an empty heading what stands before the first."""
     pieces = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
     return {"": pieces[0], **dict(zip(pieces[1::2], pieces[2::2], strict=True))}
+
+
+def results() -> dict[str, str]:
+    """Heading of the second level -> what stands under it, of all pages of results; their beginnings have an empty one."""
+    pages = [sections((ROOT / page).read_text(encoding="utf-8")) for page in RESULTS]
+    whole = {heading: text for page in pages for heading, text in page.items()}
+    return whole | {"": "".join(page[""] for page in pages)}
 
 
 def numbers(text: str) -> list[str]:
@@ -82,11 +88,11 @@ def unknown(published: Published) -> Iterator[str]:
         text = (ROOT / page).read_text(encoding="utf-8")
         if not told.get("unguarded"):
             yield from _unknown(page, text, known, told.get("settings", []))
-    told = published.pages.get(RESULTS, {})
-    for section, text in sections((ROOT / RESULTS).read_text(encoding="utf-8")).items():
+    told = published.pages.get("results", {})
+    for section, text in results().items():
         if section not in told.get("unguarded", []):
             settings = told.get("settings", {}).get(section, [])
-            yield from _unknown(f"{RESULTS}, {section}", text, figures_of(published, section), settings)
+            yield from _unknown(f"results, {section}", text, figures_of(published, section), settings)
 
 
 def _unknown(place: str, text: str, figures: Collection[str], settings: Collection[str]) -> Iterator[str]:

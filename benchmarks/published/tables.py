@@ -10,7 +10,11 @@ from published import papers
 from published.figures import Figure, filled
 from published.measurements import RERUN, ROOT, Measurement, Published
 
-PAGES = ("docs/results.md", "README.md")
+RESULTS = (
+    "docs/results.md",
+    *(f"docs/results/{name}.md" for name in ("fedbiscuit", "feddca", "fewfedpit", "system")),
+)
+PAGES = (*RESULTS, "README.md")
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 

@@ -267,21 +267,21 @@ class RoundStart(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the global model in place of a client's for validation, where the run is stopped inside a round."""
-        self.loop.refuse_changed()
+        self.loop.left.refuse_changed()
         if self.is_open and not self._is_aggregated():
             self._aside.enter_context(self.loop.before_round())
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint: the round is over, if it was not cut short."""
-        self.loop.agree()
+        self.loop._run.agree()
         self._aside.close()
         if self._is_aggregated():
             self._release()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint of a round that is over; after a stop inside it, restore the global model."""
-        self.loop.agree()
-        self.loop.refuse_changed()
+        self.loop._run.agree()
+        self.loop.left.refuse_changed()
         if self._is_aggregated():
             self._release()
         elif self.is_open:
@@ -312,7 +312,8 @@ class RoundStart(L.Callback):
         loop = self.loop
         loop.group.work.leave()
         loop.group.unstack()  # its work is lost
-        loop.group, loop._left = OpenGroup([], LocalWork(())), None
+        loop.group = OpenGroup([], LocalWork(()))
+        loop.left.forget()
         call_again(module)
         train_batches_again(module)
         loop._run.devices.restore()

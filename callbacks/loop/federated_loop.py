@@ -55,16 +55,14 @@ from fedlight.callbacks.loop.visits.visit import (
     Exchange,
     OpenGroup,
     ParametersLeft,
-    RankedExchange,
-    adjust_gradients,
     call_modules_own,
+    exchange_of,
     step_losses,
 )
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.channel import Channel, Identity
 from fedlight.federation.client import Client, build_clients
 from fedlight.federation.client_state import ClientMemories, PassingMemories
@@ -143,7 +141,6 @@ class FederatedLoop(LoopView):
         self.buffers = buffer_policy(buffers)
         self.clients_at_once = clients_at_once
         self.forward, self.limits, self.parts = forward, limits or Limits(), [*parts]
-        self._left: ParametersLeft | None = None
         self.rounds_done, self.virtual_seconds = 0, 0.0
         self._optimizers = optimizers.FreshOptimizers()
         self._limits = LimitedRounds(self.limits, self.deployed)
@@ -152,6 +149,7 @@ class FederatedLoop(LoopView):
         self._at_once = at_once_part(clients_at_once)
         self._forward = forward_part(forward, fleet, aggregation)
         self.clients: dict[str, Client] = {}
+        self.left = ParametersLeft()
         self.visit_records: list[Record] = []
         self.group = OpenGroup([], LocalWork(()))
         self._parameters: dict[str, Tensor] = {}
@@ -237,8 +235,7 @@ class FederatedLoop(LoopView):
         self.visit_records = self._run.records = self._run.devices.dropouts(self.rounds_done)
         self._read_parameters(trainer, pl_module)
         self._run.check(self.algorithm)
-        state = read(self._parameters)
-        self._round = self._open_round(state, state)
+        self._open_round()
         self._start_algorithm()
         if not self._rounds.schedule.visits:
             plan.skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
@@ -252,14 +249,13 @@ class FederatedLoop(LoopView):
         if self._round is None:
             guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
         if batch_idx == 0:
-            self._round = self._take_in(trainer, module, self._round)
-        if batch_idx in self._rounds.schedule.begins:
-            self.refuse_changed()
-            plan.refuse_other_accumulation(
-                trainer.accumulate_grad_batches, self._rounds.schedule.accumulation
-            )
+            self._take_in(trainer, module, self._round)
+        schedule = self._rounds.schedule
+        if batch_idx in schedule.begins:
+            self.left.refuse_changed()
+            plan.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
             # It is known before it begins: an error on the way has to find what is to be undone.
-            self.group = self._round.open_group(self._rounds.schedule.begins[batch_idx])
+            self.group = self._round.open_group(schedule.begins[batch_idx])
             self._round.begin_group(self.group, batch)
         elif self.group.beside is not None:
             self.group.beside.next_batch(batch)
@@ -274,11 +270,8 @@ class FederatedLoop(LoopView):
         """Let the algorithm change the gradients of the visits under way; a round without visits has none."""
         group = self.group
         group.work.announce(optimizer)
-        if self._changes_gradients and group.forward is None:
-            if group.beside is None:
-                adjust_gradients(self.algorithm, group.visits, self._parameters, optimizer)
-            else:
-                group.beside.adjust_gradients(self.algorithm, optimizer)
+        if self._changes_gradients:
+            group.adjust_gradients(self.algorithm, self._parameters, optimizer)
         for part in self._run.parts_with(Part.before_step) if group.visits else ():
             part.before_step(self._run, group, optimizer)
 
@@ -286,7 +279,8 @@ class FederatedLoop(LoopView):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Close the visit, and the round, whose last batch this was."""
-        group, work = self.group, self.group.work
+        group, work, under_way = self.group, self.group.work, self._round
+        assert under_way is not None
         if group.visits:
             work.add_losses(step_losses(trainer, outputs))
             self.buffers.after_batch()
@@ -298,11 +292,11 @@ class FederatedLoop(LoopView):
                 work.refuse_unused_gradients(ended[0].visiting.visit)
             optimizers.refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
             work.leave(len(ended))
-            self._under_way.end_group(group)
+            under_way.end_group(group)
         if batch_idx + 1 == self._rounds.schedule.num_batches:
-            self._finish_round(trainer, pl_module, self._under_way)
+            self._finish_round(trainer, pl_module, under_way)
         if ended:
-            self._left = ParametersLeft(self._parameters, ended[-1].visiting.visit.client_id)
+            self.left.note(self._parameters, ended[-1].visiting.visit.client_id)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the epoch; the next round is planned once this one is saved."""
@@ -311,61 +305,42 @@ class FederatedLoop(LoopView):
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        self.agree()  # also on what on_train_epoch_end has logged
+        self._run.agree()  # also on what on_train_epoch_end has logged
         trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
-    def agree(self) -> None:
-        """Compare this process with the others, where each decides by itself."""
-        for part in self._run.parts_with(Part.agree):
-            part.agree(self._run)
-
-    @property
-    def _under_way(self) -> OpenRound:
-        assert self._round is not None
-        return self._round
-
-    def _open_round(self, opened: State, state: State) -> OpenRound:
-        clients, self._run.state = self._rounds.everything.clients, state
+    def _open_round(self, before: OpenRound | None = None) -> None:
+        """Begin with the parameters as they are; ``before`` is the same round before callbacks have changed them."""
+        state = self._run.state = read(self._parameters)
         aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+        clients = self._rounds.everything.clients
         for part in self._run.parts_with(Part.aggregation):
             aggregation = part.aggregation(self._run, aggregation, len(clients))
         factors = getattr(aggregation, "keeps_factors", False)
         self._exchange = self._make_exchange(self.buffers.shared(state), factors)
         contributions = Contributions(self.rounds_done, aggregation, self.buffers, self._schedule, clients)
-        return OpenRound(self._run, opened, state, self._exchange, contributions)
+        opened = state if before is None else before.opened_with(state)
+        self._round = OpenRound(self._run, opened, state, self._exchange, contributions)
 
     def _make_exchange(self, state: State, keeps_factors: bool) -> Exchange:
-        kind = RankedExchange if isinstance(self.algorithm, UnlikeRanks) else Exchange
-        return kind(
-            algorithm=self.algorithm,
-            channel=self.channel,
-            seed=self.seed,
-            round_idx=self.rounds_done,
-            state=state,
-            buffer_bytes=self.buffers.num_bytes,
-            model_for=None if self._buffered is None else self._buffered.model_for,
-            keeps_factors=keeps_factors,
-        )
+        return exchange_of(self, state, keeps_factors)
 
     @property
     def _schedule(self) -> RoundSchedule:
         return self._rounds.schedule
 
-    def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> OpenRound:
+    def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> None:
         """Read weights and optimizers again, which the module or later callbacks may have changed at the epoch start."""
         self._read_parameters(trainer, module)
         self._run.devices.check_parameters(self._parameters)
         self._start.also_trained(self._parameters.values())
-        state = read(self._parameters)
-        under_way = self._open_round(before.opened_with(state), state)
+        self._open_round(before)
         for part in self._run.parts_with(Part.start_round):
             part.start_round(self._run)
         if not self._rounds.schedule.visits:  # another process may have some
-            self.buffers.enter({}, state, self._parameters)
+            self.buffers.enter({}, self._run.state, self._parameters)
             self.buffers.leave()
-        return under_way
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         run, module_lr = self._run, trainer.optimizers[0].param_groups[0]["lr"]
@@ -381,12 +356,6 @@ class FederatedLoop(LoopView):
         log_round(trainer, module, metrics, under_way.training.means(self.deployed))
         for part in self._run.parts_with(Part.after_round):
             part.after_round(run, metrics)
-
-    def refuse_changed(self) -> None:
-        """Raise ``ValueError`` if a callback has changed parameters since the last batch of a visit."""
-        left, self._left = self._left, None
-        if left is not None:
-            left.refuse_changed()
 
     def remembered(self) -> dict[str, Any]:
         """Return rounds done and the states of algorithm and server, whose tensors are replaced, never changed in place."""

@@ -313,6 +313,11 @@ class Run:
             self._parts_with[hook] = parts
         return self._parts_with[hook]
 
+    def agree(self) -> None:
+        """Compare this process with the others, where each decides by itself."""
+        for part in self.parts_with(Part.agree):
+            part.agree(self)
+
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""
         if self._checked != [*self.optimizers]:

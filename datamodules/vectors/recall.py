@@ -17,7 +17,7 @@ from fedlight.support.seeding import derive_seed
 
 SAMPLE = 200  # queries compared with exact search; among a million rows of 384 numbers this takes about ten seconds
 ROWS_PER_CANDIDATE = 200
-"""Rows whose exact scores cost as much as one candidate of a graph search, by the speeds in docs/results.md.
+"""Rows whose exact scores cost as much as one candidate of a graph search, by the speeds in docs/results/feddca.md.
 
 Exact scores are a product of matrices, while a candidate's 16 to 32 neighbours are read from all over the memory.
 """

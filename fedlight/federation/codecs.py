@@ -142,7 +142,7 @@ class TopK(Codec):
             value takes 4 bytes more (int32).
         error_feedback: whether the client keeps the values that it did not send and adds them to its next movement; without
             it, values that are always small are never sent. A client that is sampled seldom adds stale values: in ten
-            rounds with a fifth of the clients each it was better without (docs/results.md).
+            rounds with a fifth of the clients each it was better without (docs/results/system.md).
 
     Raises:
         ValueError: ``share`` is out of its range.

@@ -11,8 +11,8 @@ from published.commands import arguments
 from published.compare import deviation
 from published.measurements import ROOT, Published, load
 from published.over_seeds import differing
-from published.prose import QUOTING, RESULTS, figures_in, figures_of, sections, unknown
-from published.tables import BLOCK, PAGES, figures, rendered, said, table
+from published.prose import QUOTING, figures_in, figures_of, results, unknown
+from published.tables import BLOCK, PAGES, RESULTS, figures, rendered, said, table
 
 pytestmark = pytest.mark.slow  # reads every page for every number
 
@@ -54,8 +54,7 @@ def test_the_prose_has_no_other_numbers():
 
 def test_what_the_prose_is_said_to_have_stands_there():
     """Else figures that nobody reads would count as published."""
-    texts = sections((ROOT / RESULTS).read_text(encoding="utf-8"))
-    texts |= {page: (ROOT / page).read_text(encoding="utf-8") for page in QUOTING}
+    texts = results() | {page: (ROOT / page).read_text(encoding="utf-8") for page in QUOTING}
     for one in published().measurements.values():
         there = {number.removesuffix(" %") for number in figures_in(texts[one.section])}
         for figure in said(published(), one):
@@ -63,25 +62,23 @@ def test_what_the_prose_is_said_to_have_stands_there():
 
 
 def test_guarded_sections_have_no_table_of_figures_beside_the_written_ones():
-    text = BLOCK.sub("", (ROOT / RESULTS).read_text(encoding="utf-8"))
-    unguarded = published().pages[RESULTS].get("unguarded", [])
-    for section, prose in sections(text).items():
-        cells = [cell.strip() for cell in re.findall(r"(?<=\|)[^|\n]+(?=\|)", prose)]
+    unguarded = published().pages["results"].get("unguarded", [])
+    for section, text in results().items():
+        cells = [cell.strip() for cell in re.findall(r"(?<=\|)[^|\n]+(?=\|)", BLOCK.sub("", text))]
         if section not in unguarded:
             assert [cell for cell in cells if re.fullmatch(r"[\d.,]+( ± [\d.]+)?", cell)] == []
 
 
 def test_what_is_not_guarded_yet_is_on_the_page():
-    told = published().pages[RESULTS]
-    headings = set(sections((ROOT / RESULTS).read_text(encoding="utf-8")))
-    assert set(told.get("unguarded", [])) | set(told.get("settings", {})) <= headings
+    told = published().pages["results"]
+    assert {*told.get("unguarded", []), *told.get("settings", {})} <= results().keys()
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_measurements(name):
     """What stands in docs/results.toml means something, row for row."""
     one = published().measurements[name]
-    assert one.section in {*sections((ROOT / RESULTS).read_text(encoding="utf-8")), *QUOTING}
+    assert one.section in {*results(), *QUOTING}
     shown = figures(published(), one)
     assert shown
     identities = [tuple(str(row.get(key)) for key in (*one.key, "seed")) for row in one.rows]
@@ -115,7 +112,7 @@ def test_reruns_take_no_longer_than_they_may():
 
 
 def test_a_changed_cell_is_noticed():
-    text = (ROOT / RESULTS).read_text(encoding="utf-8")
+    text = (ROOT / RESULTS[1]).read_text(encoding="utf-8")
     block = BLOCK.search(text)[0]
     assert rendered(text.replace(block, re.sub(r"0\.\d+", "0.999", block, count=1)), published()) == text
 
@@ -129,7 +126,7 @@ def test_differences_over_seeds_follow_from_the_recorded_seeds():
 def test_no_verdict_is_one_that_its_intervals_contradict():
     claims = table(published(), "claims")[0]
     assert list(contradictions(claims)) == []
-    assert f"margin, {MARGIN:g} of an accuracy" in (ROOT / RESULTS).read_text(encoding="utf-8")
+    assert f"margin, {MARGIN:g} of an accuracy" in results()["The papers' claims"]
     assert len(VERDICT.findall(claims)) > claims.count("\n") / 2  # they are found
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from fedlight.callbacks.loop.run import seed_all
 from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.channel import Channel, Payload
 from fedlight.federation.client import Client, Update, Upload, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import pad_to
@@ -81,6 +82,17 @@ class OpenGroup:
     work: LocalWork
     beside: Any = None
     forward: Any = None
+
+    def adjust_gradients(
+        self, algorithm: Algorithm, parameters: Mapping[str, Tensor], optimizer: Optimizer
+    ) -> None:
+        """Let the algorithm change the gradients of each visit, of the parameters that an optimizer holds."""
+        if self.forward is not None:  # it shows the algorithm one estimate after the other
+            return
+        if self.beside is None:
+            adjust_gradients(algorithm, self.visits, parameters, optimizer)
+        else:
+            self.beside.adjust_gradients(algorithm, optimizer)
 
     def unstack(self) -> list[State]:
         """End the visits of several clients in one batch; return what each has trained, none where one trains alone."""
@@ -229,6 +241,21 @@ class RankedExchange(Exchange):
         return pad_like(movement, reply, rank), payload
 
 
+def exchange_of(loop: Any, state: State, keeps_factors: bool) -> Exchange:
+    """Return the messages of the round of a `FederatedLoop` that begins with the shared parameters ``state``."""
+    kind = RankedExchange if isinstance(loop.algorithm, UnlikeRanks) else Exchange
+    return kind(
+        algorithm=loop.algorithm,
+        channel=loop.channel,
+        seed=loop.seed,
+        round_idx=loop.rounds_done,
+        state=state,
+        buffer_bytes=loop.buffers.num_bytes,
+        model_for=None if loop._buffered is None else loop._buffered.model_for,
+        keeps_factors=keeps_factors,
+    )
+
+
 @runtime_checkable
 class RebuildsUploads(Protocol):
     """Algorithm whose clients reply with something else than parameters, from which the server knows their models."""
@@ -334,13 +361,22 @@ class _Called:
 class ParametersLeft:
     """Copy of the federated parameters at the end of a visit or a round, compared at the next hook."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], client_id: str) -> None:
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Compare nothing at the next hook."""
+        self._parameters: Mapping[str, Tensor] = {}
+
+    def note(self, parameters: Mapping[str, Tensor], client_id: str) -> None:
+        """Copy the parameters that a visit has left."""
         self._parameters, self._client_id = parameters, client_id
         self._values = {name: p.detach().clone() for name, p in parameters.items()}
 
     def refuse_changed(self) -> None:
-        """Raise ``ValueError`` if the parameters have changed since."""
+        """Raise ``ValueError`` if the parameters have changed since; the next call compares nothing."""
         changed = [name for name, p in self._parameters.items() if not torch.equal(p, self._values[name])]
+        self.forget()
         if changed:
             raise ValueError(
                 f"{changed[0]} was changed by a callback when the visit to client {self._client_id} was over and its work "
