@@ -11,9 +11,9 @@ ROOMS = {
     "callbacks": ("attacks", "export", "logs", "loop", "progress", "scores"),
     "datamodules": ("",),
     "fedlight": (
-        *("augmentation", "cli", "devices", "evaluation", "federation", "first_config", "flower"),
+        *("augmentation", "cli", "devices", "evaluation", "export", "federation", "first_config", "flower"),
         *("generators", "judges", "lightning_cli", "plan", "preflight", "pretrained", "processes"),
-        *("recipes", "stacking", "support", "toy"),
+        *("recipes", "report", "runs", "stacking", "support", "toy"),
     ),
     "modules": ("",),
 }

@@ -126,9 +126,9 @@ def add_differences(
 
 
 def parser_types() -> ModuleType:
-    """Return jsonargparse's module of values by type hint, two of whose functions fedlight wraps.
+    """Return jsonargparse's module of values by type hint, three of whose functions fedlight wraps.
 
-    The parser has no setting for what they decide (``tests/test_whole_numbers.py``).
+    The parser has no setting for what they decide (``tests/test_whole_numbers.py``, ``tests/test_public_api.py``).
     """
     from jsonargparse import _typehints  # here: recipes are read without it
 
