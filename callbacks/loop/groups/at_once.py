@@ -1,6 +1,6 @@
 """Number of clients that are trained in one batch: as set, or found in a short trial before the first round.
 
-The trial runs forward and backward passes on the batches with which the first round begins, for 1, 2, 4, ... clients, and
+The trial runs forward and backward passes on the first batches of the first round, for 1, 2, 4, ... clients, and
 takes the number with most clients a second. It ends where the time of a client grows again, memory would run short, or, with
 several processes, one of them would get no client. Two runs may find different numbers, which changes their results by
 rounding alone. Weights, random streams and data stay as they are.
@@ -87,7 +87,7 @@ class AtOnce(Part):
             self._one_at_a_time(why)
 
     def start_round(self, run: Run) -> None:
-        self.attach(run)  # callbacks may have changed what is trained
+        self.attach(run)  # callbacks may have changed the trained parameters
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         if len(group.visits) > 1:

@@ -148,7 +148,7 @@ def _moved(parameters: Mapping[str, Tensor], seed: int) -> State:
 
 
 class _Names:
-    """Names of what a step logs, none of which is logged."""
+    """Collector of the names that a step logs, in place of a logger."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}

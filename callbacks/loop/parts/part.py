@@ -22,8 +22,8 @@ class Part(Checked):
     The modules of the arguments' types import this one: ``run`` is the same `Run` in all methods, ``group`` an `OpenGroup`,
     ``round`` an `OpenRound` and ``visit`` an `OpenVisit`; `weighed` has a `Visit`.
 
-    What a part keeps of a visit or a round belongs to the attributes of the part, and ends with it. In several processes
-    each has its own parts, and each part gets what the others' have left (`partial`, `merge`).
+    A part keeps values of a visit or a round in its attributes until that ends. Each of several processes has its own parts,
+    and each part gets the results of its counterparts (`partial`, `merge`).
     """
 
     def check(self, run: Any) -> None:
@@ -46,7 +46,7 @@ class Part(Checked):
         return inner
 
     def enter(self, run: Any, group: Any, batch: Any) -> None:
-        """Begin a group of visits with their first batch; the module holds the parameters from which they start."""
+        """Begin a group of visits with their first batch; the module holds their start parameters."""
 
     def before_step(self, run: Any, group: Any, optimizer: Optimizer) -> None:
         """Look at the gradients before an optimizer step, which the algorithm has changed; clipping comes later."""
@@ -55,17 +55,17 @@ class Part(Checked):
         """Look at the module after each batch of a visit."""
 
     def leave(self, run: Any, group: Any, visit: Any) -> None:
-        """End a visit before its update is made; the module holds what the client has trained."""
+        """End a visit before its update is made; the module holds the client's trained parameters."""
 
     def weighed(self, group: Any, visit: Visit, update: Update) -> Update:
         """Return a visit's update as it is aggregated."""
         return update
 
     def visited(self, run: Any) -> None:
-        """Take what a visit has left; its update is aggregated, and its row is the last of ``run.records``."""
+        """Note a finished visit; its update is aggregated, and its row is the last of ``run.records``."""
 
     def end_visits(self, run: Any, round: Any) -> None:
-        """Take what the round's visits have left in this process, before the server's step."""
+        """Note the end of this process's visits of the round, before the server's step."""
 
     def finish_round(self, run: Any, round: Any, movement: State) -> dict[str, float]:
         """Take the combined movement of a round before the server's step, and return metrics of the round."""
