@@ -37,6 +37,7 @@ DONE = (
     ),
     *("recipes", "reports", "reproduction", "side_by_side", "stability", "watching"),
     *("papers/coverage", "papers/fedbiscuit", "papers/feddca", "papers/fewfedpit"),
+    *("algorithms", "results", "results/fedbiscuit", "results/feddca", "results/fewfedpit", "results/system"),
 )
 IDIOMS = {
     "a preposition before a relative": r"\b(?:at|behind|by|for|from|in|of|on|to|with) (?:which|whom|whose)\b",
