@@ -1,6 +1,6 @@
 """Several pieces of work that ask the same helper questions: their questions are answered together.
 
-A piece of work is an ordinary function that calls ``ask`` and goes on with the reply. Each runs in a thread of its own, but
+A piece of work is an ordinary function that calls ``ask`` and goes on with the reply. Each runs in a separate thread, but
 only one thread runs at a time, and it gives way only where it asks. So nothing needs a lock, and the order of all that
 happens is fixed.
 """

@@ -87,7 +87,7 @@ class LoraProduct(torch.autograd.Function):
         """Return ``(m * clients, positions, out)``.
 
         Args:
-            ctx: what the backward pass needs.
+            ctx: torch's context, holds values for the backward pass.
             x: ``(m * clients, positions, in)``, in the type of the products.
             a: ``(clients, r, in)``.
             b: ``(clients, out, r)``.

@@ -149,7 +149,7 @@ def _can_be_mended(error: Exception) -> bool:
 
 
 NOTICES = {
-    # Lightning, about itself and about what the config says already
+    # Lightning, about itself and about settings in the config
     "lightning.pytorch.utilities.rank_zero": (
         r"💡 Tip: For seamless cloud (logging|uploads)",
         r"GPU available: False, used: False",

@@ -67,7 +67,7 @@ def logged_names(trainer: Any) -> list[str]:
 
 
 def saves_inside_epochs(checkpoints: Any) -> str:
-    """Return the setting by which a ``ModelCheckpoint`` saves inside an epoch; empty if it does not.
+    """Return the setting that makes a ``ModelCheckpoint`` save inside an epoch; empty if it does not.
 
     The callback does not say it (``tests/processes/test_refusals.py``).
     """
@@ -81,7 +81,7 @@ def stops_at_a_batch(timer: Any) -> bool:
 
 
 def count_steps_of_others(trainer: Any, number: int) -> None:
-    """Add optimizer steps of other processes to those by which loggers count (``tests/processes/test_same_bits.py``)."""
+    """Add optimizer steps of other processes to the loggers' count (``tests/processes/test_same_bits.py``)."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += number
 
 
@@ -126,9 +126,9 @@ def add_differences(
 
 
 def parser_types() -> ModuleType:
-    """Return jsonargparse's module of values by type hint, two of whose functions fedlight wraps.
+    """Return jsonargparse's module of values by type hint; fedlight wraps two of its functions.
 
-    The parser has no setting for what they decide (``tests/test_whole_numbers.py``).
+    The parser has no setting for their decisions (``tests/test_whole_numbers.py``).
     """
     from jsonargparse import _typehints  # here: recipes are read without it
 

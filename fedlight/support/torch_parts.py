@@ -112,8 +112,8 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     """Make one of torch's own optimizers step all parameters in one call of its fused kernel.
 
     It stays as it is where its class has no such kernel for the parameters' devices, where a group decides ``fused`` or
-    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous, as the kernels for the
-    CPU read memory in its order. Called before the first step.
+    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous, because the kernels for
+    the CPU read memory in its order. Called before the first step.
 
     Examples:
         >>> adam = torch.optim.Adam([nn.Parameter(torch.ones(1))])
@@ -134,7 +134,7 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
         )
     ):
         return
-    # Not set is what the constructor also does for fused=True: the kernel would divide by the loss scale itself. Then
+    # The constructor's further flag for fused=True is not set: the kernel would divide by the loss scale itself. Then
     # gradients would reach hooks scaled, and Lightning would refuse to clip them, also in bf16-mixed.
     for options in (optimizer.defaults, *groups):
         options["fused"] = True

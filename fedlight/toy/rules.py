@@ -13,7 +13,7 @@ facts about private people       12   private alone, so a right answer is a memo
 ===========================  =======  ================================================================
 
 Every thing has four shared and two held-out topics, and so has every person. Related domains (``RELATIVES``) have the same
-numbers for people, and words for things of their own.
+numbers for people, and different words for things.
 """
 
 import random

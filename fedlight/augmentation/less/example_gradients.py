@@ -73,7 +73,7 @@ def check_way(way: str, base: str) -> None:
 
 
 def example_gradients(module: SFTModule, batch: dict[str, Tensor], way: str = "layers") -> Gradients:
-    """Return the gradients of each example's loss by the trained weights, as a loop over ``example_losses`` would.
+    """Return the gradients of each example's loss by the trained weights, equal to those of a loop over ``example_losses``.
 
     The module is unchanged, the gradients of its weights included. Set eval mode to have no dropout.
 

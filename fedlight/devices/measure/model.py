@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """Language model of random weights, of which LoRA on all layers is trained.
+    """Language model of random weights with trained LoRA on all layers.
 
     Args:
         width, layers, heads, words: shape of the model; ``heads`` divides ``width``.
