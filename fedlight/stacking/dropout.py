@@ -1,7 +1,7 @@
 """Dropout whose masks are a function of a client's seed and the number of the layer.
 
 The mask of a row depends on the seed of its client, on the number of the layer, on the row's place among the client's rows
-and on nothing else: not on other clients in the batch, on padding to the right, on the device, or on what was drawn before.
+and on nothing else: not on other clients in the batch, on padding to the right, on the device, or on earlier draws.
 So it is the same when activations are computed a second time for the backward pass.
 
 Each 64-bit number of the generator gives four lanes of 16 bits, and an entry is dropped where its lane is below

@@ -92,7 +92,7 @@ class LoraProduct(torch.autograd.Function):
             a: ``(clients, r, in)``.
             b: ``(clients, out, r)``.
             scaling: a number, or ``(clients, 1, 1)``.
-            sums: ``(m * clients, positions, out)`` to which the product is added, or None.
+            sums: ``(m * clients, positions, out)`` that the product is added to, or None.
         """
         tiles = len(x) // len(a)
         first, second = a.to(x.dtype), (b * scaling).to(x.dtype).mT.contiguous()
