@@ -2,7 +2,7 @@
 
 Attack of Nasr et al., "Scalable Extraction of Training Data from (Production) Language Models",
 https://arxiv.org/abs/2311.17035, made after each round as in Zhang et al. (FewFedPIT, https://arxiv.org/abs/2403.06131).
-The attacker knows the prompts, so this is an upper bound of what can be extracted. The exposure of canaries is that of
+The attacker knows the prompts, so this is an upper bound of extractable text. The exposure of canaries is that of
 Carlini et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs/1802.08232.
 """
 

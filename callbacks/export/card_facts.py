@@ -186,7 +186,7 @@ def _number(value: Any) -> float | None:
 def settings_of(
     model: Mapping[str, Any], federated: Mapping[str, Any], data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what decides the training, in the words of a card, from the settings of module, loop and datamodule.
+    """Return the settings that decide the training, in a card's words, from those of module, loop and datamodule.
 
     Examples:
         >>> settings_of({"lr": 0.1, "lora": {"rank": 8, "alpha": 16}}, {"local_steps": 5}, {})

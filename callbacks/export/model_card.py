@@ -41,7 +41,7 @@ def write_card(
         use: how they are loaded, in Markdown.
         library: the hub's name of the library that loads them.
         task: PEFT's name of the kind of model.
-        notes: what else a reader should know, a sentence each.
+        notes: further sentences for the reader.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -118,7 +118,7 @@ def adapter_use(base: str, task: str, names: Sequence[str] = ("default",), label
 
 
 def adapter_notes(facts: CardFacts, is_on_merged_base: bool) -> list[str]:
-    """Return what to know before an adapter is put on its base: where that differs from the one of the run."""
+    """Return notes for putting an adapter on its base, where that differs from the run's."""
     notes = []
     if is_on_merged_base:
         notes.append(

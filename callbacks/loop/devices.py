@@ -332,9 +332,9 @@ class DeviceEmulation(NoDevices):
         )
 
     def kind(self, visit: Visit) -> Hashable:
-        """Return bits, checkpointing, and whether training is forward-only; None for what trains otherwise in a group.
+        """Return bits, checkpointing, and whether training is forward-only; None for a visit that must train alone.
 
-        That is a cut step, and 8 bits, as LLM.int8 picks outlier columns over the whole batch.
+        These are a cut step, and 8 bits, because LLM.int8 picks outlier columns over the whole batch.
         """
         bits = self._devices[visit.client_id].weight_bits
         fitted = self._fits[visit]

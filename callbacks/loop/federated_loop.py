@@ -112,7 +112,7 @@ class FederatedLoop(LoopView):
     """
 
     planner_type, run_type = RoundPlanner, Run  # others where clients are in other processes: fedlight.flower
-    deployed = False  # whether numbers of clients are their words, so that one of them may lie
+    deployed = False  # whether clients report their numbers themselves, and may lie
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class FederatedLoop(LoopView):
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        self._run.agree()  # also on what on_train_epoch_end has logged
+        self._run.agree()  # also on values that on_train_epoch_end has logged
         trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)

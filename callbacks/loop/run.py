@@ -206,7 +206,7 @@ class ChecksSettings(Protocol):
     """Algorithm that can refuse settings and data before the module's model is loaded."""
 
     def check_settings(self, federation: Federation) -> None:
-        """Raise ValueError for what cannot work, whatever the module's parameters and optimizers, which are not known."""
+        """Raise ValueError for settings that cannot work; the module's parameters and optimizers are not known yet."""
 
 
 @runtime_checkable
@@ -314,7 +314,7 @@ class Run:
         return self._parts_with[hook]
 
     def agree(self) -> None:
-        """Compare this process with the others, where each decides by itself."""
+        """Compare this process with the others, where each decides alone."""
         for part in self.parts_with(Part.agree):
             part.agree(self)
 

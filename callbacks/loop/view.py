@@ -1,4 +1,4 @@
-"""What other callbacks may ask of a federated loop."""
+"""View of a federated loop for other callbacks."""
 
 from contextlib import AbstractContextManager
 

@@ -60,7 +60,7 @@ class ForwardClient:
         self.parts = {name: self.part(name, tensor) for name, tensor in self.parameters.items()}
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
-        """Return what belongs to ``parts`` of a tensor of a parameter's shape."""
+        """Return the trained part of a tensor of a parameter's shape."""
         return trained_part(name, tensor, self._ranks)
 
 
@@ -68,8 +68,8 @@ class ForwardSteps:
     """Training of a group's visits by `ZerothOrder`.
 
     All passes over a batch see the same random numbers, so the same dropout masks; the stream ends where one pass leaves it.
-    Buffers that a pass changes, such as running statistics, are changed by each pass. What ``training_step`` logs by itself
-    is of a batch's last pass; the loss is the mean of all.
+    Buffers that a pass changes, such as running statistics, are changed by each pass. Values that ``training_step``
+    logs itself are of a batch's last pass; the loss is the mean of all.
 
     Args:
         settings: eps, perturbations and so on.
@@ -107,7 +107,7 @@ class ForwardSteps:
             client.parts = {name: p for name, p in client.parts.items() if self._moves(client, name)}
 
     def _refuse_other_ways(self, algorithm: str) -> None:
-        """Raise ValueError for what moves parameters in other ways than along shared directions."""
+        """Raise ValueError for settings that move parameters in other ways than along shared directions."""
         if self.settings.weight_decay:
             raise ValueError(
                 f"{algorithm} sends how far a client went along its directions, and forward.weight_decay="
@@ -138,7 +138,7 @@ class ForwardSteps:
         """Replace the module's ``training_step`` until `leave`."""
         step = module.training_step
 
-        # Lightning looks at the arguments of what this stands for, one step deep: the step may be wrapped already.
+        # Lightning reads the arguments of the wrapped function, one level deep: the step may be wrapped already.
         @wraps(getattr(step, "__wrapped__", step))
         @torch.no_grad()
         def training_step(batch: Any, *args: Any) -> Any:

@@ -73,7 +73,7 @@ class AtOnce(Part):
         rank_zero_info(f"clients_at_once=auto: one client at a time. {error}")
 
     def attach(self, run: Run) -> None:
-        """Get ready for groups of clients; raise ValueError for what cannot be stacked."""
+        """Get ready for groups of clients; raise ValueError for a module that cannot be stacked."""
         if self._number == 1:
             return
         self._trainer, self._module, self._data = run.trainer, run.lightning_module, run.data
@@ -130,7 +130,7 @@ class AtOnce(Part):
                     return 1
                 seconds_of[number] = number / seconds
                 grown = _memory() - before
-                # Twice the clients take twice of what these have taken, and their own memory is free again.
+                # Twice the clients take twice the memory of these, whose own is free again.
                 if seconds_of[number] * WORSE < max(
                     seconds_of.values()
                 ) or 2 * grown > SHARE_OF_MEMORY * _free(self._module.device):

@@ -86,7 +86,7 @@ class SideBySide:
         """Begin the visits of a group with their first batch; the module holds the parameters that they do not train.
 
         Raises:
-            ValueError: at the first group of the run, if a client would train otherwise than alone.
+            ValueError: at the first group of the run, if a client would train differently than alone.
         """
         self._counts = self._data.next_counts()
         adapters = [visiting.adapter for visiting in visits]

@@ -44,7 +44,7 @@ class Buffered(Part):
 
     Args:
         fedbuff: size of the buffer, weights of stale updates.
-        clients_per_round: most clients that train at a time, unless ``fedbuff`` says it.
+        clients_per_round: most clients that train at a time, unless ``fedbuff`` sets it.
         seed: seed of the sampling and of the devices' draws.
     """
 
@@ -210,7 +210,7 @@ def _columns(job: Assignment, step: ServerStep) -> Record:
 
 
 def refusal(reason: str, remedy: str) -> ValueError:
-    """Return the error for what does not work with buffered rounds."""
+    """Return the error for a setting that does not work with buffered rounds."""
     return ValueError(f"buffered rounds: {reason}: {remedy}, or leave fleet.buffered out")
 
 

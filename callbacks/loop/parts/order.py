@@ -98,7 +98,7 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     if loop._buffered is not None:
         yield loop._buffered
     if loop._at_once is not None:
-        yield loop._at_once  # before what looks at a group
+        yield loop._at_once  # before the parts that look at a group
     if loop._forward is not None:
         yield loop._forward
     # Before the limits, which hold back updates.

@@ -36,7 +36,7 @@ class Part(Checked):
         """Take the federated parameters, ``run.parameters``, before the first round is planned."""
 
     def agree(self, run: Any) -> None:
-        """Compare this process with the others where each decides by itself: after a validation and before a plan."""
+        """Compare this process with the others where each decides alone: after a validation and before a plan."""
 
     def start_round(self, run: Any) -> None:
         """Begin a round before its first batch; parameters and optimizers are those of its visits."""
@@ -78,10 +78,10 @@ class Part(Checked):
         """Take all metrics of a round that is over and logged."""
 
     def abort(self, run: Any) -> None:
-        """Undo what `enter` has done, where the trainer stops inside a group."""
+        """Undo `enter` where the trainer stops inside a group."""
 
     def partial(self) -> Any:
-        """Return what this process's visits have left in a round, as tensors and plain values, and start anew."""
+        """Return the results of this process's visits of a round, as tensors and plain values, and start anew."""
 
     def merge(self, partials: Sequence[Any]) -> None:
         """Take the `partial` of all processes, in the order of their ranks, this one's among them."""

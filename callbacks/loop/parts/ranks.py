@@ -1,6 +1,6 @@
 """Rounds shared by the processes of a team: their exchange, so that all go on from the same state.
 
-Every process plans all visits, trains its own, and at the end of the round gathers whatever visits change outside of their
+Every process plans all visits, trains its own, and at the end of the round gathers all changes by visits outside of their
 clients: sums of updates and buffers, memories, rows, logged values, schedules, loss scales, counts of steps. The parts are
 merged in the order of the plan, and the server's step is computed in each process, so no result depends on their number.
 """
@@ -48,7 +48,7 @@ STEP = "training_step."
 
 @runtime_checkable
 class MergesVisits(Protocol):
-    """Algorithm whose visits leave something in its attributes that the server needs, in each of several processes."""
+    """Algorithm whose visits change attributes that the server needs, in each of several processes."""
 
     def partial(self) -> dict[str, Any]:
         """Return the visits' contributions of a round so far, as tensors and plain values, and start anew."""
@@ -293,7 +293,7 @@ class Ranks(Part):
             part.merge([of_process[place] for of_process in firsts])
         for message in chain([opening], messages):
             for sent in message:
-                while sent:  # whatever is merged is freed
+                while sent:  # merged pieces are freed
                     place, piece = sent.pop(0)
                     large[place].merge([piece])
 
@@ -430,7 +430,7 @@ def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
 
 
 def refuse_unmergeable(team: Team, aggregation: Aggregation) -> None:
-    """Raise ValueError for an aggregation that cannot put together what several processes have added."""
+    """Raise ValueError for an aggregation that cannot merge the contributions of several processes."""
     kind: Any = type(aggregation)
     for name in ("partial", "merge"):
         if team.size > 1 and getattr(kind, name, None) in (None, getattr(Aggregation, name)):

@@ -166,7 +166,7 @@ class Exchange:
         return self.arrived(visiting, movement, trained, work), self._with_buffers(payload)
 
     def _send_up(self, visiting: Visiting, reply: State) -> tuple[State, Payload]:
-        """Return the movement that reaches the server with a reply, and what travels."""
+        """Return the movement that reaches the server with a reply, and the payload that travels."""
         others = reply.keys() - self.state.keys()
         payload = self.channel.up(visiting.received, reply, visiting.client, others)
         refuse_not_finite(payload.state, "the movement of")
