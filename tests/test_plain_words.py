@@ -15,6 +15,7 @@ LIMIT = 0.01
 DONE = (
     *(
         "agents",
+        "architecture",
         "conformance",
         "deployment",
         "devices",

@@ -84,10 +84,11 @@ class HeldState:
         self._state = self._hold(self._state, "")
 
     def _can_refer(self, tensor: Tensor) -> bool:
-        return not tensor.is_inference() and self._may_refer(tensor)  # inference tensors have no version
+        # Inference tensors have no version, and meta tensors take no memory.
+        return not tensor.is_inference() and not tensor.is_meta and self._may_refer(tensor)
 
     def _hold(self, value: Any, where: str) -> Any:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_meta:
             if self._refers and self._can_refer(value):
                 self._references.append((where, value.detach(), value._version))
                 return value.detach()

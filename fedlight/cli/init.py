@@ -165,7 +165,7 @@ def _show(title: str, guesses: Sequence[Guess]) -> None:
         value = guess.value if guess.value is not None else "none"
         shown = " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         sure = Text("yes", "green") if guess.sure else Text("no", "yellow")
-        rows.append((guess.what, shown, sure, guess.why))
+        rows.append((guess.what, shown, sure, guess.reason))
     print_table(title, ("what", "guess", "sure", "why"), rows)
 
 

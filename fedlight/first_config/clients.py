@@ -41,7 +41,12 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
     if given is not None:
         return Guess("client", given, "given with --client")
     asked = [column for column in columns if column.name in taken]
-    likely = [column for column in columns if column.name not in taken and _could_be(column)]
+    # Neither an id of each row nor a text.
+    likely = [
+        column
+        for column in columns
+        if column.name not in taken and 2 <= column.distinct <= len(column.codes) / 2 and column.words < 0.9
+    ]
     best = max((score_name(column.name, "client") for column in likely), default=0)
     named = [column for column in likely if best and score_name(column.name, "client") == best]
     if len(named) > 1:
@@ -55,8 +60,8 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
         return Guess(
             "client", free[0].name, f"it has {_count(free[0])}, and does not follow from the text", sure=False
         )
-    why = "no column says whose row it is: rows are dealt out at random; --client COLUMN names one"
-    return Guess("client", None, why, sure=False)
+    reason = "no column says whose row it is: rows are dealt out at random; --client COLUMN names one"
+    return Guess("client", None, reason, sure=False)
 
 
 def follows(column: Column, asked: Sequence[Column]) -> bool:
@@ -71,16 +76,13 @@ def follows(column: Column, asked: Sequence[Column]) -> bool:
     index = {text: place for place, text in enumerate({text for other in asked for text in other.different})}
     codes = [np.array([index[text] for text in other.different])[other.codes] for other in asked]
     keys = np.zeros(rows, dtype=np.int64)
+    # Sorted in each row, since the same two answers in the other order are the same comparison.
     for codes_in_order in np.sort(np.array(codes, dtype=np.int64).reshape(len(asked), rows), axis=0):
         keys = np.unique(keys * len(index) + codes_in_order, return_inverse=True)[1]
     different = int(keys.max()) + 1
     with_values = np.unique(keys * len(column.different) + column.codes)
+    # Where hardly any question is asked twice, every column follows from it, and that says nothing.
     return len(with_values) == different and (rows - different) * 10 >= rows
-
-
-def _could_be(column: Column) -> bool:
-    rows = len(column.codes)
-    return 2 <= column.distinct <= rows / 2 and column.words < 0.9
 
 
 def _count(column: Column) -> str:

@@ -54,13 +54,13 @@ class Guess:
     Attributes:
         what: setting, in words.
         value: its value.
-        why: reason, in one line.
+        reason: in one line.
         sure: whether nothing else was likely.
     """
 
     what: str
     value: Any
-    why: str
+    reason: str
     sure: bool = True
 
 
@@ -165,9 +165,9 @@ def describe(rows: Rows) -> list[Column]:
 
 def _flatten(name: str, values: list[Any]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the name and values of a column, or of each entry of its objects."""
-    objects = [value if isinstance(value, dict) else {} for value in values]
+    objects = [value if isinstance(value, dict) else {} for value in values]  # None has no entries
     if not any(objects) or not all(isinstance(value, dict) for value in values if value is not None):
-        yield name, values
+        yield name, values  # in part plain values, which no dotted path has
     for inner in dict.fromkeys(chain.from_iterable(objects)):
         yield from _flatten(f"{name}.{inner}", [value.get(inner) for value in objects])
 
@@ -195,7 +195,7 @@ def split_name(name: str) -> list[str]:
         >>> split_name("answerText_B"), split_name("text2"), split_name("info.post")
         (['answer', 'text', 'b'], ['text', '2'], ['info', 'post'])
     """
-    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # of camelCase
     return [word.lower() for word in re.findall(r"[^\W\d_]+|\d+", apart)]
 
 
@@ -206,13 +206,12 @@ def score_name(name: str, role: str) -> int:
         >>> [score_name(name, "client") for name in ("worker", "worker_id", "source", "sources_seen", "turn")]
         [4, 3, 2, 0, 0]
     """
-    found = split_name(name)
-    singular = [word.removesuffix("s") for word in found]
-    for weight, words in zip((4, 2), NAMES[role], strict=True):
-        known = set(words.split())
-        if name.lower() in known or (len(found) == 1 and (known & {*found, *singular})):
+    words = split_name(name)
+    forms = {*words, *(word.removesuffix("s") for word in words)}
+    for weight, known in zip((4, 2), map(str.split, NAMES[role]), strict=True):
+        if name.lower() in known or (len(words) == 1 and not forms.isdisjoint(known)):
             return weight
-        if weight == 4 and known & {*found, *singular}:
+        if weight == 4 and not forms.isdisjoint(known):  # weak words count alone: task_title is no question
             return weight - 1
     return 0
 
@@ -241,7 +240,7 @@ def pick(
         return Guess(what, leading[0], f"its name speaks for the {role}", sure=best > 2 or len(scores) == 1)
     if len(columns) == 1 and required:
         return Guess(what, leading[0], "the only column left that could be it", sure=False)
-    if required or best:
+    if required or best:  # names that speak for several columns are a question even where none is needed
         raise GuessError(ambiguous(role, leading))
     return None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Any, Literal
 
 import numpy as np
@@ -134,32 +135,33 @@ def make_draft(wishes: Wishes) -> Draft:
             f"{wishes.source} has one row, with {', '.join(map(str, rows[0]))}: give a file with a row for each example"
         )
     columns = describe(rows)
+    # --client none is no column.
     check_given(columns, {role: name for role, name in wishes.columns.items() if name != "none"})
     if (opinions := [column.name for column in columns if is_opinion(column)]) and not wishes.answers:
         raise GuessError(
             f"column {opinions[0]} says agree and disagree, but not with what: --statements FILE has the texts"
         )
     votes, refusal = _try_votes(columns, wishes)
-    method, why = choose_method(wishes.method, votes is not None)
+    method, reason = choose_method(wishes.method, votes is not None)
     if votes is None and method in ON_VOTES:
         assert refusal is not None
         raise refusal
     chosen = votes or _find_instructions(columns, wishes, refusal)
-    guesses = [Guess("method", method, why, sure=wishes.method is not None), *chosen.guesses]
-    found, values = chosen.columns, chosen.choice_values
-    client = find_client(columns, list(found.values()), wishes.columns.get("client"))
+    guesses = [Guess("method", method, reason, sure=wishes.method is not None), *chosen.guesses]
+    paths, values = chosen.columns, chosen.choice_values
+    client = find_client(columns, list(paths.values()), wishes.columns.get("client"))
     guesses.append(client)
-    own = _rows_of_clients(
-        rows, columns, client.value, [path for name, path in found.items() if name != "input"]
-    )
-    numbers = sizes.choose_sizes(own)
+    needed = [path for name, path in paths.items() if name != "input"]  # an instruction may have no input
+    row_counts = _rows_of_clients(rows, columns, client.value, needed)
+    numbers = sizes.choose_sizes(row_counts)
     model = read_model(wishes.model)
-    template, choices, more = _text(method, votes is not None, found, model, wishes)
-    found = _keep_turns(found, template)
-    guesses += more + _splits(columns, found) + _without_reply(columns, found)
-    guesses += _unknown_words(wishes, rows, found, model)
-    shape = Template.named(template, found, _asks(votes is not None, choices)).for_tokenizer(model.tokenizer)
-    max_tokens, fitting = _tokens(rows, found, votes is not None, shape, choices, model)
+    template, choices, more = _text(method, votes is not None, paths, model, wishes)
+    paths = _keep_turns(paths, template)
+    guesses += more + _splits(columns, paths) + _without_reply(columns, paths)
+    guesses += _unknown_words(wishes, rows, paths, model)
+    asks: Literal["instruction", "prompt", "choice"] = "prompt" if votes is not None else "instruction"
+    shape = Template.named(template, paths, "choice" if choices else asks).for_tokenizer(model.tokenizer)
+    max_tokens, fitting = _tokens(rows, paths, votes is not None, shape, choices, model)
     if not fitting:
         raise GuessError(
             f"no text fits into {max_tokens} tokens, "
@@ -178,26 +180,23 @@ def make_draft(wishes: Wishes) -> Draft:
             sure=fitting > 0.8,
         )
     )
-    guesses += sizes.explain(numbers, own)
+    guesses += sizes.explain(numbers, row_counts)
     lr = 0.003 if model.width <= NARROW else 0.0001
     guesses.append(
         Guess("lr", lr, f"the model is {model.width} wide; usual for LoRA on such models", sure=False)
     )
     kind = choose_dtype("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), model.width)
     guesses.append(Guess("dtype", kind.name, kind.reason.removesuffix(" (dtype: auto)")))
-    if method == "fewfedpit" and sorted(own)[len(own) // 2] > FEW_ROWS:
+    if method == "fewfedpit" and median_high(row_counts) > FEW_ROWS:
         guesses.append(
             Guess("few rows", "no", f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows", sure=False)
         )
-    talks = (field_at(row, found[MESSAGES], MESSAGES) for row in rows) if MESSAGES in found else ()
-    looks = words.show(shape, found, next(filter(None, talks), "")) if shape.is_chat else ""
-    found = (
-        found
-        | ({"client": client.value} if client.value else {})
-        | _category(columns, found, client.value, wishes)
-    )
+    talks = (field_at(row, paths[MESSAGES], MESSAGES) for row in rows) if MESSAGES in paths else ()
+    looks = words.show(shape, paths, next(filter(None, talks), "")) if shape.is_chat else ""
+    owner = {"client": client.value} if client.value else {}
+    paths = paths | owner | _category(columns, paths, client.value, wishes)
     return Draft(
-        wishes, method, votes is not None, len(rows), found, values, template, choices, max_tokens, fitting,
+        wishes, method, votes is not None, len(rows), paths, values, template, choices, max_tokens, fitting,
         numbers, lr, model.positions, kind.name, guesses, looks,
     )  # fmt: skip
 
@@ -260,12 +259,8 @@ def _try_votes(columns: Sequence[Column], wishes: Wishes) -> tuple[FoundColumns 
     try:
         return find_votes(columns, wishes.columns, wishes.answers, wishes.values), None
     except GuessError as error:
-        said = (
-            wishes.answers
-            or wishes.values
-            or any(wishes.columns.get(key) for key in ("choice", "chosen", "rejected"))
-        )
-        if said:
+        named = any(wishes.columns.get(key) for key in ("choice", "chosen", "rejected"))
+        if wishes.answers or wishes.values or named:  # the user has said that they are votes
             raise
         return None, error
 
@@ -297,52 +292,48 @@ def _rows_of_clients(
         shares = min(SHARES, max(count // FEWEST_ROWS, 1))
         return [count // shares] * shares
     known = [column for column in columns if column.name == client]
+    # A path into lists, which the user may give, is no column.
     owners = known[0] if known else Column.of(client, [text_at(row, client) for row in rows])
     counts = np.bincount(owners.codes[whole & owners.filled])
     return counts[counts > 0].tolist() or [len(rows)]
 
 
 def _text(
-    method: str, is_votes: bool, found: Mapping[str, str], model: ModelFacts, wishes: Wishes
+    method: str, is_votes: bool, paths: Mapping[str, str], model: ModelFacts, wishes: Wishes
 ) -> tuple[str, tuple[str, str] | None, list[Guess]]:
     """Return template, choice words, and their lines of the table."""
-    why = "given with --template"
+    chat, tokens = words.has_chat(model.tokenizer), None
     if method in ("fedbis", "fedbiscuit"):
-        tokens = words.find_choices(model.tokenizer, "prompt" in found, wishes.choices, wishes.template)
-        chat = words.has_chat(model.tokenizer)
-        template = wishes.template or words.choice_template("prompt" in found, tokens.value, chat)
-        why = why if wishes.template else "shows both answers and ends with a colon, before the choice token"
-        return template, tokens.value, [tokens, Guess("template", template, why)]
-    if is_votes and "prompt" not in found:
+        tokens = words.find_choices(model.tokenizer, "prompt" in paths, wishes.choices, wishes.template)
+        template = words.choice_template("prompt" in paths, tokens.value, chat)
+        reason = "shows both answers and ends with a colon, before the choice token"
+    elif is_votes and "prompt" not in paths:
         raise GuessError(
             f"--method {method} writes answers to a question: say which column it is with --question COLUMN"
         )
-    slot = "prompt" if is_votes else "instruction"
-    chat = words.has_chat(model.tokenizer)
-    template, reason = words.response_template("input" in found, model.positions, slot, chat)
+    else:
+        slot = "prompt" if is_votes else "instruction"
+        template, reason = words.response_template("input" in paths, model.positions, slot, chat)
     if wishes.template:
-        return wishes.template, None, [Guess("template", wishes.template, why)]
-    return template, None, [Guess("template", template, reason)]
+        template, reason = wishes.template, "given with --template"
+    line = Guess("template", template, reason)
+    return (template, tokens.value, [tokens, line]) if tokens else (template, None, [line])
 
 
-def _asks(is_votes: bool, choices: tuple[str, str] | None) -> Literal["instruction", "prompt", "choice"]:
-    return "choice" if choices else "prompt" if is_votes else "instruction"
-
-
-def _keep_turns(found: Mapping[str, str], template: str) -> dict[str, str]:
+def _keep_turns(paths: Mapping[str, str], template: str) -> dict[str, str]:
     """Return the columns with the turns of a conversation as ``messages``, which a chat template keeps apart."""
     if template != CHAT:
-        return {**found}
+        return {**paths}
     return {
         MESSAGES if name in ("instruction", "prompt") and path.endswith(BEFORE) else name: path
-        for name, path in found.items()
+        for name, path in paths.items()
     }
 
 
-def _unknown_words(wishes: Wishes, rows: Rows, found: Mapping[str, str], model: ModelFacts) -> list[Guess]:
+def _unknown_words(wishes: Wishes, rows: Rows, paths: Mapping[str, str], model: ModelFacts) -> list[Guess]:
     """Return a line for rows that the model's tokenizer knows in part; ValueError where it knows less than half of them."""
-    paths = [path for name, path in found.items() if name != "choice"]
-    texts = [text_at(row, path) for row in map(rows.__getitem__, draw_rows(len(rows))) for path in paths]
+    shown = [path for name, path in paths.items() if name != "choice"]  # its values are not in any text
+    texts = [text_at(row, path) for row in map(rows.__getitem__, draw_rows(len(rows))) for path in shown]
     remedy = "name another model with --model FOLDER_OR_HUB_NAME"
     warning = check_known(model.tokenizer, wishes.model, texts, wishes.source, remedy)
     return [Guess("model", wishes.model, warning, sure=False)] if warning else []
@@ -350,7 +341,7 @@ def _unknown_words(wishes: Wishes, rows: Rows, found: Mapping[str, str], model: 
 
 def _tokens(
     rows: Rows,
-    found: Mapping[str, str],
+    paths: Mapping[str, str],
     is_votes: bool,
     shape: Template,
     choices: tuple[str, str] | None,
@@ -359,8 +350,8 @@ def _tokens(
     """Return ``max_tokens`` and the share of rows that fit."""
     texts = []
     for row in map(rows.__getitem__, draw_rows(len(rows))):
-        fields = {name: field_at(row, path, name) for name, path in found.items()}
-        if not fields.get(MESSAGES, "-"):
+        fields = {name: field_at(row, path, name) for name, path in paths.items()}
+        if not fields.get(MESSAGES, "-"):  # a row without turns is left out of training as well
             continue
         fields |= {slot: "" for slot in shape.slots if slot not in fields}
         if "chosen" in fields:
@@ -368,10 +359,13 @@ def _tokens(
         answers = [fields["response_a"], fields["response_b"]] if is_votes else [fields["response"]]
         ending = f" {choices[0]}" if choices else shape.continuation(max(answers, key=len)) + shape.closing
         texts.append(shape.render(fields, ending).text)
-    return sizes.choose_tokens([len(one.ids) + 2 for one in encode(model.tokenizer, texts)], model.positions)
+    lengths = [
+        len(encoding.ids) + 2 for encoding in encode(model.tokenizer, texts)
+    ]  # some add a first and a last token
+    return sizes.choose_tokens(lengths, model.positions)
 
 
-def _splits(columns: Sequence[Column], found: Mapping[str, str]) -> list[Guess]:
+def _splits(columns: Sequence[Column], paths: Mapping[str, str]) -> list[Guess]:
     """Return a line for a column that says which rows are for tests: a run would train on them too."""
     return [
         Guess(
@@ -381,26 +375,26 @@ def _splits(columns: Sequence[Column], found: Mapping[str, str]) -> list[Guess]:
             sure=False,
         )
         for column in columns
-        if column.name not in found.values()
+        if column.name not in paths.values()
         and {"train", "training"} & {value.lower() for value in column.values}
         and len(column.values) > 1
     ]
 
 
-def _without_reply(columns: Sequence[Column], found: Mapping[str, str]) -> list[Guess]:
+def _without_reply(columns: Sequence[Column], paths: Mapping[str, str]) -> list[Guess]:
     """Return a line for conversations without a reply at their end."""
     left_out = []
     for column in columns:
-        if column.name in found.values() and column.name.endswith(REPLY) and not column.filled.all():
+        if column.name in paths.values() and column.name.endswith(REPLY) and not column.filled.all():
             places = (np.flatnonzero(~column.filled) + 1).tolist()
             named = ", ".join(map(str, places[:SHOWN])) + (", ..." if len(places) > SHOWN else "")
-            why = f"{column.name.removesuffix(REPLY)} does not end with a reply in row {named}"
-            left_out.append(Guess("left out", count_noun(len(places), "row"), why, sure=False))
+            reason = f"{column.name.removesuffix(REPLY)} does not end with a reply in row {named}"
+            left_out.append(Guess("left out", count_noun(len(places), "row"), reason, sure=False))
     return left_out
 
 
 def _category(
-    columns: Sequence[Column], found: Mapping[str, str], client: str | None, wishes: Wishes
+    columns: Sequence[Column], paths: Mapping[str, str], client: str | None, wishes: Wishes
 ) -> dict[str, str]:
     """Return the column of the categories, if a name speaks for one: the data of clients are counted by it."""
     if wishes.columns.get("category"):
@@ -408,7 +402,7 @@ def _category(
     free = [
         column
         for column in columns
-        if column.name not in (*found.values(), client)
+        if column.name not in (*paths.values(), client)
         and 1 < column.distinct <= len(column.codes) / 2
         and score_name(column.name, "category") >= 3
     ]

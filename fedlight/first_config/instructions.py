@@ -27,18 +27,17 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
 
     Examples:
         >>> from fedlight.first_config.columns import describe
-        >>> found = find_instructions(describe([{"ask": "who is it", "reply": "a cat"}, {"ask": "what", "reply": "b"}]), {})
-        >>> found.columns
+        >>> rows = [{"ask": "who is it", "reply": "a cat"}, {"ask": "what", "reply": "b"}]
+        >>> find_instructions(describe(rows), {}).columns
         {'instruction': 'ask', 'response': 'reply'}
     """
     texts = [column for column in columns if column.is_text]
     talks = [column.name.removesuffix(BEFORE) for column in texts if column.name.endswith(BEFORE)]
     if len(talks) == 1 and not any(given.get(role) for role in ("question", "response")):
-        found = {"instruction": talks[0] + BEFORE, "response": talks[0] + REPLY}
-        whys = ("the turns before the last one", "the last turn, which is the model's")
-        return FoundColumns(
-            [Guess(*each) for each in zip(("question", "response"), found.values(), whys, strict=True)], found
-        )
+        named = {"instruction": talks[0] + BEFORE, "response": talks[0] + REPLY}
+        before = Guess("question", named["instruction"], "the turns before the last one")
+        reply = Guess("response", named["response"], "the last turn, which is the model's")
+        return FoundColumns([before, reply], named)
     # The answers of a classification are single words, so a response may be no text.
     answers = [column for column in columns if column.is_text or score_name(column.name, "response") >= 3]
     question = _named(texts, "question", given)
@@ -52,12 +51,9 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
     response = response or _only([column for column in left if column.name != question.value], "response")
     rest = [column for column in texts if column.name not in (question.value, response.value)]
     extra = _named(rest, "input", given)
-    found = {"instruction": question.value, "response": response.value}
-    guesses = [question, response]
-    if extra is not None:
-        found = {"instruction": question.value, "input": extra.value, "response": response.value}
-        guesses.insert(1, extra)
-    return FoundColumns(guesses, found)
+    guesses = {"instruction": question}
+    guesses |= ({"input": extra} if extra else {}) | {"response": response}  # in the order of the table
+    return FoundColumns([*guesses.values()], {name: guess.value for name, guess in guesses.items()})
 
 
 def _named(columns: Sequence[Column], role: str, given: Mapping[str, str | None]) -> Guess | None:

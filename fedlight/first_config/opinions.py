@@ -5,6 +5,7 @@ As in Polis. Of two statements a person prefers the one that it agrees with; `fe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from fedlight.datamodules.rows.rows import load_rows
@@ -47,21 +48,18 @@ def make_opinions(
         GuessError: a column cannot be told; the message names the candidates and the option that settles it.
     """
     rows = load_rows(votes)
-    of_votes, of_statements = describe(rows), describe(load_rows(statements))
-    opinions = [column for column in of_votes if is_opinion(column)]
+    vote_columns, statement_columns = describe(rows), describe(load_rows(statements))
+    opinions = [column for column in vote_columns if is_opinion(column)]
     if not opinions:
         raise GuessError(f"{votes}: no column has the votes {', '.join(VOTES)}, as --statements needs")
     vote = pick(opinions, "choice", given.get("choice"))
-    texts = [column for column in of_statements if column.is_text]
-    statement = pick(texts, "statement", None)
-    moderated = [column for column in of_statements if column.values and set(column.values) <= set(MODERATED)]
-    moderation = pick(moderated, "moderated", None)
-    item, theirs = _shared_ids(of_votes, of_statements)
-    left = [
-        column
-        for column in of_votes
-        if column.name != item and column not in opinions and column.distinct > 1
-    ]
+    statement = pick([column for column in statement_columns if column.is_text], "statement", None)
+    few = [column for column in statement_columns if column.values and {*column.values} <= {*MODERATED}]
+    moderation = pick(few, "moderated", None)
+    item, theirs = _shared_ids(vote_columns, statement_columns)
+    left = [column for column in vote_columns if column.name != item and column not in opinions]
+    left = [column for column in left if column.distinct > 1]
+    # A group has fewer values than there are people, but could be taken for them as well.
     people = [column for column in left if not score_name(column.name, "group")]
     client = pick(people, "client", given.get("client"))
     groups = [column for column in left if client is not None and column.name != client.value]
@@ -135,20 +133,21 @@ stages:
 """
 
 
-def _shared_ids(of_votes: Sequence[Column], of_statements: Sequence[Column]) -> tuple[str, str]:
+def _shared_ids(votes: Sequence[Column], statements: Sequence[Column]) -> tuple[str, str]:
     """Return the columns that name the same statements: in the second file each id stands once."""
-    once = [column for column in of_statements if column.distinct == len(column.codes) and not column.is_text]
-    found = [
-        (one.name, other.name)
-        for one in of_votes
-        for other in once
-        if one.distinct > 1 and set(one.different) <= set(other.different)
+    ids = [column for column in statements if column.distinct == len(column.codes) and not column.is_text]
+    pairs = [
+        (column.name, other.name)
+        for column, other in product(votes, ids)
+        if column.distinct > 1 and set(column.different) <= set(other.different)
     ]
-    best = [pair for pair in found if score_name(pair[0], "item")] or [
-        pair for pair in found if pair[0] == pair[1]
-    ]
-    if len(best or found) != 1:
+    pairs = (
+        [pair for pair in pairs if score_name(pair[0], "item")]
+        or [pair for pair in pairs if pair[0] == pair[1]]
+        or pairs
+    )
+    if len(pairs) != 1:
         raise GuessError(
             "no single column holds the ids of the statements in both files: name it alike in both"
         )
-    return (best or found)[0]
+    return pairs[0]

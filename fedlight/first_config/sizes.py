@@ -48,6 +48,7 @@ def choose_sizes(rows_of_clients: Sequence[int]) -> Sizes:
     """
     clients, median = len(rows_of_clients), float(np.median(rows_of_clients))
     a_round = min(clients, MOST_IN_A_ROUND)
+    # Half of the clients fill a batch. It is even, since both orders of a pair are in one.
     batch = max(2, min(LARGEST_BATCH, 1 << int(np.log2(max(median, 1)))))
     passes = sum(rows_of_clients) / (a_round * LOCAL_STEPS * batch)
     rounds = int(np.clip(np.ceil(passes), FEWEST_ROUNDS, MOST_ROUNDS))

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.text.templates import CHAT, MESSAGES
 from fedlight.first_config.draft import Draft
+from fedlight.first_config.words import SHORT
 
 TITLES = {
     "fedbis": "FedBis: a selector that says which of two answers is better, trained on the clients' votes where they are",
@@ -88,14 +88,11 @@ def scalar(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(scalar, value))}]"
     if not isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value)  # JSON is YAML
     plain = re.fullmatch(r"[A-Za-z/~][\w./-]*", value)
+    # YAML 1.1 reads these as truth values, null or numbers.
     words = ("yes", "no", "on", "off", "y", "n", "true", "false", "null", "~", "nan", "inf")
     return value if plain and value.lower() not in words else json.dumps(value, ensure_ascii=False)
-
-
-def _mapping(values: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{name}: {scalar(value)}" for name, value in values.items()) + "}"
 
 
 def _block(text: str, indent: int) -> str:
@@ -107,6 +104,7 @@ def _block(text: str, indent: int) -> str:
           a {b}
           c:
     """
+    # A block takes blanks before its first line for indentation, and editors remove those behind a line.
     if "\n" not in text or any(line != line.rstrip() or line[:1] == " " for line in text.split("\n")):
         return scalar(text)
     return "|-\n" + "\n".join(" " * indent * bool(line) + line for line in text.split("\n"))
@@ -123,13 +121,9 @@ def _header(draft: Draft, file: str, folder: str) -> str:
         f"Look:     fedlight report {folder}",
         f"Change:   {CHANGES[draft.method]}",
         *(["", "Guessed without being sure, so look at it:"] if unsure else []),
-        *(f"  {guess.what}: {_short(guess.value)} ({guess.why})" for guess in unsure),
+        *(f"  {each.what}: {' '.join(str(each.value or 'none').split())} ({each.reason})" for each in unsure),
     ]
     return "\n".join(f"# {line}".rstrip() for line in lines) + "\n\nseed_everything: 0"
-
-
-def _short(value: Any) -> str:
-    return " ".join(str(value if value is not None else "none").split())
 
 
 def _trainer(draft: Draft, folder: str) -> str:
@@ -185,7 +179,7 @@ def _data(draft: Draft) -> str:
     wide = "input" not in draft.columns and (not has_input or MESSAGES in draft.columns)
     columns: dict[str, str] = draft.columns if wide or draft.is_votes else {"input": "", **draft.columns}
     named = "".join(f"\n      {name}: {scalar(path)}" for name, path in columns.items())
-    own = {"feddca": _public, "fewfedpit": _synthesis}.get(draft.method, lambda draft: "")
+    more = {"feddca": _public, "fewfedpit": _synthesis}.get(draft.method, lambda draft: "")
     return f"""data:
   class_path: fedlight.{kind}
   init_args:
@@ -197,28 +191,26 @@ def _data(draft: Draft) -> str:
     partition: {owners}
 {_validation(draft)}
     batch_size: {draft.sizes.batch_size}
-    seed: ${{seed_everything}}{own(draft)}"""
+    seed: ${{seed_everything}}{more(draft)}"""
 
 
 def _choice_values(draft: Draft) -> str:
     if not draft.choice_values:
         return ""
+    values = ", ".join(f"{name}: {scalar(value)}" for name, value in draft.choice_values.items())
     ties = "    # ties are left out and counted" if "tie" in draft.choice_values else ""
-    return f"\n      choice_values: {_mapping(draft.choice_values)}{ties}"
+    return f"\n      choice_values: {{{values}}}{ties}"
 
 
 def _template(draft: Draft) -> str:
     text = _block(draft.template, 8 if draft.is_votes else 6)
     if not draft.is_votes:
         return f"    template: {text}"
-    if draft.method == "dpo":
-        return f"""\
-    view: dpo                          # chosen and rejected
-    format:{_choice_values(draft)}
-      generation_template: {text}"""
     if draft.choices is None:
+        is_dpo = draft.method == "dpo"
+        view, meaning = ("dpo", "chosen and rejected") if is_dpo else ("sft", "the chosen answer alone")
         return f"""\
-    view: sft                          # the chosen answer alone
+    view: {view:<28} # {meaning}
     format:{_choice_values(draft)}
       generation_template: {text}"""
     return f"""\
@@ -242,9 +234,8 @@ def _validation(draft: Draft) -> str:
 def _public(draft: Draft) -> str:
     number = max(min(50, draft.rows // (4 * draft.sizes.clients)), 1)
     if draft.wishes.public is None:
-        private = max(
-            int(draft.rows * draft.fitting / 2), 1
-        )  # what is too long is left out before they are parted
+        # Rows that are too long are left out before they are parted.
+        private = max(int(draft.rows * draft.fitting / 2), 1)
         where = f"private_rows: {private:<20} # rows of the clients; the rest is the server's"
     else:
         where = f"public_source: {scalar(draft.wishes.public):<19} # the server's rows"
@@ -260,7 +251,7 @@ def _public(draft: Draft) -> str:
 
 
 def _synthesis(draft: Draft) -> str:
-    of_instruction, of_response = (2, 1) if draft.positions and draft.positions <= 1024 else (8, 4)
+    is_short = draft.positions is not None and draft.positions <= SHORT  # else demonstrations would fill it
     return f"""
     keep: 8                            # of the candidates, those with the lowest score
     score: ifs                         # loss of the response given the instruction over its loss alone
@@ -268,8 +259,8 @@ def _synthesis(draft: Draft) -> str:
       class_path: fedlight.SelfGeneration
       init_args:
         number: 16                     # candidates of each client and round
-        instruction_demonstrations: {of_instruction:<2} # of the client's own rows
-        response_demonstrations: {of_response}
+        instruction_demonstrations: {2 if is_short else 8:<2} # of the client's own rows
+        response_demonstrations: {1 if is_short else 4}
         temperature: 0.7               # the paper: 0, greedy, with which a small model repeats itself
         max_instruction_tokens: {min(64, draft.max_tokens // 4)}
         max_response_tokens: {min(256, draft.max_tokens // 4)}"""

@@ -23,34 +23,10 @@ from fedlight.first_config.columns import (
     split_name,
 )
 
-PAIRS = (
-    ("a", "b"),
-    ("1", "2"),
-    ("0", "1"),
-    ("left", "right"),
-    ("first", "second"),
-    ("one", "two"),
-    ("x", "y"),
-)
-TIES = {
-    "tie",
-    "tied",
-    "equal",
-    "both",
-    "same",
-    "draw",
-    "neutral",
-    "none",
-    "neither",
-    "pass",
-    "skip",
-    "unsure",
-    "similar",
-    "undecided",
-    "bothbad",
-    "nan",
-    "null",
-}
+PAIRS = [("a", "b"), ("1", "2"), ("0", "1"), ("left", "right"), ("first", "second"), ("one", "two")]
+PAIRS += [("x", "y")]
+TIES = {"tie", "tied", "equal", "both", "same", "draw", "neutral", "none", "neither", "pass", "skip"}
+TIES |= {"unsure", "similar", "undecided", "bothbad", "nan", "null"}
 LONGEST_CHOICE = 20
 """Most characters of a choice, on average."""
 ENOUGH = 2
@@ -78,23 +54,23 @@ def find_votes(
     if pair is not None and answers is None:
         chosen, rejected = pair
         guesses = [chosen, rejected]
-        found, meaning = {"chosen": chosen.value, "rejected": rejected.value}, {}
+        named, meaning = {"chosen": chosen.value, "rejected": rejected.value}, {}
     else:
-        both = _given_answers(columns, answers) or find_answers(columns)
+        both = Guess("answers", (*answers,), "given with --answers") if answers else find_answers(columns)
         first, second = both.value
         choice = _find_choice(columns, both.value, given.get("choice"), values)
         meaning = read_choice(_column(columns, choice.value).values, both.value, values)
         guesses = [both, choice, _explain(meaning)]
-        found = {"response_a": first, "response_b": second, "choice": choice.value}
-    left = [column for column in columns if column.is_text and column.name not in found.values()]
-    question = _shared_turns(left, found) if not given.get("question") else None
+        named = {"response_a": first, "response_b": second, "choice": choice.value}
+    left = [column for column in columns if column.is_text and column.name not in named.values()]
+    question = _shared_turns(left, named) if not given.get("question") else None
     question = question or pick(left, "question", given.get("question"))
     if question is None:
         guesses.append(
             Guess("question", None, "no other column has text: the answers are compared alone", sure=False)
         )
-        return FoundColumns(guesses, found, meaning)
-    return FoundColumns([question, *guesses], {"prompt": question.value, **found}, meaning)
+        return FoundColumns(guesses, named, meaning)
+    return FoundColumns([question, *guesses], {"prompt": question.value, **named}, meaning)
 
 
 def find_answers(columns: Sequence[Column]) -> Guess:
@@ -112,13 +88,13 @@ def find_answers(columns: Sequence[Column]) -> Guess:
     )
     numbered = {stem for stem, count in stems.items() if count > 2}  # of k1, k2, k3 the numbers say nothing
 
-    def ends(one: str, other: str) -> tuple[str, str] | None:
-        stem = tuple(word for word in split_name(one) if not word.isdigit())
-        return None if stem in numbered else _ends(one, other)
+    def ends(first: str, second: str) -> tuple[str, str] | None:
+        stem = tuple(word for word in split_name(first) if not word.isdigit())
+        return None if stem in numbered else _ends(first, second)
 
     points = {
-        (one.name, other.name): _likeness(one, other, ends(one.name, other.name) is not None)
-        for one, other in combinations(texts, 2)
+        (first.name, second.name): _likeness(first, second, ends(first.name, second.name) is not None)
+        for first, second in combinations(texts, 2)
     }
     best = max(points.values(), default=0)
     leading = [pair for pair, value in points.items() if value == best]
@@ -128,12 +104,12 @@ def find_answers(columns: Sequence[Column]) -> Guess:
             f"which columns are the two answers? The columns with text are {names}: say it with --answers COLUMN COLUMN, or "
             "with --chosen COLUMN --rejected COLUMN"
         )
-    one, other = leading[0]
-    named = ends(one, other)
+    both = leading[0]
+    named = ends(*both)
     if named is not None:
-        both = (other, one) if named[::-1] in PAIRS else (one, other)
+        both = both[::-1] if named[::-1] in PAIRS else both
         return Guess("answers", both, f"their names end in {' and '.join(sorted(named))}")
-    return Guess("answers", (one, other), "the same texts occur in both", sure=False)
+    return Guess("answers", both, "the same texts occur in both", sure=False)
 
 
 def read_choice(
@@ -158,19 +134,19 @@ def read_choice(
         }
     ties = [value for value in raw if TIES & {*split_name(value)}]
     decided = [value for value in raw if value not in ties]
-    if set(decided) == {"-1", "0", "1"}:
+    if set(decided) == {"-1", "0", "1"}:  # else three values that are no ties are no choice
         ties, decided = ["0"], ["-1", "1"]
     if len(decided) != 2:
         return {}
-    one, other = decided
+    a, b = decided
     if set(decided) == {"-1", "1"}:
         a, b = "-1", "1"
     elif set(decided) == set(answers):
         a, b = answers
-    elif (ends := _ends(one, other)) is not None:
-        a, b = (other, one) if ends[::-1] in PAIRS else (one, other)
-    else:
+    elif (ends := _ends(a, b)) is None:
         return {}
+    elif ends[::-1] in PAIRS:
+        a, b = b, a
     tie: dict[str, str | list[str]] = {"tie": ties[0] if len(ties) == 1 else ties} if ties else {}
     return {"a": a, "b": b, **tie}
 
@@ -193,6 +169,7 @@ def _find_decided_pair(
     named = given.get("chosen"), given.get("rejected")
     if any(named) and not all(named):
         raise GuessError("--chosen and --rejected belong together: give both, or none")
+    # Strong names alone: better, good and bad are in names of many columns.
     both = all(any(score_name(column.name, role) >= 3 for column in texts) for role in ("chosen", "rejected"))
     if not all(named) and (given.get("choice") or not both):
         return None
@@ -200,9 +177,9 @@ def _find_decided_pair(
     return (chosen, rejected) if chosen and rejected else None
 
 
-def _shared_turns(left: Sequence[Column], found: Mapping[str, str]) -> Guess | None:
+def _shared_turns(left: Sequence[Column], named: Mapping[str, str]) -> Guess | None:
     """Return the turns before both answers, where these are the last turns of two conversations that begin alike."""
-    names = [path.removesuffix(REPLY) + BEFORE for path in found.values() if path.endswith(REPLY)]
+    names = [path.removesuffix(REPLY) + BEFORE for path in named.values() if path.endswith(REPLY)]
     before = [column for column in left if column.name in names]
     if len(before) != 2 or before[0].different != before[1].different:
         return None
@@ -211,17 +188,14 @@ def _shared_turns(left: Sequence[Column], found: Mapping[str, str]) -> Guess | N
     return Guess("question", before[0].name, "the turns before both answers, which are the same")
 
 
-def _given_answers(columns: Sequence[Column], answers: Sequence[str] | None) -> Guess | None:
-    return Guess("answers", (answers[0], answers[1]), "given with --answers") if answers else None
-
-
 def _find_choice(
     columns: Sequence[Column],
     answers: tuple[str, str],
     given: str | None,
     values: Mapping[str, Sequence[str]] | None,
 ) -> Guess:
-    few = [column for column in columns if _could_be_choice(column) and column.name not in answers]
+    few = [column for column in columns if len(column.values) >= 2 and column.mean_length <= LONGEST_CHOICE]
+    few = [column for column in few if column.name not in answers]
     if given is not None:
         column = _column(columns, given)
         if not read_choice(column.values, answers, values):
@@ -229,6 +203,7 @@ def _find_choice(
         return Guess("choice", given, "given with --choice")
     readable = [column for column in few if read_choice(column.values, answers, values)]
     named = [column for column in few if score_name(column.name, "choice") >= 3]
+    # A column of such a name is the choice, so another one that can be read would be a wrong guess.
     if named and not any(column in readable for column in named):
         raise GuessError(_unread(named[0]))
     if not readable:
@@ -246,13 +221,9 @@ def _find_choice(
         raise GuessError(ambiguous("choice", [column.name for column in readable]))
     if len(readable) == 1:
         return Guess("choice", readable[0].name, "two of its few values name the answers", sure=bool(named))
-    found = pick(readable, "choice", None)
-    assert found is not None
-    return found
-
-
-def _could_be_choice(column: Column) -> bool:
-    return len(column.values) >= 2 and column.mean_length <= LONGEST_CHOICE
+    picked = pick(readable, "choice", None)
+    assert picked is not None
+    return picked
 
 
 def _unread(column: Column) -> str:
@@ -266,40 +237,40 @@ def _unread(column: Column) -> str:
 def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
     words = ", ".join(f"{value} is {name}" for name, value in meaning.items())
     numbers = {meaning["a"], meaning["b"]} in ({"0", "1"}, {"-1", "1"})
-    why = (
-        f"the smaller number is read as the first answer; --a {meaning['b']} --b {meaning['a']} turns it"
-        if numbers
-        else "the values name the answers"
-    )
-    return Guess("choice values", words, why, sure=not numbers)
+    reason = "the values name the answers"
+    if numbers:
+        reason = (
+            f"the smaller number is read as the first answer; --a {meaning['b']} --b {meaning['a']} turns it"
+        )
+    return Guess("choice values", words, reason, sure=not numbers)
 
 
-def _likeness(one: Column, other: Column, by_name: bool) -> float:
+def _likeness(first: Column, second: Column, by_name: bool) -> float:
     """Return how much two columns look like the two answers to a question, from 0 to 6."""
-    first, second = set(one.different) - {""}, set(other.different) - {""}
-    shared = len(first & second) / max(min(len(first), len(second)), 1)
-    lengths = sorted((one.mean_length, other.mean_length))
-    alike = lengths[0] / lengths[1] if shared or by_name else 0
+    texts, others = set(first.different) - {""}, set(second.different) - {""}
+    shared = len(texts & others) / max(min(len(texts), len(others)), 1)
+    lengths = sorted((first.mean_length, second.mean_length))
+    alike = lengths[0] / lengths[1] if shared or by_name else 0  # texts of one length are no answers yet
     return 3 * by_name + 2 * (shared > 0.1) + alike
 
 
-def _ends(one: str, other: str) -> tuple[str, str] | None:
+def _ends(first: str, second: str) -> tuple[str, str] | None:
     """Return the words in which two names differ, if these are a pair such as a and b.
 
     Examples:
         >>> _ends("answer_a", "answer_b"), _ends("text2", "text1"), _ends("model_a", "answer_b"), _ends("yes", "no")
         (('a', 'b'), ('2', '1'), None, None)
     """
-    first, second = split_name(one), split_name(other)
-    differing = [pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]]
-    if len(first) != len(second) or len(differing) != 1:
+    words, others = split_name(first), split_name(second)
+    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(differing) != 1:
         return None
     pair = differing[0]
     return pair if pair in PAIRS or pair[::-1] in PAIRS else None
 
 
 def _column(columns: Sequence[Column], name: str) -> Column:
-    found = next((column for column in columns if column.name == name), None)
-    if found is None:
-        raise GuessError(f"there is no column {name}; the columns are {', '.join(c.name for c in columns)}")
-    return found
+    for column in columns:
+        if column.name == name:
+            return column
+    raise GuessError(f"there is no column {name}; the columns are {', '.join(c.name for c in columns)}")

@@ -1,6 +1,6 @@
 """Templates for unknown rows, and choice words that are single tokens of a model's tokenizer."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any
 
 from fedlight.datamodules.text.chat import Chat, read_turns, write_turns
@@ -9,16 +9,9 @@ from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template, check_
 from fedlight.datamodules.text.tokens import encode
 from fedlight.first_config.columns import Guess, GuessError
 
-CHOICES = (
-    ("A", "B"),
-    ("a", "b"),
-    ("1", "2"),
-    ("X", "Y"),
-    ("x", "y"),
-    ("left", "right"),
-    ("first", "second"),
-    ("I", "you"),
-)
+CHOICES = [("A", "B"), ("a", "b"), ("1", "2"), ("X", "Y"), ("x", "y")]
+CHOICES += [("left", "right"), ("first", "second"), ("I", "you")]
+"""Words for two answers, the usual ones first."""
 SHORT = 1024
 """Positions of a model, up to which the template is a short one."""
 
@@ -27,7 +20,7 @@ def has_chat(tokenizer: Any) -> bool:
     """Return whether a tokenizer has a chat template in which a model can learn answers."""
     try:
         return bool(tokenizer.chat_template) and not Chat.of(tokenizer).fault
-    except ValueError:
+    except ValueError:  # several templates, none of them the default
         return False
 
 
@@ -96,21 +89,19 @@ def find_choices(
     split, chat = [], has_chat(tokenizer)
     for words in tried:
         shape = Template.named(template or choice_template(has_question, words, chat), asks="choice")
-        check_choice(shape)
+        check_choice(shape)  # a template of the user's
         shape = shape.for_tokenizer(tokenizer)
         try:
             choice_ids(tokenizer, shape, words)
         except ValueError:
             split.append(words)
             continue
-        why = "given with --choices" if given else _why(split)
-        return Guess("choice tokens", words, f"{why}; each is one token of this model")
+        reason = "given with --choices" if given else "the usual ones"
+        if split and not given:
+            reason = f"{' and '.join(split[0])} are several tokens or unknown here"
+        return Guess("choice tokens", words, f"{reason}; each is one token of this model")
     pieces = len(encode(tokenizer, [f": {tried[0][0]}"])[0].ids)
     raise GuessError(
         f"none of {', '.join(' and '.join(words) for words in tried)} are single tokens of this model ({tried[0][0]!r} "
         f"after a colon makes {pieces} tokens with it): name two words that are with --choices WORD WORD, or another --model"
     )
-
-
-def _why(split: Sequence[tuple[str, str]]) -> str:
-    return f"{' and '.join(split[0])} are several tokens or unknown here" if split else "the usual ones"

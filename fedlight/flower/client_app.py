@@ -18,11 +18,11 @@ logger = logging.getLogger("fedlight")
 
 
 @lru_cache(maxsize=4)
-def _node(of_run: str, of_node: str, node_id: int) -> Node:
+def _node(run_config: str, node_config: str, node_id: int) -> Node:
     """Return the node of these settings, made once in a process that serves several messages."""
-    run = json.loads(of_run)
-    own, folder, clients, part = node_settings(json.loads(of_node), node_id)
-    return Node(config_arguments(run), own, folder, clients, part, is_secure(run))
+    run = json.loads(run_config)
+    settings, folder, clients, part = node_settings(json.loads(node_config), node_id)
+    return Node(config_arguments(run), settings, folder, clients, part, is_secure(run))
 
 
 def refuse_late(end: float) -> None:
@@ -39,12 +39,14 @@ def refuse_late(end: float) -> None:
 def answer(message: Message, context: Context) -> Message:
     """Answer a message of the server; what cannot be done is answered with the reason."""
     try:
+        # A node that was busy comes to a message late, and would train in vain.
         refuse_late(message.metadata.created_at + message.metadata.ttl)
         asked = from_record(message.content)
-        settings = [
-            json.dumps(dict(one), sort_keys=True) for one in (context.run_config, context.node_config)
-        ]
-        reply = _node(*settings, context.node_id).answer(asked)
+        configs = (context.run_config, context.node_config)
+        texts = [
+            json.dumps(dict(config), sort_keys=True) for config in configs
+        ]  # a cache needs hashable keys
+        reply = _node(*texts, context.node_id).answer(asked)
     except (Refused, ValueError, OSError, ModuleNotFoundError) as error:
         logger.warning("not done: %s", error)
         reply = Parcel({"format": FORMAT, "refused": str(error)[:2000]})

@@ -41,6 +41,7 @@ class Meter:
     def __init__(self, grid: Grid) -> None:
         self._lock = threading.Lock()
         self.allow(0, Bounds())
+        # Flower has no public way to its HTTP client; tests notice where these names change.
         if (client := getattr(grid, "_runtime_client", None)) is not None:
             client._client.event_hooks["response"].append(self)
 
@@ -79,6 +80,7 @@ class Meter:
             self._whole += len(content) * self._used[name]
         elif kind == "Array":
             named = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            # Objects come in any order: a chunk counts when the later of the two, it or the array that names it, is there.
             for chunk, number in Counter(children[i] for i in named).items():
                 self._used[chunk] += number
                 self._whole += self._chunks.get(chunk, 0) * number
@@ -105,32 +107,31 @@ class OverGrid:
         waiting: dict[str, int] = {}
         for node, parcel in parcels.items():  # one by one: replies are as well, each with its own bound
             message = Message(to_record(parcel), node, MessageType.TRAIN, ttl=timeout)
-            waiting |= {one: node for one in self._grid.push_messages([message]) if one}
+            waiting |= {name: node for name in self._grid.push_messages([message]) if name}
         end = time.monotonic() + (math.inf if timeout is None else timeout)
-        found: dict[int, Parcel | Refused] = {}
+        answers: dict[int, Parcel | Refused] = {}
         while waiting and time.monotonic() < end:
-            for one, node in [*waiting.items()]:
-                if (reply := self._pull(one, parcels[node])) is not None:
-                    found[node] = reply
-                    del waiting[one]
+            for name, node in [*waiting.items()]:
+                if (reply := self._pull(name, parcels[node])) is not None:
+                    answers[node] = reply
+                    del waiting[name]
             if waiting:
                 time.sleep(POLL_SECONDS)
-        return found
+        return answers
 
     def _pull(self, message: str, asked: Parcel) -> Parcel | Refused | None:
         """Return the reply to a message, why it is not read, or None if there is none yet."""
         self._meter.allow(asked.due_bytes, self._bounds)
         try:
-            replies = [*self._grid.pull_messages([message])]
-            return self._parcel(replies[0]) if replies else None
+            reply = next(iter(self._grid.pull_messages([message])), None)
+            if reply is None:
+                return None
+            if reply.has_error():
+                return Refused(f"the node has failed: {reply.error.reason or reply.error.code}")
+            parcel = from_record(reply.content, self._bounds.header_bytes)
         except Refused as error:
             return Refused(f"refused: {error}")
         except BROKEN as error:
             return Refused(f"refused: Flower cannot read it ({type(error).__name__}: {error})")
-
-    def _parcel(self, reply: Message) -> Parcel | Refused:
-        if reply.has_error():
-            return Refused(f"the node has failed: {reply.error.reason or reply.error.code}")
-        parcel = from_record(reply.content, self._bounds.header_bytes)
         refused: Any = parcel.header.get("refused")
         return parcel if refused is None else Refused(f"the node refuses: {str(refused)[:2000]}")

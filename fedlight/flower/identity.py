@@ -62,4 +62,5 @@ def verified(header: Mapping[str, Any], run: str, nonce: str) -> str:
 
 
 def _text(run: str, nonce: str) -> bytes:
+    # As a list: glued together, other pairs of a run and a nonce could give the same text.
     return json.dumps(["fedlight join", run, nonce]).encode()

@@ -103,7 +103,7 @@ def read_header(text: bytes, most_bytes: int = Bounds().header_bytes) -> dict[st
     if len(text) > most_bytes:
         raise Refused(f"the header has {len(text):,} bytes, more than {most_bytes:,}")
     try:
-        header = json.loads(text.decode(), parse_constant=refuse)
+        header = json.loads(text.decode(), parse_constant=refuse)  # Python reads NaN, which is no JSON
         if b"\\u" in text:  # half a character would pass, and could not be written anywhere
             json.dumps(header, ensure_ascii=False).encode()
     except Refused:
@@ -126,7 +126,9 @@ def value_of(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...],
     if default and key not in header:
         return default[0]
     value = header.get(key)
-    if isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,)):
+    if isinstance(value, bool) and bool not in (
+        kind if isinstance(kind, tuple) else (kind,)
+    ):  # True is an int
         raise Refused(f"{key} in the header is a truth value")
     too_large = isinstance(value, int) and not abs(value) < MOST_NUMBER
     if not isinstance(value, kind) or too_large or (isinstance(value, float) and not math.isfinite(value)):
@@ -138,12 +140,12 @@ def hex_of(header: Mapping[str, Any], key: str, size: int) -> bytes:
     """Return the bytes of a text of hexadecimal digits; raise Refused for other texts and lengths."""
     text = value_of(header, key, str)
     try:
-        found = bytes.fromhex(text) if len(text) == 2 * size else b""
+        data = bytes.fromhex(text) if len(text) == 2 * size else b""
     except ValueError:
-        found = b""
-    if len(found) != size:
+        data = b""
+    if len(data) != size:  # fromhex passes over blanks, so the length of the text says too little
         raise Refused(f"{key:.40} in the header is no text of {2 * size} hexadecimal digits")
-    return found
+    return data
 
 
 def write_payload(tensors: State) -> bytes:
@@ -164,21 +166,21 @@ def read_payload(data: bytes, layout: Layout) -> State:
     if len(data) != (expected := payload_bytes(tuple(layout.items()))):
         raise Refused(f"a payload has {len(data):,} bytes instead of {expected:,}")
     try:
-        found = load(data)
+        tensors = load(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError, MemoryError) as error:
         raise Refused("a payload is no safetensors file") from error
-    if found.keys() != layout.keys():
+    if tensors.keys() != layout.keys():
         raise Refused("a payload has other names than were due")
-    for name, (shape, dtype) in layout.items():
-        value = found[name]
+    for name, (shape, dtype) in layout.items():  # of the right length, it may still hold others
+        value = tensors[name]
         if value.shape != shape or value.dtype != dtype:
             raise Refused(
                 f"{name} of a payload is {value.dtype} {tuple(value.shape)} instead of {dtype} {tuple(shape)}"
             )
-    return found
+    return tensors
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # all clients of a round have the same few layouts
 def payload_bytes(layout: tuple[tuple[str, tuple[Size, torch.dtype]], ...]) -> int:
     """Return the bytes of a payload with the items of a layout."""
     return len(write_payload({name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout}))

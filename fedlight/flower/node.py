@@ -11,12 +11,13 @@ import torch
 
 from fedlight import __version__
 from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
-from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported, say_left_out
+from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
 from fedlight.flower.secure.refusals import refuse_unsummable
 from fedlight.flower.secure.ring import PAYLOAD, UNIT, encode, to_bytes
 from fedlight.support.settings_record import digest
@@ -39,7 +40,7 @@ class Node:
 
     Args:
         args: arguments of ``fedlight fit`` that the server has as well, such as ``["--config", "selector.yaml"]``.
-        own: settings of this node alone, such as ``{"data.init_args.source": "/data/votes.jsonl"}``.
+        settings: those of this node alone, such as ``{"data.init_args.source": "/data/votes.jsonl"}``.
         folder: folder in which the node keeps what its clients remember and make.
         clients: ids of the clients that it serves; None for all in its rows.
         part: ``(i, n)``: of these, in the order of their ids, every n-th from the i-th on.
@@ -52,7 +53,7 @@ class Node:
     def __init__(
         self,
         args: Sequence[str],
-        own: Mapping[str, Any],
+        settings: Mapping[str, Any],
         folder: str | Path,
         clients: Sequence[str] | None = None,
         part: tuple[int, int] = (0, 1),
@@ -60,16 +61,15 @@ class Node:
     ) -> None:
         self._secure = secure
         self._folder, self._wanted, self._part = Path(folder).absolute(), clients, part
-        settings = [f"--{name}={value}" for name, value in own.items()]
-        self._parts = Parts([*args, *settings, f"--trainer.default_root_dir={self._folder}"], kept_by_node)
+        given = [f"--{name}={value}" for name, value in settings.items()]
+        self._parts = Parts([*args, *given, f"--trainer.default_root_dir={self._folder}"], kept_by_node)
         self._settings = self._parts.settings()
         refuse_unsupported(self._settings)
         if secure:
             refuse_unsummable(self._settings)
         # The server learns numbers of examples only where the algorithm weights clients by them.
         self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
-        others = [name for name in self._parts.left_out if name not in dir(L.pytorch.callbacks)]
-        say_left_out(others, "node", "which are the server's")
+        self._parts.say_left_out("node", "which are the server's")
 
     def answer(self, asked: Parcel) -> Parcel:
         """Do what a message asks for, and return the reply.
@@ -80,7 +80,7 @@ class Node:
         head = asked.header
         action, run = value_of(head, "action", str), value_of(head, "run", str)
         answers = {"join": self._join, "prepare": self._prepare, "losses": self._losses, "visit": self._visit}
-        if self._secure:
+        if self._secure:  # this node's own setting: no message of the server can turn the masks off
             answers = {"join": self._join, "visit": self._masked_visit}
             answers |= dict.fromkeys(("keys", "shares", "unmask"), self._secure_step)
         if action not in answers:
@@ -95,25 +95,19 @@ class Node:
         task = Task("join", num_rounds=value_of(asked.header, "num_rounds", int))
         if not -1 <= task.num_rounds < MOST_ROUNDS:
             raise Refused(f"the run has {task.num_rounds} rounds")
-        loop, trainer = self._run(task, "join")
+        loop, trainer = self._run(task, "join", {})
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        own = self._own_clients([*loop.clients])
         counts = self._counts and asked.header.get("sizes") is True
-        sizes = {name: loop.clients[name].num_examples if counts else 1 for name in own}
-        found = data.client_groups if isinstance(data, NamesGroups) and asked.header.get("groups") else None
-        groups = {name: group for name, group in (found or {}).items() if name in sizes}
-        return {
-            "clients": sizes,
-            "groups": groups,
-            "base": base_digest(trainer.lightning_module),
-            **versions(),
-            **signed(
-                own_key(self._folder), *(value_of(asked.header, name, str) for name in ("run", "nonce"))
-            ),
-        }, {}
+        names = self._served([*loop.clients])
+        sizes = {name: loop.clients[name].num_examples if counts else 1 for name in names}
+        named = data.client_groups if isinstance(data, NamesGroups) and asked.header.get("groups") else None
+        groups = {name: group for name, group in (named or {}).items() if name in sizes}
+        run, nonce = (value_of(asked.header, name, str) for name in ("run", "nonce"))
+        header = {"clients": sizes, "groups": groups, "base": base_digest(trainer.lightning_module)}
+        return header | versions() | signed(own_key(self._folder), run, nonce), {}
 
     def _prepare(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
-        loop, trainer = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
+        loop, trainer = self._run_round(asked)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, SynthesizesData):
             raise Refused(f"{type(data).__name__} of this node makes no training data")
@@ -121,37 +115,29 @@ class Node:
         return {"made": made if self._counts else {name: min(1, number) for name, number in made.items()}}, {}
 
     def _losses(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
-        loop, _ = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
+        loop, _ = self._run_round(asked)
         by_example = asked.header.get("by_example", False)
-        found = {
-            name: [one.tolist() if by_example else [float(one.mean())] for one in each]
-            for name, each in loop.losses.items()
-            if name in self._own_clients([*loop.clients])
+        losses = {
+            name: [values.tolist() if by_example else [float(values.mean())] for values in loop.losses[name]]
+            for name in self._served([*loop.clients])
         }
-        return {"losses": found}, {}
+        return {"losses": losses}, {}
 
     def _visit(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
-        loop, _ = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
-        rows = {(str(row["client"]), str(row["split"])): row for row in loop.visit_records}
+        loop, _ = self._run_round(asked)
         visits: list[dict[str, Any]] = []
         payloads: dict[str, bytes] = {}
-        for (client, label), row in rows.items():
-            reason = loop.diverged.get(client, "")
-            reply = loop.replies.get((client, label))
-            name = f"p{len(payloads)}" if reply is not None and reply.payload and not reason else None
-            if name is not None and reply is not None:
-                payloads[name] = reply.payload
-            visits.append(
-                {
-                    **{"client": client, "label": label, "payload": name, "diverged": reason},
-                    **{"names": None if reply is None else reply.names},
-                    **{"steps": row["steps"], "seconds": row["seconds"]},
-                    "loss": None if row["loss"] == "" else row["loss"],
-                    "training": _sums(loop, client, label)
-                    if self._counts
-                    else _means(_sums(loop, client, label)),
-                }
-            )
+        for row in loop.visit_records:
+            entry, reply = _entry(loop, row), loop.replies.get((str(row["client"]), str(row["split"])))
+            if reply is not None:
+                entry["names"] = reply.names
+                if reply.payload and not entry["diverged"]:  # of a client that diverged nothing counts
+                    entry["payload"] = f"p{len(payloads)}"
+                    payloads[entry["payload"]] = reply.payload
+            sums = _sums(loop, entry["client"], entry["label"])
+            entry |= {"loss": None if row["loss"] == "" else row["loss"]}
+            entry |= {"training": sums if self._counts else _means(sums)}
+            visits.append(entry)
         return {"visits": visits, "lost": loop.lost}, payloads
 
     def _secure_step(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -163,16 +149,9 @@ class Node:
     def _masked_visit(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Make the visits, and return the masked sum of what they send; of each one steps and seconds alone."""
         secrets = self._secrets(asked)
-        secrets.take_letters(asked)
-        loop, _ = self._run(self._task(asked), value_of(asked.header, "run", str), asked)
-        visits: list[dict[str, Any]] = [
-            {
-                **{"client": row["client"], "label": row["split"], "payload": None, "names": None},
-                **{"diverged": loop.diverged.get(str(row["client"]), ""), "steps": row["steps"]},
-                **{"seconds": row["seconds"], "loss": None, "training": {}},
-            }
-            for row in loop.visit_records
-        ]
+        secrets.take_letters(asked)  # before it trains: with too few others there would be no sum to hide in
+        loop, _ = self._run_round(asked)
+        visits = [_entry(loop, row) for row in loop.visit_records]
         if len(loop.lost) == len(loop.task.shares):
             raise Refused(next(iter(loop.lost.values())))
         values, rounded = encode(loop.summed, loop.shapes)
@@ -191,17 +170,16 @@ class Node:
     def _task(self, asked: Parcel) -> Task:
         """Return what a message of a round asks for."""
         head = asked.header
-        of_visits, shares = value_of(head, "visits", list, []), value_of(head, "shares", dict)
-        received: dict[tuple[str, str], bytes | None] = {}
-        for one in of_visits:
-            if not isinstance(one, dict):
+        shares, received = value_of(head, "shares", dict), dict[tuple[str, str], bytes | None]()
+        for entry in value_of(head, "visits", list, []):
+            if not isinstance(entry, dict):
                 raise Refused("the visits of the message are no list of visits")
-            key = value_of(one, "client", str), value_of(one, "label", str)
+            key = value_of(entry, "client", str), value_of(entry, "label", str)
             if key in received or key[0] not in shares:
                 raise Refused(
                     f"the message names the visit {key[1]!r:.60} to client {key[0]!r:.60} twice, or without a share"
                 )
-            received[key] = _payload(asked, one.get("payload"))
+            received[key] = _payload(asked, entry.get("payload"))
         for name in shares:
             if not 0 < value_of(shares, name, float) <= 1:
                 raise Refused(f"the share of client {name!r:.60} is {shares[name]}")
@@ -209,33 +187,35 @@ class Node:
         if not 0 <= round_idx < MOST_ROUNDS or not (num_rounds == -1 or round_idx < num_rounds < MOST_ROUNDS):
             raise Refused(f"the message is of round {round_idx + 1} of {num_rounds}")
         on, adapters = value_of(head, "losses_on", str, "val"), value_of(head, "adapters", list, [])
-        if on not in get_args(LossesOn) or not all(isinstance(one, str) for one in adapters):
+        if on not in get_args(LossesOn) or not all(isinstance(name, str) for name in adapters):
             raise Refused(f"clients cannot be scored on {on!r:.60} under {adapters!r:.60}")
         action, model = value_of(head, "action", str), _payload(asked, head.get("model"))
-        heard, rates = (
-            value_of(head, "algorithm", dict, {}),
-            value_of(head, "rates", (dict, type(None)), None),
-        )
+        heard = value_of(head, "algorithm", dict, {})
+        rates = value_of(head, "rates", (dict, type(None)), None)
         return Task(action, round_idx, num_rounds, shares, model, received, heard, rates, (on, adapters))
 
-    def _run(self, task: Task, run: str, asked: Parcel | None = None) -> tuple[NodeLoop, L.Trainer]:
+    def _run_round(self, asked: Parcel) -> tuple[NodeLoop, L.Trainer]:
+        """Run a loop for a message of a round."""
+        return self._run(self._task(asked), value_of(asked.header, "run", str), _versions(asked))
+
+    def _run(self, task: Task, run: str, memories: Mapping[str, Versions]) -> tuple[NodeLoop, L.Trainer]:
         """Run a loop for a task in a new trainer."""
-        folder = self._folder / digest(run)
-        kept = {} if asked is None else _versions(asked)
-        changes = {"clients_per_round": 1, "clients_at_once": 1, "memory": None}
-        loop = NodeLoop(
-            **(self._settings | changes | {"limits": Limits(share=None, norm=None, enforce=False)})
-        )
-        loop.give(task, NodeMemories(folder / "clients", kept), self._secure)
-        of_round = {"max_epochs": task.num_rounds, "min_epochs": None, "default_root_dir": str(folder)}
-        trainer = self._parts.new_trainer([loop], **QUIET, **of_round)
+        folder = self._folder / digest(run)  # a name of the server's could lead out of the folder
+        # Cohort and limits are the server's: a node visits whom it is asked to visit, and sees no other updates.
+        changes: dict[str, Any] = {"clients_per_round": 1, "clients_at_once": 1, "memory": None}
+        changes["limits"] = Limits(share=None, norm=None, enforce=False)
+        loop = NodeLoop(**(self._settings | changes))
+        loop.give(task, NodeMemories(folder / "clients", memories), self._secure)
+        limits = {"max_epochs": task.num_rounds, "min_epochs": None, "default_root_dir": str(folder)}
+        trainer = self._parts.new_trainer([loop], **QUIET, **limits)
+        # A module may read the number of the round, so the trainer's counts are those of a run that has come to it.
         done: Any = trainer.fit_loop.epoch_progress.current
         done.ready = done.started = done.processed = done.completed = task.round_idx
         with suppress(Answered):
             trainer.fit(self._parts.model, datamodule=self._parts.datamodule)
         return loop, trainer
 
-    def _own_clients(self, known: Sequence[str]) -> list[str]:
+    def _served(self, known: Sequence[str]) -> list[str]:
         """Return the clients that the node serves, of those in its rows."""
         if self._wanted is not None and (missing := [name for name in self._wanted if name not in known]):
             raise Refused(f"client {missing[0]} has no rows on this node, which is to serve it")
@@ -254,14 +234,12 @@ def _payload(asked: Parcel, name: Any) -> bytes | None:
 
 def _versions(asked: Parcel) -> dict[str, Versions]:
     """Return which memories of clients count."""
-    found = {}
+    memories = {}
     for name, pair in value_of(asked.header, "memories", dict, {}).items():
         if not isinstance(pair, list) or len(pair) != 2:
             raise Refused(f"the memory of client {name!r:.60} has no two rounds")
-        last, oldest = ({"round": one} for one in pair)
-        optional = (int, type(None))
-        found[name] = Versions(value_of(last, "round", optional), value_of(oldest, "round", optional))
-    return found
+        memories[name] = Versions(*(value_of({"round": n}, "round", (int, type(None))) for n in pair))
+    return memories
 
 
 def versions() -> dict[str, str]:
@@ -269,14 +247,21 @@ def versions() -> dict[str, str]:
     return {"fedlight": __version__, "torch": torch.__version__.split("+")[0], "lightning": L.__version__}
 
 
+def _entry(loop: NodeLoop, row: Record) -> dict[str, Any]:
+    """Return a visit in a reply, without its payload and its metrics."""
+    return {
+        **{"client": row["client"], "label": row["split"], "payload": None, "names": None},
+        **{"diverged": loop.diverged.get(str(row["client"]), ""), "steps": row["steps"]},
+        **{"seconds": row["seconds"], "loss": None, "training": {}},
+    }
+
+
 def _sums(loop: NodeLoop, client: str, label: str) -> dict[str, Any]:
-    """Return sums and counts of a visit's training metrics."""
-    labels = [str(row["split"]) for row in loop.visit_records if row["client"] == client]
-    found = loop.sums.get(client, [])
-    place = labels.index(label)
-    return (
-        {name: [total, count] for name, (total, count) in found[place].items()} if place < len(found) else {}
-    )
+    """Return sums and counts of a visit's training metrics; none where a module has none."""
+    labels = [row["split"] for row in loop.visit_records if row["client"] == client]
+    metrics, place = loop.sums.get(client, []), labels.index(label)
+    sums = metrics[place] if place < len(metrics) else {}
+    return {name: [total, count] for name, (total, count) in sums.items()}
 
 
 def _means(sums: Mapping[str, Sequence[float]]) -> dict[str, Any]:

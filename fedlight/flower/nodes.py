@@ -28,7 +28,7 @@ def shown(text: str) -> str:
         >>> shown("a" + chr(10) + "b")
         'a b'
     """
-    line = " ".join(text[:1000].split())
+    line = " ".join(text[:1000].split())  # cut first: the text may have megabytes
     return line.encode("ascii", "backslashreplace").decode()[:300]
 
 
@@ -87,28 +87,28 @@ class Nodes:
     _bases: dict[int, str] = field(default_factory=dict)
     _base: str | None = None
 
-    def welcome(self, own: Mapping[str, Any], asks: Mapping[str, Any]) -> None:
+    def welcome(self, versions: Mapping[str, str], asks: Mapping[str, Any]) -> None:
         """Ask nodes that are new to join, and take the clients of those that fit.
 
         Args:
-            own: what a node must have as the server has it, such as versions.
+            versions: fields that must be equal at node and server.
             asks: further fields of the message.
         """
         new = [node for node in self.transport.nodes() if node not in self._known]
-        for node, answer in self.ask(
-            "join", {node: Parcel(dict(asks)) for node in new}, self.join_seconds
-        ).items():
+        parcels = {node: Parcel(dict(asks)) for node in new}
+        for node, answer in self.ask("join", parcels, self.join_seconds).items():
+            # It is asked once: a node that is refused is started again, under another id.
             self._known[node] = ""
             try:
                 if isinstance(answer, Refused):
                     raise answer
-                self._take(node, answer.header, own)
+                self._take(node, answer.header, versions)
             except Refused as error:
                 self._known[node] = str(error)
                 logger.warning("node %s does not take part: %s", node, error)
 
-    def _take(self, node: int, header: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        for name, value in own.items():
+    def _take(self, node: int, header: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+        for name, value in versions.items():
             if header.get(name) != value:
                 raise Refused(
                     f"its {name} is {header.get(name)!r:.60}, the server's {value!r:.60}: give both the same"
@@ -118,7 +118,7 @@ class Nodes:
             raise Refused(
                 "what it does not train, the base, has other weights than the server's: give both the same model"
             )
-        key = verified(header, self.run, header["nonce"])
+        key = verified(header, self.run, header["nonce"])  # the server's nonce, as ask has compared
         clients, groups = value_of(header, "clients", dict), value_of(header, "groups", dict)
         if len(clients) > self.bounds.clients:
             raise Refused(
@@ -142,8 +142,8 @@ class Nodes:
         self.groups |= groups
         self.keys |= dict.fromkeys(clients, key)
         # Of a node that is back under another id of Flower's: the old one may be listed for a while.
-        before = {name: home for name, home in self._home.items() if self.keys[name] != key}
-        self._home = before | dict.fromkeys(clients, node)
+        others = {name: home for name, home in self._home.items() if self.keys[name] != key}
+        self._home = others | dict.fromkeys(clients, node)
         self._bases[node] = base
         logger.info("node %s takes part with %s", node, count_noun(len(clients), "client"))
 
@@ -154,32 +154,32 @@ class Nodes:
             ValueError: no node has the server's.
         """
         self._base = base
-        why = (
+        reason = (
             "it has another base than the server: what is not trained has to have the same weights on both, so give both "
             "the same model"
         )
-        for node in [node for node, own in self._bases.items() if own != base]:
-            self._known[node] = why
+        for node in [node for node, theirs in self._bases.items() if theirs != base]:
+            self._known[node] = reason
             del self._bases[node]
             for client in [name for name, home in self._home.items() if home == node]:
                 for known in (self._home, self.sizes, self.groups):
                     known.pop(client, None)
-            logger.warning("node %s does not take part: %s", node, why)
+            logger.warning("node %s does not take part: %s", node, reason)
         if not self._bases:
             raise ValueError(f"no node can take part: {'; '.join(self.why_not())}")
 
     def homes(self, clients: Sequence[str]) -> dict[int, list[str]]:
         """Return node -> those of the clients that it serves; clients whose node is not there are left out."""
         there = {*self.transport.nodes()}
-        found: dict[int, list[str]] = {}
+        homes: dict[int, list[str]] = {}
         for client in clients:
             if (node := self._home.get(client)) in there and node is not None:
-                found.setdefault(node, []).append(client)
-        return found
+                homes.setdefault(node, []).append(client)
+        return homes
 
     def why_not(self) -> list[str]:
         """Return why nodes do not take part."""
-        return [f"node {node}: {why}" for node, why in self._known.items() if why]
+        return [f"node {node}: {reason}" for node, reason in self._known.items() if reason]
 
     def ask(
         self, action: str, parcels: Mapping[int, Parcel], timeout: float | None = None
@@ -191,17 +191,17 @@ class Nodes:
             sent[node] = replace(parcel, header={**head, **parcel.header})
             self.traffic.down += sent[node].num_bytes
         answers = self.transport.ask(sent, timeout or self.deadline_seconds) if sent else {}
-        found: dict[int, Parcel | Refused] = {}
+        checked: dict[int, Parcel | Refused] = {}
         for node, parcel in sent.items():
             answer = answers.get(node, Refused("no answer in time, or the node is gone"))
-            if isinstance(answer, Refused):
-                answer = Refused(shown(str(answer)))
-            if isinstance(answer, Parcel):
-                answer = self._counted(answer, parcel)
-            found[node] = answer
+            # The reason is a node's text, and is printed and written.
+            answer = (
+                self._counted(answer, parcel) if isinstance(answer, Parcel) else Refused(shown(str(answer)))
+            )
+            checked[node] = answer
             if isinstance(answer, Refused):
                 self.count_refused(str(answer))
-        return found
+        return checked
 
     def _counted(self, answer: Parcel, asked: Parcel) -> Parcel | Refused:
         """Count the bytes of an answer, and return it if it is one to this very message."""
@@ -213,7 +213,7 @@ class Nodes:
             return Refused(f"refused: {error}")
         except (ValueError, RecursionError):  # of a transport that does not read headers
             return Refused("refused: its header is no message")
-        for name in ("action", "run", "nonce", "round"):
+        for name in ("action", "run", "nonce", "round"):  # a late answer to an earlier message is another one
             if answer.header.get(name) != asked.header.get(name):
                 return Refused(f"refused: its {name} is not that of what was asked")
         return answer
@@ -230,11 +230,13 @@ class Nodes:
 
     def count_refused(self, reason: str) -> None:
         """Count a message that was refused, or has not come."""
-        if reason not in self.refused and len(self.refused) >= MOST_REASONS:
+        if reason not in self.refused and len(self.refused) >= MOST_REASONS:  # nodes make them up
             reason = OTHER_REASONS
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def wait_for(self, clients: int, seconds: float, own: Mapping[str, Any], asks: Mapping[str, Any]) -> None:
+    def wait_for(
+        self, clients: int, seconds: float, versions: Mapping[str, str], asks: Mapping[str, Any]
+    ) -> None:
         """Wait until there are so many clients.
 
         Raises:
@@ -243,14 +245,14 @@ class Nodes:
         end = time.monotonic() + seconds
         said = False
         while True:
-            self.welcome(own, asks)
+            self.welcome(versions, asks)
             if len(self.sizes) >= clients:
                 return
             if time.monotonic() > end:
-                why = "; ".join(self.why_not()) or "no further node has come"
+                reasons = "; ".join(self.why_not()) or "no further node has come"
                 raise TimeoutError(
-                    f"{len(self.sizes)} of the {clients} clients for a start are there after {seconds:g} s ({why}): start "
-                    "more nodes, or raise wait-seconds or lower min-clients in the app's settings"
+                    f"{len(self.sizes)} of the {clients} clients for a start are there after {seconds:g} s ({reasons}): "
+                    "start more nodes, or raise wait-seconds or lower min-clients in the app's settings"
                 )
             if not said:
                 logger.warning("waiting for nodes: %s of %s clients are there", len(self.sizes), clients)

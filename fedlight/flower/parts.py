@@ -29,13 +29,8 @@ OF_SERVER = (
 """Callbacks that a node leaves to the server, beside fedlight's own."""
 OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
-EMULATED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "forward": (
-        lambda value: bool(value and getattr(value, "init_args", value).only_where_needed),
-        "only_where_needed asks emulated devices: leave it out",
-    ),
-}
-"""Setting of the loop -> whether a value needs emulated devices, and why there are none, with the remedy."""
+ASKS_DEVICES = "only_where_needed asks emulated devices: leave it out"
+"""Why a deployment does not train so, with the remedy."""
 
 
 class Parts(FedlightCLI):
@@ -57,17 +52,17 @@ class Parts(FedlightCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what the loop itself would refuse with a remedy that a deployment has not: an emulated fleet."""
         federated = self.config["fit"].get("federated")
-        for name, (needs, why) in EMULATED.items() if federated is not None else ():
-            if needs(value := federated.init_args.get(name)):
-                raise not_under_flower(name, value, why)
+        if federated is not None and asks_devices(forward := federated.init_args.get("forward")):
+            raise not_under_flower("forward", forward, ASKS_DEVICES)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         given = config.pop("callbacks", None) or []
-        for one in [*(given if isinstance(given, list) else [given]), *callbacks]:
-            if isinstance(one, FederatedLoop):
-                self.loop = one
-            elif one is not None and not isinstance(one, SaveConfigCallback):
-                self.callbacks.append(one) if self._keeps(one) else self.left_out.append(type(one).__name__)
+        for callback in [*(given if isinstance(given, list) else [given]), *callbacks]:
+            if isinstance(callback, FederatedLoop):
+                self.loop = callback  # its settings count: each end makes another loop
+            elif callback is not None and not isinstance(callback, SaveConfigCallback):
+                kept = self._keeps(callback)
+                self.callbacks.append(callback) if kept else self.left_out.append(type(callback).__name__)
         self._config = config
         return None  # type: ignore[return-value]  # made by new_trainer
 
@@ -82,8 +77,13 @@ class Parts(FedlightCLI):
         """
         if self.loop is None:
             raise ValueError("the config has no key federated:, so there is nothing to deploy")
-        found = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
-        return found | {"buffers": self.loop.buffers.name}
+        settings = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
+        return settings | {"buffers": self.loop.buffers.name}  # the policy itself is of one loop
+
+    def say_left_out(self, end: str, reason: str) -> None:
+        """Say which callbacks are not used at one end; of Lightning's own that is no news."""
+        if names := [name for name in self.left_out if name not in dir(L.pytorch.callbacks)]:
+            rank_zero_info(f"left out at the {end}: {', '.join(names)}, {reason}")
 
     def new_trainer(self, callbacks: Sequence[Callback], **changes: Any) -> L.Trainer:
         """Return a trainer of the config's settings, with changes, and the kept callbacks in front of ``callbacks``."""
@@ -102,12 +102,6 @@ def kept_by_server(callback: Callback) -> bool:
     return type(callback).__name__ not in OF_ROWS
 
 
-def say_left_out(names: Sequence[str], end: str, why: str) -> None:
-    """Say which callbacks are not used at one end."""
-    if names:
-        rank_zero_info(f"left out at the {end}: {', '.join(names)}, {why}")
-
-
 def refuse_undeployable(parts: Parts) -> None:
     """Raise ValueError for a config that a deployment does not run, as far as that is seen before anything is loaded."""
     refuse_unsupported(parts.settings())
@@ -122,14 +116,11 @@ def refuse_undeployable(parts: Parts) -> None:
 def refuse_unsupported(settings: dict[str, Any]) -> None:
     """Raise ValueError for settings of the loop that a deployment does not have."""
     algorithm = settings["algorithm"]
+    ranks = getattr(algorithm, "ranks", None)
     refused = (
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
-        *((name, needs(settings[name]), why) for name, (needs, why) in EMULATED.items()),
-        (
-            "algorithm.ranks",
-            getattr(algorithm, "ranks", None) is not None,
-            "ranks by client are the emulator's: leave it out",
-        ),
+        ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
+        ("algorithm.ranks", ranks is not None, "ranks by client are the emulator's: leave it out"),
         ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),
         (
             f"algorithm={type(algorithm).__name__}",
@@ -137,16 +128,21 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
             "it runs in the emulator alone: take another one, such as FedAvg",
         ),
     )
-    for name, is_set, why in refused:
+    for name, is_set, reason in refused:
         if is_set:
-            raise not_under_flower(name, settings.get(name), why)
+            raise not_under_flower(name, settings.get(name), reason)
 
 
-def not_under_flower(name: str, value: Any, why: str) -> ValueError:
+def asks_devices(forward: Any) -> bool:
+    """Return whether a value of ``forward``, parsed or made, trains by forward passes where a device has no more room."""
+    return bool(forward and getattr(forward, "init_args", forward).only_where_needed)
+
+
+def not_under_flower(name: str, value: Any, reason: str) -> ValueError:
     """Return the error for a setting of the loop that a deployment does not have."""
     text = repr(value) if isinstance(value, (str, int, list, dict)) else type(value).__name__
     shown = name if "=" in name else f"{name}={text:.60}"
-    return ValueError(f"federated.{shown} does not work under Flower: {why}")
+    return ValueError(f"federated.{shown} does not work under Flower: {reason}")
 
 
 def has_rows_for_validation(datamodule: Any) -> bool:
@@ -156,10 +152,10 @@ def has_rows_for_validation(datamodule: Any) -> bool:
 
 def refuse_unknown_monitors(callbacks: Sequence[Any]) -> None:
     """Raise ValueError for a callback that monitors a validation which the server does not make."""
-    for one in callbacks:
-        monitor = getattr(one, "monitor", None)
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
         if monitor and not str(monitor).startswith(("fed/", "train/", "step", "epoch")):
             raise ValueError(
-                f"{type(one).__name__} monitors {monitor}, and the server has no rows to validate on: give it some, "
+                f"{type(callback).__name__} monitors {monitor}, and the server has no rows to validate on: give it some, "
                 "data.init_args.split.val_source, or monitor step or a value that begins with fed/"
             )

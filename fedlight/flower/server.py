@@ -14,13 +14,7 @@ from fedlight.flower.loops.server_loop import ServerLoop
 from fedlight.flower.messages import Bounds
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
-from fedlight.flower.parts import (
-    Parts,
-    kept_by_server,
-    refuse_unknown_monitors,
-    refuse_unsupported,
-    say_left_out,
-)
+from fedlight.flower.parts import Parts, kept_by_server, refuse_unknown_monitors, refuse_unsupported
 from fedlight.flower.secure.refusals import refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -60,9 +54,10 @@ def serve(
     refuse_unsupported(settings)
     if secure:
         refuse_unsummable(settings, parts.callbacks)
-    say_left_out(parts.left_out, "server", "which read the clients' rows")
+    parts.say_left_out("server", "which read the clients' rows")
+    # A run that goes on takes its old name from the checkpoint.
     nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds, bounds=bounds or Bounds())
-    loop = ServerLoop(**(settings | {"clients_at_once": 1, "memory": None}))
+    loop = ServerLoop(**(settings | {"clients_at_once": 1, "memory": None}))  # both are the nodes'
     trainer = parts.new_trainer([loop])
     algorithm = settings["algorithm"]
     asks = {
@@ -70,9 +65,8 @@ def serve(
         "sizes": getattr(algorithm, "weighting", "") != "uniform",
         "groups": isinstance(getattr(algorithm, "assignment", None), KnownGroups),
     }
-    own = versions()
-    loop.connect(nodes, asks, own, secure)
-    data = ServerData(nodes, parts.datamodule, loop.prepare, loop.believe)
+    loop.connect(nodes, asks, versions(), secure)
+    data = ServerData(loop, parts.datamodule)
     if not data.validates:
         rank_zero_info(
             "no validation at the server: it has no rows, and data.split.val_source names none for it"
@@ -83,8 +77,8 @@ def serve(
         stack.enter_context(alone_in(folder, "trainer.default_root_dir"))
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
         checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
-        loop.recall(checkpoint)
-        nodes.wait_for(min_clients or settings["clients_per_round"], wait_seconds, own, asks)
+        loop.recall(checkpoint)  # before a node joins: another one could name its clients first
+        nodes.wait_for(min_clients or settings["clients_per_round"], wait_seconds, versions(), asks)
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
         arguments,
         OverGrid(grid, bounds),
         min_clients=int(run.get("min-clients", 0)),
-        deadline_seconds=float(run.get("deadline-seconds", 0)) or None,
+        deadline_seconds=float(run.get("deadline-seconds", 0)) or None,  # an app's settings have no null
         wait_seconds=float(run.get("wait-seconds", 600)),
         secure=is_secure(run),
         bounds=bounds,

@@ -50,7 +50,7 @@ def bounds_of(run: Mapping[str, Any]) -> Bounds:
     """
     given = {name: run[name] for name in run if name in ("max-clients", "max-metrics", "max-header-mib")}
     for name, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # true is an int
             raise ValueError(
                 f"[tool.flwr.app.config] has {name}={value!r}: set it to a whole number of at least 1"
             )
@@ -74,8 +74,8 @@ def file_of_app(name: str) -> str:
 
     Flower installs an app in its own folder, puts that in front of Python's path, and starts the processes elsewhere.
     """
-    own = [Path(folder) for folder in sys.path if folder and (Path(folder) / "pyproject.toml").is_file()]
-    return next((str(folder / name) for folder in own if (folder / name).is_file()), name)
+    apps = [Path(folder) for folder in sys.path if folder and (Path(folder) / "pyproject.toml").is_file()]
+    return next((str(folder / name) for folder in apps if (folder / name).is_file()), name)
 
 
 def node_settings(
@@ -91,12 +91,12 @@ def node_settings(
         ValueError: a setting is unknown.
 
     Examples:
-        >>> own, folder, clients, part = node_settings({"data.init_args.source": "/data/a.jsonl", "clients": "a,b"}, 7)
-        >>> own, folder.name, clients, part
+        >>> values, folder, clients, part = node_settings({"data.init_args.source": "/data/a.jsonl", "clients": "a,b"}, 7)
+        >>> values, folder.name, clients, part
         ({'data.init_args.source': '/data/a.jsonl'}, 'node-7', ['a', 'b'], (0, 1))
     """
-    own = {name: value for name, value in node.items() if "." in name}
-    unknown = [name for name in node if name not in own and name not in OF_NODE]
+    values = {name: value for name, value in node.items() if "." in name}
+    unknown = [name for name in node if name not in values and name not in OF_NODE]
     if unknown:
         raise ValueError(
             f"--node-config has {unknown[0]}: give {', '.join(OF_NODE)}, or a setting of the config, such as "
@@ -104,8 +104,9 @@ def node_settings(
         )
     part = int(node.get("partition-id", 0)), int(node.get("num-partitions", 1))
     refuse_below(1, "--node-config ", **{"num-partitions": part[1]})
+    # Nodes of a simulation have other ids in each run, and their parts stay.
     name = f"node-{part[0] if part[1] > 1 else node_id}"
-    clients = [one.strip() for one in str(node["clients"]).split(",")] if node.get("clients") else None
+    clients = [client.strip() for client in str(node["clients"]).split(",")] if node.get("clients") else None
     # The current folder may be another one after a restart.
     kept = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser() / "fedlight" / name
-    return own, Path(str(node.get("folder", kept))).expanduser(), clients, part
+    return values, Path(str(node.get("folder", kept))).expanduser(), clients, part

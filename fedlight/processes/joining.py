@@ -68,12 +68,22 @@ class Others:
         # Process 0 finds out who is missing, so the others wait for it for longer.
         wait = self._longest if self.rank == 0 else 2 * self._longest + timedelta(seconds=GRACE_SECONDS)
         with self._reached(wait):
-            self._group.monitored_barrier(wait)
-            return _all_of(self._group, self.rank, self.size, data, wait)
+            self._group.monitored_barrier(wait)  # a plain barrier does not name the missing process
+            sent, length = torch.frombuffer(data, dtype=torch.uint8), torch.tensor([len(data)])
+            lengths: list[Tensor] = [torch.zeros_like(length) for _ in range(self.size)]
+            self._group.allgather([lengths], [length]).wait()
+            received = []
+            for root, length in enumerate(lengths):  # gloo's gather would pad all to the longest
+                part = sent if root == self.rank else torch.empty(int(length), dtype=torch.uint8)
+                options = distributed.BroadcastOptions()
+                options.rootRank, options.timeout = root, wait
+                self._group.broadcast([part], options).wait()
+                received.append(part.numpy().data)  # a view: sums of a whole model are gigabytes
+            return received
 
     def add(self, tensor: Tensor) -> None:
         """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
-        options = distributed.AllreduceOptions()
+        options = distributed.AllreduceOptions()  # a sum, if not told otherwise
         options.timeout = self._longest
         with self._reached(self._longest):
             self._group.allreduce([tensor], options).wait()
@@ -96,11 +106,8 @@ class Others:
         is_late = "Timed out" in str(error)
         late = f"is not here after {wait.total_seconds():g} seconds"
         if self.rank > 0:
-            return (
-                f"process 0 {late}"
-                if is_late
-                else "process 0 or another one has ended (see the output of process 0)"
-            )
+            ended = "process 0 or another one has ended (see the output of process 0)"
+            return f"process 0 {late}" if is_late else ended
         named = re.search(r"Rank (\d+) failed to pass", str(error))
         missing = int(named[1]) if named else next(filter(self._is_gone, range(1, self.size)), None)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -108,12 +115,9 @@ class Others:
             if self._store.check([FAILED]):
                 return str(self._store.get(FAILED).decode())
             time.sleep(0.05)
-        how = late if is_late else "is gone"
-        return (
-            f"another process is gone ({first_line(error)})"
-            if missing is None
-            else f"process {missing} {how}"
-        )
+        if missing is None:
+            return f"another process is gone ({first_line(error)})"
+        return f"process {missing} {late if is_late else 'is gone'}"
 
     def _is_gone(self, other: int) -> bool:
         """Return whether the connection to another process is closed, by sending a number that is never read."""
@@ -123,16 +127,16 @@ class Others:
             return True
         return False
 
-    def fail(self, why: str) -> None:
+    def fail(self, reason: str) -> None:
         """Let process 0 know that this process ends because of an error; call it before the error is raised further."""
         if not self.has_failed:
             self.has_failed = True
             with suppress(RuntimeError):  # the store is gone with process 0
-                self._store.compare_set(FAILED, "", f"process {self.rank} has failed ({why})")
+                self._store.compare_set(FAILED, "", f"process {self.rank} has failed ({reason})")
 
 
-_joined: dict[str, tuple[Team, Others]] = {}
-"""Team of this process, by its name ``"team"``: it is joined once, however many runs the process has."""
+_joined: list[tuple[Team, Others]] = []
+"""Team of this process, once it is joined: once, however many runs the process has."""
 
 
 def join(environment: ClusterEnvironment) -> tuple[Team, Others]:
@@ -143,22 +147,21 @@ def join(environment: ClusterEnvironment) -> tuple[Team, Others]:
         ConnectionError: the others are not there within `JOIN_SECONDS`.
     """
     rank, size = environment.global_rank(), environment.world_size()
-    if "team" in _joined:
-        if (team := _joined["team"][0]).size != size:
-            raise ValueError(
-                f"this run is to have {size} processes and an earlier one here had {team.size}: start them anew"
-            )
-        return _joined["team"]
-    host, port = environment.main_address, environment.main_port
-    with _patience(rank, size, f"{host}:{port}"):
-        others = Others(rank, size, _store(rank, host, port))
-    _joined["team"] = Team(rank, size, others.exchange, others.add), others
-    return _joined["team"]
+    if not _joined:
+        host, port = environment.main_address, environment.main_port
+        with _patience(rank, size, f"{host}:{port}"):
+            others = Others(rank, size, _store(rank, host, port))
+        _joined.append((Team(rank, size, others.exchange, others.add), others))
+    if (team := _joined[0][0]).size != size:
+        raise ValueError(
+            f"this run is to have {size} processes and an earlier one here had {team.size}: start them anew"
+        )
+    return _joined[0]
 
 
 def joined() -> Others | None:
     """Return the way to the other processes; None before they have met."""
-    return _joined["team"][1] if "team" in _joined else None
+    return _joined[0][1] if _joined else None
 
 
 def fail(exception: BaseException) -> None:
@@ -208,21 +211,3 @@ def _patience(rank: int, size: int, address: str) -> Iterator[None]:
         ) from error
     finally:
         timer.cancel()
-
-
-def _all_of(group: Any, rank: int, size: int, data: memoryview, wait: timedelta) -> list[memoryview]:
-    """Return the bytes of all processes; each sends its own, however long, to all, and nothing is copied."""
-    own = torch.tensor([len(data)])
-    lengths: list[Tensor] = [torch.zeros_like(own) for _ in range(size)]
-    group.allgather([lengths], [own]).wait()
-    found = []
-    for root, length in enumerate(lengths):
-        here = root == rank
-        part = (
-            torch.frombuffer(data, dtype=torch.uint8) if here else torch.empty(int(length), dtype=torch.uint8)
-        )
-        options = distributed.BroadcastOptions()
-        options.rootRank, options.timeout = root, wait
-        group.broadcast([part], options).wait()
-        found.append(part.numpy().data)
-    return found

@@ -83,8 +83,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         environment, devices = self.cluster_environment, self.parallel_devices
         assert environment is not None
         assert devices
-        own = isinstance(environment, LightningEnvironment)
-        if own:
+        if isinstance(environment, LightningEnvironment):  # others know their processes
             environment.set_global_rank(environment.node_rank() * len(devices) + environment.local_rank())
             environment.set_world_size(self.num_nodes * len(devices))
         self.size = environment.world_size()
@@ -115,8 +114,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
             begin(self.team)
 
     def setup(self, trainer: Trainer) -> None:
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        if self.size > 1 and trainer.training and not any(isinstance(one, TrainsRounds) for one in callbacks):
+        trains_rounds = any(isinstance(each, TrainsRounds) for each in trainer.callbacks)  # type: ignore[attr-defined]
+        if self.size > 1 and trainer.training and not trains_rounds:
             raise ValueError(
                 "trainer.strategy=client_parallel shares out the clients of a federation, and this run has none, so each "
                 "process would train the same: add FederatedLoop to the callbacks (the key federated: of a config), or "
@@ -128,9 +127,9 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         """Return the value of process ``src``."""
         if self._has_failed:
             return obj
-        value = os.fspath(obj) if isinstance(obj, Path) else obj
-        found: Any = self.team.gather(value if self.global_rank == src else None, "broadcast")[src]
-        return type(obj)(found) if isinstance(obj, Path) else found
+        value = os.fspath(obj) if isinstance(obj, Path) else obj  # a team's messages hold plain values
+        received: Any = self.team.gather(value if self.global_rank == src else None, "broadcast")[src]
+        return type(obj)(received) if isinstance(obj, Path) else received
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Wait for all processes."""
@@ -146,7 +145,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all processes (or any) decide so."""
         decisions = self.team.gather(bool(decision), "decision")
-        return not any(not one for one in decisions) if all else any(decisions)
+        return False not in decisions if all else any(decisions)  # the argument hides Python's own all
 
     def on_exception(self, exception: BaseException) -> None:
         """Let the other processes know that this one ends."""

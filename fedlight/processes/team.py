@@ -58,12 +58,16 @@ class Team:
         Raises:
             ValueError: another process is at another exchange.
         """
-        if self._exchange is None:
+        if self._exchange is None:  # neither copied nor packed: sums of a whole model are gigabytes
             return [value]
+        import torch  # here, as in _packed
+
         received = self._exchange(_packed((what, value)))
         answers = []
         while received:  # whatever is unpacked is freed: sums of a whole model are gigabytes
-            answers.append(_unpacked(received.pop(0)))
+            data = io.BytesIO(received.pop(0))
+            # No code that another host has pickled is run.
+            answers.append(torch.load(data, map_location="cpu", weights_only=True))
         for rank, (where, _) in enumerate(answers):
             if where != what:
                 raise ValueError(
@@ -92,18 +96,16 @@ class Team:
         more = True
         upcoming = next(left, self)  # itself stands for the end
         while more:
-            own: list[Any] = []
-            size = 0
-            while upcoming is not self and (
-                not own or size + num_bytes(upcoming) <= MESSAGE_BYTES / self.size
-            ):
-                own.append(upcoming)
-                size += num_bytes(upcoming)
+            part: list[Any] = []
+            room = MESSAGE_BYTES / self.size
+            while upcoming is not self and (not part or num_bytes(upcoming) <= room):
+                part.append(upcoming)
+                room -= num_bytes(upcoming)
                 upcoming = next(left, self)
-            found = self.gather((own, upcoming is not self), what)
-            own = []  # it is among those found, and freed with them
-            more = any(has_more for _, has_more in found)
-            yield [list(some) for some, _ in found]
+            gathered = self.gather((part, upcoming is not self), what)
+            part = []  # it is among those gathered, and freed with them
+            more = any(has_more for _, has_more in gathered)
+            yield [list(some) for some, _ in gathered]
 
     def broadcast(self, value: Any, what: str = "broadcast") -> Any:
         """Return the value of process 0; the others' values are not sent."""
@@ -141,7 +143,7 @@ def begin(team: Team) -> None:
 
 def end(team: Team) -> None:
     """Make the team before ``team`` the current one again."""
-    if team in _running:
+    if team in _running:  # a strategy is torn down also where its set-up has failed
         _running.remove(team)
 
 
@@ -180,7 +182,7 @@ def _packed(value: Any) -> memoryview:
     import torch  # here: a report asks for its team on the way to an encoder, and needs no torch
 
     written = _Written()
-    torch.save(_own(value), cast(IO[bytes], written))
+    torch.save(_with_small_storage(value), cast(IO[bytes], written))
     return memoryview(written.content)
 
 
@@ -198,13 +200,7 @@ class _Written:
         """Do nothing: there is no file behind it."""
 
 
-def _unpacked(data: memoryview) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-def _own(value: Any) -> Any:
+def _with_small_storage(value: Any) -> Any:
     from torch import Tensor
 
     if isinstance(value, Tensor):
@@ -212,7 +208,7 @@ def _own(value: Any) -> Any:
         whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
         return value if whole else value.clone()
     if type(value) is dict:
-        return {key: _own(item) for key, item in value.items()}
+        return {key: _with_small_storage(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_own, value))
+        return type(value)(map(_with_small_storage, value))
     return value

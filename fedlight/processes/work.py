@@ -25,12 +25,12 @@ def for_each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         [1, 2]
     """
     team = current_team()
-    own, number = [], 0
-    for item in items:
+    results, number = [], 0
+    for item in items:  # counted on the way: a loader may not know its length
         if is_own_turn(number):
-            own.append(work(item))
+            results.append(work(item))
         number += 1
-    parts = team.gather(own, "for_each")
+    parts = team.gather(results, "for_each")
     return [parts[place % team.size][place // team.size] for place in range(number)]
 
 
@@ -54,17 +54,17 @@ def once(work: Callable[[], R]) -> R:
     return team.broadcast(work() if team.rank == 0 else None, "once")
 
 
-def merged(own: Mapping[str, R]) -> dict[str, R]:
+def merged(entries: Mapping[str, R]) -> dict[str, R]:
     """Return the entries that any of the team's processes has; for a name in several, that of the last process.
 
     Examples:
         >>> merged({"a": 1})
         {'a': 1}
     """
-    found: dict[str, R] = {}
-    for part in current_team().gather(dict(own), "merged"):
-        found |= part
-    return found
+    everything: dict[str, R] = {}
+    for part in current_team().gather(dict(entries), "merged"):
+        everything |= part
+    return everything
 
 
 def is_first() -> bool:

@@ -72,6 +72,10 @@ def test_a_change_in_place_of_what_is_held_by_reference_is_refused():
     assert HeldState([kept], always, copied_mib=0).value()[0].item() == 1
 
 
+def test_meta_tensors_are_held_without_a_copy():
+    assert HeldState([torch.empty(2, device="meta")], always, copied_mib=0).value()[0].is_meta
+
+
 def test_what_will_change_is_copied_in_time_and_the_rest_stays_a_reference():
     given = {"joins": torch.zeros(4), "stays": torch.zeros(4)}
     held = HeldState(given, always, copied_mib=0)

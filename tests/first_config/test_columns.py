@@ -71,7 +71,7 @@ def test_numbers_as_choices_are_no_sure_guess():
     found = find_votes(describe(voted(choices=("0", "1", "1"))), {})
     (values,) = [guess for guess in found.guesses if guess.what == "choice values"]
     assert not values.sure
-    assert "--a 1 --b 0" in values.why
+    assert "--a 1 --b 0" in values.reason
 
 
 def test_a_choice_of_unknown_values_names_them_and_the_options():
@@ -131,7 +131,7 @@ def test_two_columns_that_could_be_the_client_are_both_named():
 def test_rows_without_any_client_are_dealt_out_and_that_is_said():
     guess = find_client(describe([{"q": f"what {n}"} for n in range(6)]), ["q"], None)
     assert (guess.value, guess.sure) == (None, False)
-    assert "--client COLUMN" in guess.why
+    assert "--client COLUMN" in guess.reason
 
 
 def test_instructions_by_name_and_by_order():

@@ -173,8 +173,8 @@ def test_conversations_that_end_with_the_user_are_named_and_left_out(made):
     draft = made(rows)
     assert draft.columns == {"instruction": "talk.:-1", "response": "talk.-1", "client": "site"}
     (line,) = [guess for guess in draft.guesses if guess.what == "left out"]
-    assert (line.value, line.why) == ("2 rows", "talk does not end with a reply in row 3, 6")
-    assert next(guess.why for guess in draft.guesses if guess.what == "clients").startswith(
+    assert (line.value, line.reason) == ("2 rows", "talk does not end with a reply in row 3, 6")
+    assert next(guess.reason for guess in draft.guesses if guess.what == "clients").startswith(
         "3 to 3 rows each"
     )
 
@@ -257,13 +257,13 @@ def test_clients_are_counted_over_all_rows_whatever_their_order(made, clients, r
     assert draft.columns["client"] == "device"
     assert draft.sizes.clients == clients
     (client,) = [guess for guess in draft.guesses if guess.what == "client"]
-    assert f"{clients:,} values with {rows // clients:,} rows each" in client.why
+    assert f"{clients:,} values with {rows // clients:,} rows each" in client.reason
 
 
 def test_clients_of_unlike_sizes_are_counted_without_rows_that_miss_something(made):
     rows = [{"ask": f"which {n}", "reply": f"that {n}", "site": "ab"[n > 5]} for n in range(24)]
     rows[23]["site"], rows[22]["reply"] = None, ""
-    guesses = {guess.what: guess.why for guess in made(rows).guesses}
+    guesses = {guess.what: guess.reason for guess in made(rows).guesses}
     assert "2 values with 6 to 17 rows each" in guesses["client"]
     assert guesses["clients"].startswith("6 to 16 rows each")
 
@@ -297,7 +297,7 @@ def test_rows_that_the_model_cannot_read_are_refused_with_the_share_and_the_reme
     message = r"rows.jsonl: 100% of the text is unknown to the tokenizer .*--model FOLDER_OR_HUB_NAME"
     with pytest.raises(ValueError, match=message):
         made(german(range(9)), "toy")
-    assert not any("unknown" in guess.why for guess in made(german(range(9))).guesses)
+    assert not any("unknown" in guess.reason for guess in made(german(range(9))).guesses)
 
 
 def test_rows_of_which_the_model_cannot_read_a_part_are_told(made):
@@ -307,8 +307,8 @@ def test_rows_of_which_the_model_cannot_read_a_part_are_told(made):
     ]
     line = next(guess for guess in made(known + german(range(40)), "toy").guesses if guess.what == "model")
     assert not line.sure
-    assert "40% of the text is unknown" in line.why
-    assert "a model cannot tell these words apart: name another model with --model" in line.why
+    assert "40% of the text is unknown" in line.reason
+    assert "a model cannot tell these words apart: name another model with --model" in line.reason
 
 
 CHATML = (
@@ -372,7 +372,7 @@ def test_a_config_names_the_number_type_that_this_machine_computes_fastest_in(ma
     assert yaml.safe_load(write(draft, "own.yaml"))["model"]["init_args"]["dtype"] == "bf16"
     line = next(guess for guess in draft.guesses if guess.what == "dtype")
     if not number_type.torch.cuda.is_available():
-        assert line.why == "in which training steps are 1.5 times as fast as in fp32 on this processor"
+        assert line.reason == "in which training steps are 1.5 times as fast as in fp32 on this processor"
 
 
 def test_conversations_that_all_end_with_the_user_are_refused_with_the_remedy(made):

@@ -108,7 +108,7 @@ def test_a_server_that_asks_for_sizes_nonetheless_gets_none(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbiscuit", "soft", "product_average"])
-def test_a_node_learns_of_its_own_clients_alone(tmp_path, name):
+def test_a_node_learns_of_its_served_alone(tmp_path, name):
     messages, loop = record(name, tmp_path)
     home = loop.nodes._home
     for one in messages:

@@ -1,6 +1,7 @@
 """Server and nodes in the place of the emulator: the same bits at the end, and the same bytes of every visit."""
 
 import pytest
+import torch
 from nodes_here import (
     ALL_KINDS,
     Here,
@@ -13,6 +14,8 @@ from nodes_here import (
     visits_of,
 )
 from shared_runs import digest
+
+from fedlight.flower.loops.server_loop import ServerLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
@@ -72,6 +75,12 @@ def test_the_number_of_nodes_changes_nothing(tmp_path):
         homes = {n: make_node("scaffold", folder / f"node{n}", (n, number)) for n in range(number)}
         found.append(left_by(*deploy("scaffold", folder / "server", Here(homes))))
     assert found[0] == found[1]
+
+
+def test_a_state_in_the_place_of_another_one_in_memory_has_a_payload_of_its_own():
+    loop = ServerLoop()
+    loop.connect(None, {}, {})
+    assert len({loop._message({"w": torch.full((2,), float(number))}) for number in range(4)}) == 4
 
 
 def test_every_round_asks_each_node_once(tmp_path):

@@ -188,7 +188,7 @@ def test_a_sum_is_of_three_nodes_with_an_update_or_is_not_unmasked(tmp_path, div
     assert (weights_of(module) != weights_of(untrained(tmp_path))) == steps
     reasons = {row["client"]: row["reason"] for row in visits_of(tmp_path / "server")}
     for n, node in there.homes.items():
-        for name in node._own_clients(sorted(reasons)):
+        for name in node._served(sorted(reasons)):
             assert (reasons[name] == "diverged") == (n in diverged)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
-from torch import Tensor, nn, no_grad
+from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.ranks import sum_of_bits
@@ -73,11 +73,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a visit sends: the payload, names where these are not all that were due, and the reason if it sends nothing."""
+    """Payload that a visit sends, and its tensors' names where these are not all that were due."""
 
-    payload: bytes = b""
-    names: list[str] | None = None
-    reason: str = ""
+    payload: bytes
+    names: list[str] | None
 
 
 class NodePlanner(RoundPlanner):
@@ -92,26 +91,17 @@ class NodePlanner(RoundPlanner):
 class NodeRun(Run):
     """Run whose global state has come over the channel already."""
 
-    def __init__(
-        self, trainer: L.Trainer, module: L.LightningModule, clients: Mapping[str, Client], loop: Any
-    ) -> None:
-        super().__init__(trainer, module, clients, loop)
-        self.num_rounds = loop.task.num_rounds
-
     def broadcast(self, state: State) -> Payload:
         """Return the state, which is as the clients have received it."""
         return Payload(state, 0)
 
 
 class NodeExchange(Exchange):
-    """Messages of a node's clients; ``replies``: client and visit's label -> its reply, none where they are ``summed``."""
+    """Messages of a node's clients: the loop has the task, and takes the replies; ``payloads``: by client and label."""
 
-    def __init__(
-        self, task: Task, payloads: Mapping[tuple[str, str], Payloads], summed: bool, *given: Any
-    ) -> None:
-        super().__init__(*given)
-        self._task, self._payloads, self._summed = task, payloads, summed
-        self.replies: dict[tuple[str, str], Reply] = {}
+    def __init__(self, loop: "NodeLoop", payloads: Mapping[tuple[str, str], Payloads], state: State) -> None:
+        super().__init__(loop.algorithm, loop.channel, loop.seed, loop.rounds_done, state)
+        self._task, self._payloads, self._loop = loop.task, payloads, loop
 
     def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
         key = visit.client_id, visit.label
@@ -137,25 +127,23 @@ class NodeExchange(Exchange):
         shapes = {name: value.shape for name, value in reply.items()}
         movement = self.channel.read_up(message, received, shapes)
         refuse_not_finite(movement, "the movement of")
-        # The server does the same with its own copy; what it keeps with the client is kept here.
+        # The server does the same with its copy of the client; this copy alone has the values that are remembered.
         update = self.algorithm.finish_visit(visiting, pad_like(movement, whole, rank), work)
-        if self._summed and update is not None:
+        if self._loop.secure and update is not None:
+            # The elements of a masked sum have no names: all nodes put them in the order of the tensors' names.
             return replace(update, movement=dict(sorted(update.movement.items()))), 0
         key = visit.client_id, visit.label
         all_due = reply.keys() == self._payloads[key].up.keys()
-        self.replies[key] = Reply(write_payload(message), None if all_due else sorted(reply))
-        return None, len(self.replies[key].payload)
+        self._loop.replies[key] = Reply(write_payload(message), None if all_due else sorted(reply))
+        return None, len(self._loop.replies[key].payload)
 
 
 def _read_down(channel: Channel, data: bytes, due: State) -> State:
     """Return the state in a payload for a state of the shapes of ``due``."""
-    zeros = {name: _zeros(value) for name, value in due.items()}
+    # A codec's layout depends on shapes and types alone, so encoded zeros have that of the message.
+    zeros = {name: value.new_zeros(value.shape, device="cpu") for name, value in due.items()}
     message = read_payload(data, layout_of(channel.message_down(zeros)))
     return channel.read_down(message, {name: value.shape for name, value in due.items()})
-
-
-def _zeros(value: Tensor) -> Tensor:
-    return value.new_zeros(value.shape, device="cpu")
 
 
 class NodeLoop(FederatedLoop):
@@ -175,7 +163,7 @@ class NodeLoop(FederatedLoop):
 
     def give(self, task: Task, memory: Any, secure: bool = False) -> None:
         """Take the task, and the store of the clients' memories; ``secure``: whether what they send is summed here."""
-        self.task, self.memory, self._secure = task, memory, secure
+        self.task, self.memory, self.secure = task, memory, secure
         self.summed: dict[str, list[Any]] = {"sums": [], "divisors": []}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.rounds_done = task.round_idx
@@ -194,13 +182,14 @@ class NodeLoop(FederatedLoop):
 
     @property
     def state_key(self) -> str:
-        return FederatedLoop.__qualname__
+        return FederatedLoop.__qualname__  # the parts of a checkpoint have the same names in the emulator
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         super()._meet_clients(trainer)
         unknown = [name for name in self.task.shares if name not in self.clients]
         if unknown:
             raise Refused(f"client {unknown[0]} has no rows on this node")
+        # A node has a part of the examples, so it cannot work out a client's share of all.
         for name, share in self.task.shares.items():
             self.clients[name] = replace(self.clients[name], share=share)
         for name in self.task.shares if self.task.action == "visit" else ():
@@ -210,19 +199,20 @@ class NodeLoop(FederatedLoop):
                 self.lost[name] = str(error)
         assert isinstance(self._rounds, NodePlanner)
         self._rounds.given = sorted(name for name in self.task.shares if name not in self.lost)
-        if self.lost and not self._rounds.given:
+        if self.lost and not self._rounds.given:  # there is nothing to train
             raise Answered
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the model and the rates, and plan the round; end here if nothing is to be trained."""
         super().on_fit_start(trainer, pl_module)
         if self.task.action == "losses":
-            self._measure(trainer, pl_module)
+            losses = self._run.adapter_losses(*self.task.losses_on)
+            self.losses = {client: [by_client[client] for by_client in losses] for client in self.clients}
         if self.task.action != "visit":
             raise Answered
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        if self.rounds_done != self.task.round_idx:  # it is over
+        if self.rounds_done != self.task.round_idx:  # the round is over: the loop would plan the next one
             return
         if self.task.model is not None:
             write(_read_down(self.channel, self.task.model, read(self._parameters)), self._parameters)
@@ -230,42 +220,34 @@ class NodeLoop(FederatedLoop):
             super()._plan_round(trainer)
             put_rates(trainer, self.task.rates)
 
-    @no_grad()
-    def _measure(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Score the node's clients under each adapter."""
-        on, adapters = self.task.losses_on
-        found = self._run.adapter_losses(on, adapters)
-        self.losses = {client: [one[client] for one in found] for client in self.clients}
-
     def _start_algorithm(self) -> None:
         """Do nothing: the round is begun by the server."""
 
     def _make_exchange(self, state: State, keeps_factors: bool) -> NodeExchange:
         payloads: dict[tuple[str, str], Payloads] = {}
         for client in self._rounds.cohort:
-            visits = [one for one in self._rounds.schedule.visits if one.client_id == client.id]
-            own = replace(client, memory=self.memory.load(client.id))
-            due = predict_payloads(self.algorithm, visits, own, state)
-            payloads |= {(one.client_id, one.label): each for one, each in zip(visits, due, strict=True)}
-        given = self.algorithm, self.channel, self.seed, self.rounds_done, state
+            visits = [visit for visit in self._rounds.schedule.visits if visit.client_id == client.id]
+            remembering = replace(client, memory=self.memory.load(client.id))
+            due = predict_payloads(self.algorithm, visits, remembering, state)
+            payloads |= {
+                (visit.client_id, visit.label): each for visit, each in zip(visits, due, strict=True)
+            }
         self.shapes = {name: tuple(value.shape) for name, value in sorted(state.items())}
-        exchange = NodeExchange(self.task, payloads, self._secure, *given)
-        self.replies = exchange.replies
-        return exchange
+        return NodeExchange(self, payloads, state)
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         """Keep what the visits have left; the server's step is taken elsewhere."""
         self.sums = under_way.training.partial()
         self.diverged = dict(under_way.contributions.diverged)
-        for piece in under_way.contributions.pieces() if self._secure else ():
-            for name, found in piece["updates"].items():
-                self.summed[name] += found
-        write(under_way.opened, self._parameters)
+        for piece in under_way.contributions.pieces() if self.secure else ():
+            for name, parts in piece["updates"].items():
+                self.summed[name] += parts
+        write(under_way.opened, self._parameters)  # further messages must not find a client's weights
         self.buffers.finish_round()
         self._optimizers.forget(trainer.optimizers)
         self.group, self._round = OpenGroup([], LocalWork(())), None
         self.rounds_done += 1
-        trainer.should_stop = True  # it has the number of all rounds, which a module may read
+        trainer.should_stop = True  # by max_epochs it would train all rounds, a number that a module may read
 
 
 def base_digest(module: nn.Module) -> str:
@@ -276,15 +258,16 @@ def base_digest(module: nn.Module) -> str:
 
 def rates_of(trainer: L.Trainer) -> dict[str, Any]:
     """Return the settings of the optimizers' groups and the states of schedules, as plain values."""
-    groups = [
-        [
-            {name: _plain(value) for name, value in group.items() if name != "params"}
-            for group in one.param_groups
-        ]
-        for one in trainer.optimizers
-    ]
-    schedules = [_plain(dict(one.scheduler.state_dict())) for one in trainer.lr_scheduler_configs]
-    return {"groups": groups, "schedules": schedules}
+    return {
+        "groups": [
+            [_plain(_settings_of(group)) for group in each.param_groups] for each in trainer.optimizers
+        ],
+        "schedules": [_plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
+    }
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
@@ -302,31 +285,29 @@ def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
         if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
             raise _other_optimizers()
         for group, values in zip(optimizer.param_groups, groups, strict=True):
-            own = {name: value for name, value in group.items() if name != "params"}
-            group.update(_alike(values, own))
+            group.update(_alike(values, _settings_of(group)))
     for config, state in zip(trainer.lr_scheduler_configs, schedules, strict=True):
-        own = {name: each for name, each in config.scheduler.state_dict().items() if _is_plain(each)}
-        config.scheduler.load_state_dict(_alike(state, own))
+        kept = config.scheduler.state_dict().items()
+        # Keys of a dictionary, such as the milestones of a schedule, would come back as texts; they do not change either.
+        plain = {
+            name: value for name, value in kept if isinstance(value, (int, float, str, list, type(None)))
+        }
+        config.scheduler.load_state_dict(_alike(state, plain))
 
 
-def _alike(given: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``given`` that are in ``own``, as values of the same types; raise Refused for other names or types."""
-    if not isinstance(given, dict) or not own.keys() <= given.keys():
+def _alike(given: Any, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of ``given`` that are in ``before``, as values of the same types; raise Refused for others."""
+    if not isinstance(given, dict) or not before.keys() <= given.keys():
         raise _other_optimizers()
-    found = {}
-    for name, before in own.items():
+    values = {}
+    for name, old in before.items():
         value = given[name]
-        numbers = isinstance(value, (int, float)) and isinstance(before, (int, float))
-        lists = isinstance(value, list) and isinstance(before, (list, tuple))
-        if not numbers and not lists and type(value) is not type(before):
+        numbers = isinstance(value, (int, float)) and isinstance(old, (int, float))
+        lists = isinstance(value, list) and isinstance(old, (list, tuple))
+        if not numbers and not lists and type(value) is not type(old):
             raise _other_optimizers()
-        found[name] = tuple(value) if isinstance(before, tuple) else value
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is one of JSON that keeps its type on the way; keys of a dictionary would become texts."""
-    return value is None or isinstance(value, (bool, int, float, str, list))
+        values[name] = tuple(value) if isinstance(old, tuple) else value  # JSON has no tuples
+    return values
 
 
 def _other_optimizers() -> Refused:

@@ -5,12 +5,10 @@ server that goes on from an older checkpoint and a node that is started again me
 """
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -42,11 +40,11 @@ class NodeMemories(ClientMemories):
 
     def __init__(self, folder: Path, versions: Mapping[str, Versions]) -> None:
         super().__init__(str(folder), limit_mib=0)
-        self._of, self._root = versions, folder
+        self._versions_by_client, self._root = versions, folder
         self._in_round: dict[str, Path] = {}
 
     def open(self, folder: str) -> None:
-        """Use the folder of the node."""
+        """Keep the node's folder; the base class would remove files that no checkpoint here names."""
 
     def load(self, client_id: str) -> Memory:
         """Return the client's memory after its last visit in this round, or after the last round that the server has taken.
@@ -56,17 +54,17 @@ class NodeMemories(ClientMemories):
         Raises:
             Refused: its file is gone or damaged.
         """
-        last = self._of.get(client_id, Versions()).last
+        last = self._versions_by_client.get(client_id, Versions()).last
         if client_id not in self._in_round and last is None:
             return {}
-        found = self._in_round.get(client_id) or self._files(client_id).get(last or 0)
-        if found is None:
+        file = self._in_round.get(client_id) or self._files(client_id).get(last or 0)
+        if file is None:
             raise Refused(
                 f"what client {client_id} remembers of round {(last or 0) + 1} is not in {self._root}: give the node the "
                 "folder that it had, or start a new run"
             )
         try:
-            return read_memory(found, client_id)
+            return read_memory(file, client_id)
         except ValueError as error:
             raise Refused(str(error)) from error
 
@@ -75,42 +73,24 @@ class NodeMemories(ClientMemories):
         buffer = io.BytesIO()
         torch.save(memory, buffer)
         data = buffer.getvalue()
-        oldest = self._of.get(client_id, Versions()).oldest
-        before = self._files(client_id)
+        oldest = self._versions_by_client.get(client_id, Versions()).oldest
+        files_before = self._files(client_id)
         path = self._root / f"{_name(client_id)}-{round_idx}-{blake2b(data, digest_size=8).hexdigest()}.pt"
         with full_disk_named(self._root):
             self._root.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)
         self._in_round[client_id] = path
-        for number, other in before.items():
-            if other != path and (number == round_idx or (oldest is not None and number < oldest)):
-                other.unlink(missing_ok=True)
-
-    def begin_round(self) -> None:
-        """Do nothing: versions are by round."""
-
-    def end_round(self) -> None:
-        """Do nothing: versions are by round."""
-
-    def state_dict(self, round_idx: int) -> dict[str, Any]:
-        """Return nothing: a node writes no checkpoint."""
-        return {}
-
-    @contextmanager
-    def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
-        """Do nothing while the body runs: a node writes no checkpoint."""
-        yield
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: the server says which version counts."""
+        for number, file in files_before.items():
+            # A server that is killed goes on from its newest checkpoint, and asks for what that one needs.
+            if file != path and (number == round_idx or (oldest is not None and number < oldest)):
+                file.unlink(missing_ok=True)
 
     def _files(self, client_id: str) -> dict[int, Path]:
         """Return the files of a client by round; of two of a round, which a kill may leave, the newer one."""
-        found = sorted(
-            self._root.glob(f"{_name(client_id)}-*-*.pt"), key=lambda path: path.stat().st_mtime_ns
-        )
-        return {int(path.stem.split("-")[1]): path for path in found}
+        files = self._root.glob(f"{_name(client_id)}-*-*.pt")
+        by_age = sorted(files, key=lambda path: path.stat().st_mtime_ns)
+        return {int(path.stem.split("-")[1]): path for path in by_age}
 
 
 def _name(client_id: str) -> str:
-    return blake2b(client_id.encode(), digest_size=8).hexdigest()
+    return blake2b(client_id.encode(), digest_size=8).hexdigest()  # an id may hold any character, or a "-"

@@ -4,8 +4,9 @@ Names, shapes, types and lengths are known beforehand, numbers have ranges, and 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Size
 
 from fedlight.federation.channel import Channel
 from fedlight.federation.client import Client, Visiting, Work
-from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like
 from fedlight.federation.payloads import Payloads
 from fedlight.federation.state import State
@@ -42,17 +42,15 @@ class Sent:
 
     Attributes:
         client: the client, whose memory has names and shapes alone: values stay with its node.
+        due: meta tensors that each visit receives, sends and leaves in the client's memory.
         visitings: its visits.
-        due: what each visit receives and sends, as meta tensors.
         bytes_down: bytes that each visit has received.
-        memory: what the client remembers once its work is taken.
     """
 
     client: Client
-    visitings: list[Visiting]
     due: list[Payloads]
-    bytes_down: list[int]
-    memory: Memory
+    visitings: list[Visiting] = field(default_factory=list)
+    bytes_down: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -92,6 +90,11 @@ def check_reply(
         raise Refused("its payloads are not one for each visit that names one")
 
 
+def labels_of(sent: Mapping[str, Sent]) -> dict[str, list[str]]:
+    """Return the labels of each client's visits."""
+    return {name: [visiting.visit.label for visiting in each.visitings] for name, each in sent.items()}
+
+
 def read_lost(answer: Parcel, clients: Collection[str]) -> dict[str, str]:
     """Return why clients could not be visited, by client; raise Refused for anything else."""
     lost = value_of(answer.header, "lost", dict, {})
@@ -115,38 +118,33 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
         Refused: something is not what was due.
     """
     name = sent.client.id
-    own = [one for one in answer.header["visits"] if one["client"] == name]
-    if [one.get("label") for one in own] != [one.visit.label for one in sent.visitings]:
+    entries = [entry for entry in answer.header["visits"] if entry["client"] == name]
+    if [entry.get("label") for entry in entries] != labels_of({name: sent})[name]:
         raise Refused(f"client {name} has made other visits than it was asked for")
-    found = Arrived([], [], [], [], "")
-    for entry, visiting, due in zip(own, sent.visitings, sent.due, strict=True):
-        found.diverged = found.diverged or shown(value_of(entry, "diverged", str))
+    arrived = Arrived([], [], [], [], "")
+    for entry, visiting, due in zip(entries, sent.visitings, sent.due, strict=True):
+        arrived.diverged = arrived.diverged or shown(value_of(entry, "diverged", str))
         steps, seconds = value_of(entry, "steps", int), value_of(entry, "seconds", (int, float))
         loss = None if entry.get("loss") is None else float(value_of(entry, "loss", (int, float)))
         if loss is not None and abs(loss) > MOST_VALUE:
             raise Refused(f"client {name} has a loss of {loss:g}")
         if not 0 <= steps < MOST_STEPS or not 0 <= seconds < MOST_STEPS:
             raise Refused(f"client {name} has made {steps} steps in {seconds} s")
-        found.works.append(Work(steps, 0.0, loss, float(seconds)))
-        found.metrics.append(_metrics(entry))
-        if found.diverged or masked:
+        arrived.works.append(Work(steps, 0.0, loss, float(seconds)))
+        arrived.metrics.append(_metrics(entry))
+        if arrived.diverged or masked:
             continue
         label = entry.get("payload")
         data = b"" if label is None else answer.payloads.get(label) if isinstance(label, str) else None
         if data is None:
             raise Refused(f"the payload of client {name} is missing")
-        found.movements.append(_movement(data, entry, visiting, due, channel, state))
-        found.bytes_up.append(len(data))
-    return found
+        arrived.movements.append(_movement(data, entry, visiting, due, channel, state))
+        arrived.bytes_up.append(len(data))
+    return arrived
 
 
 def _movement(
-    data: bytes,
-    entry: Mapping[str, Any],
-    visiting: Visiting,
-    due: Payloads,
-    channel: Channel,
-    state: State,
+    data: bytes, entry: Mapping[str, Any], visiting: Visiting, due: Payloads, channel: Channel, state: State
 ) -> State:
     """Return the movement in a payload."""
     names = [*due.up]
@@ -157,10 +155,10 @@ def _movement(
         if len(names) != len(given):
             raise Refused("it sends other tensors than are due")
     shapes = {name: due.up[name].shape for name in names}
-    own = {name: visiting.received[name] for name in names if name in visiting.received}
-    received = cut_to_rank(own, visiting.lora_rank)
+    received = {name: visiting.received[name] for name in names if name in visiting.received}
+    received = cut_to_rank(received, visiting.lora_rank)
     message = read_payload(data, _layout(names, visiting, due, channel))
-    _refuse_odd_values(message)
+    _refuse_odd_values(message)  # before a codec computes with them
     try:
         movement = channel.read_up(message, received, shapes)
     except (ValueError, RuntimeError, IndexError, KeyError) as error:
@@ -173,7 +171,7 @@ def due_bytes(sent: Sent, channel: Channel) -> int:
     """Return the bytes of the payloads that a client is due to send."""
     visits = zip(sent.visitings, sent.due, strict=True)
     layouts = [_layout([*due.up], visiting, due, channel) for visiting, due in visits]
-    return sum(payload_bytes(tuple(one.items())) for one in layouts)
+    return sum(payload_bytes(tuple(layout.items())) for layout in layouts)
 
 
 def _layout(names: Sequence[str], visiting: Visiting, due: Payloads, channel: Channel) -> Layout:
@@ -189,7 +187,7 @@ def _refuse_odd_values(tensors: State) -> None:
                 raise Refused(f"what it sends holds {largest:g}, which is no weight of a model")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # clients send alike, and only encoding shows the layout
 def _up_layout(channel: Channel, due: tuple[tuple[str, Size, bool], ...]) -> Layout:
     """Return names, shapes and types of what a reply is sent as; ``due``: name, shape, and whether it was received."""
     reply = {name: torch.zeros(shape) for name, shape, _ in due}
@@ -200,7 +198,7 @@ def _up_layout(channel: Channel, due: tuple[tuple[str, Size, bool], ...]) -> Lay
 
 def _metrics(entry: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
     """Return sums and counts of a visit's training metrics."""
-    found = {}
+    metrics = {}
     for name, pair in value_of(entry, "training", dict).items():
         if not isinstance(pair, list) or len(pair) != 2 or not 0 < len(name) <= 100 or not name.isprintable():
             raise Refused("its training metrics are no sums and counts")
@@ -208,8 +206,8 @@ def _metrics(entry: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
         total, count = value_of(values, "its sum", (int, float)), value_of(values, "its count", int)
         if not 0 < count < MOST_STEPS or abs(total) > MOST_VALUE:
             raise Refused(f"its training metrics have the sum {total:g} over {count} examples")
-        found[name] = (float(total), count)
-    return found
+        metrics[name] = (float(total), count)
+    return metrics
 
 
 def read_made(answer: Parcel, clients: Sequence[str]) -> dict[str, int]:
@@ -226,58 +224,16 @@ def read_losses(
 ) -> dict[str, list[np.ndarray]]:
     """Return the losses of each client under each adapter, one without ``by_example``; raise Refused for anything else."""
     given = value_of(answer.header, "losses", dict)
-    found = {}
+    losses = {}
     for name in clients:
-        own = given.get(name)
-        if not isinstance(own, list) or len(own) != adapters or not all(isinstance(one, list) for one in own):
+        lists = given.get(name)
+        if not isinstance(lists, list) or len(lists) != adapters or {type(each) for each in lists} != {list}:
             raise Refused(f"the losses of client {name} are missing")
-        sizes = {len(one) for one in own}
+        sizes = {len(each) for each in lists}
         if len(sizes) != 1 or sizes == {0} or (not by_example and sizes != {1}):
             raise Refused(f"the losses of client {name} are of other numbers of examples")
-        for each in own:
-            for value in each:
-                if not isinstance(value, float) or not abs(value) < MOST_VALUE:
-                    raise Refused(f"the losses of client {name} are no numbers")
-        found[name] = [np.array(each, dtype=np.float64) for each in own]
-    return found
-
-
-SHAPE, DTYPE = "shape of a tensor", "type of a tensor"
-"""Keys of what stands for a tensor in an outline."""
-
-
-def outline(value: Any) -> Any:
-    """Return what is remembered with names, shapes and types in the place of tensors, as plain values.
-
-    Examples:
-        >>> outline({"own": {"w": torch.ones(2)}, "rank": 3})
-        {'own': {'w': {'shape of a tensor': [2], 'type of a tensor': 'float32'}}, 'rank': 3}
-    """
-    if isinstance(value, torch.Tensor):
-        return {SHAPE: [*value.shape], DTYPE: str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, dict):
-        return {key: outline(item) for key, item in value.items()}
-    return [outline(item) for item in value] if isinstance(value, list) else value
-
-
-def from_outline(value: Any) -> Any:
-    """Return what `outline` was given, with meta tensors.
-
-    Examples:
-        >>> from_outline(outline({"w": torch.ones(2)}))["w"].shape
-        torch.Size([2])
-    """
-    if isinstance(value, dict):
-        if SHAPE in value:
-            return torch.empty(value[SHAPE], dtype=getattr(torch, value[DTYPE]), device="meta")
-        return {key: from_outline(item) for key, item in value.items()}
-    return [from_outline(item) for item in value] if isinstance(value, list) else value
-
-
-def plain_values(memory: Mapping[str, Any]) -> Memory:
-    """Return those entries of a memory that are single values, such as the rank to which a client has pruned itself."""
-    return {
-        key: value
-        for key, value in memory.items()
-        if value is None or isinstance(value, (bool, int, float, str))
-    }
+        for value in chain.from_iterable(lists):
+            if not isinstance(value, float) or not abs(value) < MOST_VALUE:  # also NaN
+                raise Refused(f"the losses of client {name} are no numbers")
+        losses[name] = [np.array(each, dtype=np.float64) for each in lists]
+    return losses

@@ -1,7 +1,8 @@
 """Data and clients of a server, which has no rows: what nodes have named, and a batch that is passed over."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -36,10 +37,10 @@ class PassedOver:
 def without_hooks(module: L.LightningModule) -> Iterator[None]:
     """Keep `PassedOver` from the hooks of a module while the body runs."""
     # Lightning warns about hooks of a transfer that a module has beside a datamodule.
-    own = [
+    changed = [
         name for name in GIVES_BATCH if getattr(type(module), name) is not getattr(L.LightningModule, name)
     ]
-    names = [*TAKES_BATCH, *own]
+    names = [*TAKES_BATCH, *changed]
     before = {name: vars(module)[name] for name in names if name in vars(module)}
     for name in names:
         vars(module)[name] = _hook(getattr(module, name), gives=name in GIVES_BATCH)
@@ -51,12 +52,12 @@ def without_hooks(module: L.LightningModule) -> Iterator[None]:
         vars(module).update(before)
 
 
-def _hook(own: Any, gives: bool) -> Any:
+def _hook(original: Any, gives: bool) -> Any:
     def hook(*args: Any, **named: Any) -> Any:
-        passed = [one for one in (*args, *named.values()) if isinstance(one, PassedOver)]
-        if passed:
-            return passed[0] if gives else None
-        return own(*args, **named)
+        for value in (*args, *named.values()):
+            if isinstance(value, PassedOver):
+                return value if gives else None
+        return original(*args, **named)  # a batch of validation
 
     return hook
 
@@ -65,21 +66,13 @@ class ServerData(L.LightningDataModule):
     """Data of a server, which has no rows: the clients that nodes have named, and rows of its own to validate on.
 
     Args:
-        nodes: the nodes.
+        loop: `ServerLoop` with the nodes; its module imports this one.
         inner: datamodule of the config, whose validation rows are read if they have a source of their own.
-        prepare: function that lets clients make candidates in a round; it returns how many each keeps.
-        believe: function from the clients' claimed numbers of examples to those that count.
     """
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        inner: L.LightningDataModule,
-        prepare: Callable[[int, Sequence[str]], Mapping[str, int]],
-        believe: Callable[[Mapping[str, int]], dict[str, int]],
-    ) -> None:
+    def __init__(self, loop: Any, inner: L.LightningDataModule) -> None:
         super().__init__()
-        self._nodes, self._inner, self._prepare, self._believe = nodes, inner, prepare, believe
+        self._loop, self._inner = loop, inner
         self._made: dict[str, int] = {}
         self.accumulation = 1
         self.validates = has_rows_for_validation(inner)
@@ -87,17 +80,17 @@ class ServerData(L.LightningDataModule):
     @property
     def client_groups(self) -> Mapping[str, str] | None:
         """Known group of each client; None without."""
-        return self._nodes.groups or None
+        return self._loop.nodes.groups or None
 
     def setup(self, stage: str) -> None:
         """Read the rows for validation."""
         if self.validates:
-            self._inner.trainer = self.trainer
+            self._inner.trainer = self.trainer  # which Lightning sets for the trainer's datamodule alone
             self._inner.setup("validate")
 
     def client_sizes(self) -> dict[str, int]:
         """Return with how many examples each client counts; 1 where the server need not know."""
-        return self._believe(self._nodes.sizes)
+        return self._loop.believe(self._loop.nodes.sizes)
 
     def num_batches(self, client_id: str, split: str = "train") -> int:
         """Return 1: how many batches a visit has is the node's."""
@@ -117,7 +110,7 @@ class ServerData(L.LightningDataModule):
 
     def synthesize(self, round_idx: int, client_ids: Sequence[str], module: torch.nn.Module) -> None:
         """Let the clients make candidates on their nodes."""
-        self._made |= self._prepare(round_idx, client_ids)
+        self._made |= self._loop.prepare(round_idx, client_ids)
 
     def choose(self, client_id: str, module: torch.nn.Module) -> None:
         """Do nothing: nodes choose."""
@@ -150,9 +143,9 @@ class AwayClients(NoDevices):
         self._away: list[Visit] = []
 
     def present(self, round_idx: int, now_seconds: float, clients: Sequence[Client]) -> list[Client]:
-        there = {name for own in self._nodes.homes([one.id for one in clients]).values() for name in own}
-        self._without = {one.id: ABSENT for one in clients if one.id not in there}
-        return [one for one in clients if one.id in there]
+        there = {*chain.from_iterable(self._nodes.homes([client.id for client in clients]).values())}
+        self._without = {client.id: ABSENT for client in clients if client.id not in there}
+        return [client for client in clients if client.id in there]
 
     def drop(self, client_id: str, reason: str) -> None:
         """Leave a client out of the round that is planned."""
@@ -161,12 +154,12 @@ class AwayClients(NoDevices):
     def admit(
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
-        self._away = [one for one in visits if one.client_id in self._without]
-        return [one for one in visits if one.client_id not in self._without]
+        self._away = [visit for visit in visits if visit.client_id in self._without]
+        return [visit for visit in visits if visit.client_id not in self._without]
 
     def dropouts(self, round_idx: int) -> list[Record]:
-        reasons = {one.client_id: self._without[one.client_id] for one in self._away}
-        return [dropped_row(round_idx, name, why, 0) for name, why in reasons.items()]
+        names = dict.fromkeys(visit.client_id for visit in self._away)  # some would make several visits
+        return [dropped_row(round_idx, name, self._without[name], 0) for name in names]
 
 
 def dropped_row(round_idx: int, client_id: str, reason: str, bytes_down: int) -> Record:

@@ -7,6 +7,7 @@ uploads for attacks, metrics, checkpoints.
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,20 +34,9 @@ from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.protocols import FederatedData, LossesOn
 from fedlight.federation.state import DIVERGED, Diverged, State, read
+from fedlight.flower.loops import replies
 from fedlight.flower.loops.node_loop import TellsClients, base_digest, rates_of
-from fedlight.flower.loops.replies import (
-    Arrived,
-    Sent,
-    check_reply,
-    due_bytes,
-    from_outline,
-    outline,
-    plain_values,
-    read_losses,
-    read_lost,
-    read_made,
-    read_reply,
-)
+from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
 from fedlight.flower.messages import Parcel, Refused, write_payload
 from fedlight.flower.nodes import Nodes, Traffic
@@ -68,7 +58,6 @@ class ServerRun(Run):
         self, trainer: L.Trainer, module: L.LightningModule, clients: Mapping[str, Client], loop: Any
     ) -> None:
         super().__init__(trainer, module, clients, loop)
-        self._loop = loop
         self.devices = AwayClients(loop.nodes, loop.train == "forward")
 
     def check_losses(self, on: LossesOn) -> None:
@@ -82,15 +71,15 @@ class ServerRun(Run):
         )
 
     def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
-        found: list[dict[str, np.ndarray]] = self._loop.ask_losses(on, adapters, self.state)
-        return found
+        losses: list[dict[str, np.ndarray]] = self._loop.ask_losses(on, adapters, self.state)
+        return losses
 
 
 class ServerFederation(SameFederation):
     """Description of a federation whose clients may change between two starts."""
 
     def meet(self, trainer: L.Trainer, data: FederatedData) -> None:
-        """Add the settings that both starts need."""
+        """Add the settings that both starts need: of the data, sizes and batches are those of the nodes that are there."""
         self.settings |= {"trainer.accumulate_grad_batches": trainer.accumulate_grad_batches}
         self._refuse_others()
         self._saved = {}
@@ -102,26 +91,26 @@ class ServerLoop(FederatedLoop):
     Attributes:
         nodes: the nodes.
         last: client -> last round whose work the server has taken.
-        outlines: client -> names, shapes and types of what its node remembers of it: an algorithm's ``send`` may depend on
-            them. The server computes them, and learns no value.
+        outlines: client -> its memory at the node, with meta tensors: an algorithm's ``send`` may depend on their names and
+            shapes. The server computes them, and learns no value.
     """
 
     planner_type, run_type, deployed = ServerPlanner, ServerRun, True
 
     def connect(
-        self, nodes: Nodes, asks: Mapping[str, Any], own: Mapping[str, Any], secure: bool = False
+        self, nodes: Nodes, asks: Mapping[str, Any], versions: Mapping[str, str], secure: bool = False
     ) -> None:
-        """Take the nodes; ``asks`` and ``own`` are those of `Nodes.welcome`, for nodes that join later.
+        """Take the nodes; ``asks`` and ``versions`` are those of `Nodes.welcome`, for nodes that join later.
 
         With ``secure`` the nodes mask what they send, and the server learns the sum alone.
         """
-        self.nodes, self._asks, self._own, self._secure = nodes, asks, own, secure
+        self.nodes, self._asks, self._versions, self._secure = nodes, asks, versions, secure
         self.last: dict[str, int] = {}
         self.outlines: dict[str, Memory] = {}
         self._saved: dict[str, int] = {}
         self._saved_before: dict[str, int] = {}
         self._global: State = {}
-        self._cached: tuple[int, bytes] | None = None
+        self._cached: tuple[State, bytes] | None = None
         self._federation = ServerFederation(self)
 
     @property
@@ -130,11 +119,11 @@ class ServerLoop(FederatedLoop):
 
     @property
     def _schedule(self) -> RoundSchedule:
-        return self._rounds.everything
+        return self._rounds.everything  # visits of all nodes count here, though this process trains none
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse schedules that would depend on what nodes report, and plan the first round."""
-        by_step = [one for one in trainer.lr_scheduler_configs if one.interval == "step"]
+        by_step = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
         if by_step or (trainer.lr_scheduler_configs and not pl_module.automatic_optimization):
             raise ValueError(
                 "a learning-rate schedule moves within a round, which the server of a deployment does not see: set its "
@@ -147,16 +136,18 @@ class ServerLoop(FederatedLoop):
         self.nodes.compare_bases(base_digest(pl_module))
         self._limits.say_what_is_not_limited(self.algorithm, self._secure)
         assert isinstance(trainer.datamodule, ServerData)  # type: ignore[attr-defined]
+        # A schedule without visits has the batches of one optimizer step.
         trainer.datamodule.accumulation = trainer.accumulate_grad_batches  # type: ignore[attr-defined]
         super().on_fit_start(trainer, pl_module)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
         """Take nodes that have come since, and plan the next round."""
         self._global = read(self._parameters)
-        self.nodes.welcome(self._own, self._asks)
-        if self._data.client_sizes() != {name: one.num_examples for name, one in self.clients.items()}:
+        self.nodes.welcome(self._versions, self._asks)
+        sizes = {name: client.num_examples for name, client in self.clients.items()}
+        if self._data.client_sizes() != sizes:
             ready = self._rounds.planned
-            self._meet_clients(trainer)
+            self._meet_clients(trainer)  # the new planner does not know which round is prepared
             self._rounds.planned = ready
             plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         super()._plan_round(trainer)
@@ -175,19 +166,15 @@ class ServerLoop(FederatedLoop):
 
     def prepare(self, round_idx: int, client_ids: Sequence[str]) -> dict[str, int]:
         """Let clients make candidates; return how many each keeps. Who does not is left out of the round."""
-        model = {"model": "model"}
         made: dict[str, int] = {}
         homes = self.nodes.homes(client_ids)
-        parcels = {
-            node: self._parcel(round_idx, own, model, {"model": self._message(self._global)})
-            for node, own in homes.items()
-        }
+        parcels = self._parcels(homes, round_idx, self._global, {})
         for node, answer in self.nodes.ask("prepare", parcels).items():
             try:
-                made |= self.nodes.read(answer, partial(read_made, clients=homes[node]))
+                made |= self.nodes.read(answer, partial(replies.read_made, clients=homes[node]))
             except Refused as error:
                 for name in homes[node]:
-                    self._drop(name, f"{DROPPED}: {error}")
+                    self._run.devices.drop(name, f"{DROPPED}: {error}")  # type: ignore[attr-defined]
         return made | {name: 0 for name in client_ids if name not in made}
 
     def ask_losses(self, on: LossesOn, adapters: Sequence[str], state: State) -> list[dict[str, np.ndarray]]:
@@ -200,14 +187,13 @@ class ServerLoop(FederatedLoop):
         """
         homes = self.nodes.homes([*self.clients])
         by_example = isinstance(getattr(self.algorithm, "assignment", None), SoftGroups)
-        fields = {"model": "model", "losses_on": on, "adapters": [*adapters], "by_example": by_example}
-        data = {"model": self._message(state)}
-        parcels = {node: self._parcel(self.rounds_done, own, fields, data) for node, own in homes.items()}
+        fields = {"losses_on": on, "adapters": [*adapters], "by_example": by_example}
+        parcels = self._parcels(homes, self.rounds_done, state, fields)
+        take = partial(replies.read_losses, adapters=len(adapters), by_example=by_example)
         scored: dict[str, list[np.ndarray]] = {}
         for node, answer in self.nodes.ask("losses", parcels).items():
-            take = partial(read_losses, clients=homes[node], adapters=len(adapters), by_example=by_example)
             try:
-                scored |= self.nodes.read(answer, take)
+                scored |= self.nodes.read(answer, partial(take, clients=homes[node]))
             except Refused as error:
                 logger.warning("node %s has not scored its clients: %s", node, error)
         if not scored:
@@ -215,15 +201,22 @@ class ServerLoop(FederatedLoop):
                 "no client was scored, without which nobody can be grouped: start their nodes, and run the app again; it "
                 "goes on from the last checkpoint"
             )
-        means = [
-            np.array([np.mean([own[u].mean() for own in scored.values()])]) for u in range(len(adapters))
-        ]
+        by_adapter = zip(*scored.values(), strict=True)
+        means = [np.array([np.mean([losses.mean() for losses in each])]) for each in by_adapter]
         before: Mapping[str, Sequence[float]] = getattr(self.algorithm, "losses", {})
         missing = [name for name in self.clients if name not in scored]
         for name in missing:
-            scored[name] = [np.array([one]) for one in before[name]] if name in before else means
+            scored[name] = [np.array([loss]) for loss in before[name]] if name in before else means
         self._run.log({"unscored": float(len(missing))})
         return [{name: scored[name][u] for name in self.clients} for u in range(len(adapters))]
+
+    def _parcels(
+        self, homes: Mapping[int, Sequence[str]], round_idx: int, state: State, fields: Mapping[str, Any]
+    ) -> dict[int, Parcel]:
+        """Return a message with the whole state to each node."""
+        model = {"model": self._message(state)}
+        fields = {"model": "model", **fields}
+        return {node: self._parcel(round_idx, names, fields, model) for node, names in homes.items()}
 
     def _parcel(
         self, round_idx: int, clients: Sequence[str], fields: Mapping[str, Any], payloads: dict[str, bytes]
@@ -242,29 +235,27 @@ class ServerLoop(FederatedLoop):
 
     def _message(self, state: State) -> bytes:
         """Return the payload of a state that goes down; made once for one state, which goes to many."""
-        if self._cached is None or self._cached[0] != id(state):
-            self._cached = id(state), write_payload(self.channel.message_down(state))
+        if (
+            self._cached is None or self._cached[0] is not state
+        ):  # the state is held: Python gives its id to the next one
+            self._cached = state, write_payload(self.channel.message_down(state))
         return self._cached[1]
-
-    def _drop(self, client_id: str, reason: str) -> None:
-        devices = self._run.devices
-        assert isinstance(devices, AwayClients)
-        devices.drop(client_id, reason)
 
     # The visits of a round
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         """Have nodes make the visits of the round; then the server steps."""
-        sent, parcels = self._send(under_way)
+        homes, parcels = self._send(under_way)
+        sent = {name: each for home in homes.values() for name, each in home.items()}
+        outcomes: dict[str, Arrived | str] = {}
         if self._secure:
-            found = self._visit_masked(under_way, sent, parcels)
+            outcomes = self._visit_masked(under_way, homes, parcels)
         else:
-            answers, found = self.nodes.ask("visit", parcels), {}
-            for node, parcel in parcels.items():
-                found |= self._read(answers[node], {name: sent[name] for name in parcel.header["shares"]})
+            for node, answer in self.nodes.ask("visit", parcels).items():
+                outcomes |= self._read(answer, homes[node])
         took_part = []
-        for name in self._rounds.everything.clients:  # as the emulator would have visited them
-            arrived = found.get(name, ABSENT)
+        for name in self._rounds.everything.clients:  # rows of visits.csv have the emulator's order
+            arrived = outcomes.get(name, ABSENT)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
                 self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down))
@@ -272,19 +263,14 @@ class ServerLoop(FederatedLoop):
             took_part.append(name)
             self._take_work(trainer, under_way, sent[name], arrived)
         dropped = len(self._rounds.cohort) - len(took_part)
-        self._rounds.cohort = [one for one in self._rounds.cohort if one.id in took_part]
+        self._rounds.cohort = [client for client in self._rounds.cohort if client.id in took_part]
         traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
-        self._run.log(
-            {
-                "dropped": float(dropped),
-                "wire_bytes_down": float(traffic.down),
-                "wire_bytes_up": float(traffic.up),
-            }
-        )
+        self._run.log({"dropped": float(dropped)})
+        self._run.log({"wire_bytes_down": float(traffic.down), "wire_bytes_up": float(traffic.up)})
         super()._finish_round(trainer, module, under_way)
 
     def _visit_masked(
-        self, under_way: OpenRound, sent: Mapping[str, Sent], parcels: Mapping[int, Parcel]
+        self, under_way: OpenRound, homes: Mapping[int, Mapping[str, Sent]], parcels: Mapping[int, Parcel]
     ) -> dict[str, Arrived | str]:
         """Have nodes make the visits and mask what they send; add their sum to the round.
 
@@ -292,78 +278,76 @@ class ServerLoop(FederatedLoop):
         """
         from fedlight.flower.secure import server_side  # it needs the extra flower
 
-        round_of = server_side.SecureRound(self.nodes, self.rounds_done)
-        homes = {
-            node: {name: sent[name] for name in parcel.header["shares"]} for node, parcel in parcels.items()
-        }
-        shapes = server_side.shapes_of([one.due[0].up for one in sent.values()]) if sent else {}
+        secure_round = server_side.SecureRound(self.nodes, self.rounds_done)
+        weights = {name: self._weight(each) for home in homes.values() for name, each in home.items()}
+        shapes = server_side.shapes_of([each.due[0].up for home in homes.values() for each in home.values()])
         before = replace(self.nodes.traffic)
         due = server_side.masked_bytes(shapes)
-        opened = round_of.open({node: replace(one, due_bytes=due) for node, one in parcels.items()})
+        opened = secure_round.open({node: replace(each, due_bytes=due) for node, each in parcels.items()})
         arrived: dict[str, Arrived] = {}
-        gone: dict[str, str] = {}
+        lost: dict[str, str] = {}
         for node, answer in self.nodes.ask("visit", opened).items():
             take = partial(server_side.read_masked, sent=homes[node], shapes=shapes, channel=self.channel)
             try:
-                own, lost, masked = self.nodes.read(answer, take)
+                works, reasons, masked = self.nodes.read(answer, take)
             except Refused as error:
-                round_of.why[node] = str(error)
+                secure_round.reasons[node] = str(error)
                 continue
-            arrived |= own
-            gone |= {name: f"{DROPPED}: {reason}" for name, reason in lost.items()}
-            round_of.add(node, masked, sum(not one.diverged for one in own.values()))
+            arrived |= works
+            lost |= {name: f"{DROPPED}: {reason}" for name, reason in reasons.items()}
+            secure_round.add(node, masked, sum(not work.diverged for work in works.values()))
         reason = "too few nodes are left for a secure sum"
         try:
             if arrived:
-                weights = [self._weight(sent[name]) for name, one in arrived.items() if not one.diverged]
-                total = server_side.decoded(round_of.total(), shapes, weights)
+                added = [weights[name] for name, work in arrived.items() if not work.diverged]
+                total = server_side.decoded(secure_round.total(), shapes, added)
                 under_way.contributions.merge([{"updates": total, "diverged": {}}])
-        except Refused as error:
+        except Refused as error:  # without the total no update is known, only who diverged
             self.nodes.count_refused(str(error))
             logger.warning("round %s: %s", self.rounds_done + 1, error)
-            arrived, reason = {name: one for name, one in arrived.items() if one.diverged}, str(error)
+            arrived, reason = {name: work for name, work in arrived.items() if work.diverged}, str(error)
         visits = sum(parcel.num_bytes for parcel in opened.values())
         self._run.log({"secure_bytes_down": float(self.nodes.traffic.down - before.down - visits)})
         self._run.log({"secure_bytes_up": float(self.nodes.traffic.up - before.up)})
-        why = {
-            name: f"{DROPPED}: {round_of.why.get(node, reason)}"
-            for node, own in homes.items()
-            for name in own
-        }
-        return {**why, **gone, **arrived}
+        outcomes: dict[str, Arrived | str] = {}
+        for node, home in homes.items():
+            outcomes |= dict.fromkeys(home, f"{DROPPED}: {secure_round.reasons.get(node, reason)}")
+        return outcomes | lost | arrived
 
     def _weight(self, sent: Sent) -> float:
         """Return what a client's update weighs, which follows from what the server knows."""
+        # With algorithms that are summed it follows from numbers of examples, so the movement may be unknown.
         update = self.algorithm.finish_visit(sent.visitings[-1], {}, Work(0, 0.0, None, 0.0))
         uniform = getattr(self.aggregation or self.algorithm.aggregation(1), "divide_by", "") != "weight"
         return 1.0 if update is None or uniform else update.weight
 
-    def _send(self, under_way: OpenRound) -> tuple[dict[str, Sent], dict[int, Parcel]]:
-        """Return what is under way for each client, and the message for each node."""
+    def _send(self, under_way: OpenRound) -> tuple[dict[int, dict[str, Sent]], dict[int, Parcel]]:
+        """Return the visits under way by node and client, and the message for each node."""
         state = under_way.exchange.state
-        sent: dict[str, Sent] = {}
+        homes: dict[int, dict[str, Sent]] = {}
         parcels: dict[int, Parcel] = {}
-        for node, names in self.nodes.homes([one.id for one in self._rounds.cohort]).items():
-            payloads: dict[str, bytes] = {}
+        for node, names in self.nodes.homes([client.id for client in self._rounds.cohort]).items():
+            # By identity, of states that are held: clients of a node that receive one state share its payload.
             labels: dict[int, str] = {}
+            states: list[State] = []
+            payloads: dict[str, bytes] = {}
             entries: list[dict[str, Any]] = []
-            model = None
+            model, sent = None, homes.setdefault(node, {})
             for name in sorted(names):
-                client = replace(self.clients[name], memory=from_outline(self.outlines.get(name, {})))
-                visits = [one for one in self._rounds.everything.visits if one.client_id == name]
+                client = replace(self.clients[name], memory=deepcopy(self.outlines.get(name, {})))
+                visits = [visit for visit in self._rounds.everything.visits if visit.client_id == name]
                 due = predict_payloads(self.algorithm, visits, client, state)
-                sent[name] = Sent(client, [], due, [], due[-1].memory)
+                sent[name] = Sent(client, due)
                 for visit in visits:
                     message, num_bytes = self._down(sent[name], visit, state)
                     label = None
                     if message is not None:
+                        states.append(message)
                         label = labels.setdefault(id(message), f"p{len(labels)}")
-                        payloads[label] = (
-                            write_payload(self.channel.message_down(message))
-                            if message is not state
-                            else self._message(state)
-                        )
-                        model = label if message is state else model
+                        if message is state:
+                            payloads[label], model = self._message(state), label
+                        else:
+                            payloads[label] = write_payload(self.channel.message_down(message))
                     entries.append({"client": name, "label": visit.label, "payload": label})
                     sent[name].bytes_down.append(num_bytes)
             fields = {
@@ -372,11 +356,10 @@ class ServerLoop(FederatedLoop):
                 "rates": self._rates,
                 "algorithm": self.algorithm.tell(names) if isinstance(self.algorithm, TellsClients) else {},
             }
+            num_bytes = sum(replies.due_bytes(each, self.channel) for each in sent.values())
             parcel = self._parcel(self.rounds_done, sorted(names), fields, payloads)
-            parcels[node] = replace(
-                parcel, due_bytes=sum(due_bytes(sent[name], self.channel) for name in names)
-            )
-        return sent, parcels
+            parcels[node] = replace(parcel, due_bytes=num_bytes)
+        return homes, parcels
 
     def _down(self, sent: Sent, visit: Visit, state: State) -> tuple[State | None, int]:
         """Begin a visit at the server; return the state that goes down, None for nothing, and its bytes."""
@@ -386,7 +369,7 @@ class ServerLoop(FederatedLoop):
         if message is not None:
             small = cut_to_rank(message, rank)
             if any(value.shape != message[name].shape for name, value in small.items()):
-                message = small
+                message = small  # else the state itself, whose payload is made once for all
             payload = self.channel.down(message, sent.client)
             received, num_bytes = pad_like(payload.state, state, rank), payload.num_bytes
         visiting = self.algorithm.start_visit(visit, sent.client, received)
@@ -397,24 +380,24 @@ class ServerLoop(FederatedLoop):
 
     def _read(self, answer: Parcel | Refused, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
         """Return the work of a node's clients, or why there is none."""
-        asked = {name: [one.visit.label for one in each.visitings] for name, each in sent.items()}
-        found: dict[str, Arrived | str] = {}
+        asked, most = replies.labels_of(sent), self.nodes.bounds.metrics
+        outcomes: dict[str, Arrived | str] = {}
         try:
-            self.nodes.read(answer, partial(check_reply, asked=asked, most_metrics=self.nodes.bounds.metrics))
-            lost = self.nodes.read(answer, partial(read_lost, clients=sent))
+            self.nodes.read(answer, partial(replies.check_reply, asked=asked, most_metrics=most))
+            lost = self.nodes.read(answer, partial(replies.read_lost, clients=sent))
         except Refused as error:
             return dict.fromkeys(sent, f"{DROPPED}: {error}")
         for name, each in sent.items():
             if name in lost:
-                self.nodes.count_refused(lost[name])
-                found[name] = f"{DROPPED}: {lost[name]}"
+                self.nodes.count_refused(lost[name])  # the reply itself was taken
+                outcomes[name] = f"{DROPPED}: {lost[name]}"
                 continue
-            take = partial(read_reply, sent=each, channel=self.channel, state=self._run.state)
+            take = partial(replies.read_reply, sent=each, channel=self.channel, state=self._run.state)
             try:
-                found[name] = self.nodes.read(answer, take)
+                outcomes[name] = self.nodes.read(answer, take)
             except Refused as error:
-                found[name] = f"{DROPPED}: {error}"
-        return found
+                outcomes[name] = f"{DROPPED}: {error}"
+        return outcomes
 
     def _take_work(self, trainer: L.Trainer, under_way: OpenRound, sent: Sent, arrived: Arrived) -> None:
         """Add up a client's work of the round."""
@@ -423,51 +406,53 @@ class ServerLoop(FederatedLoop):
         if arrived.diverged:
             contributions.leave_out(name, Diverged(arrived.diverged))
         for place, visiting in enumerate(sent.visitings):
-            work, reason, up = arrived.works[place], "", 0
+            work, reason, bytes_down = arrived.works[place], "", sent.bytes_down[place]
+            bytes_up = arrived.bytes_up[place] if arrived.bytes_up else 0
             examples = self._run.num_examples(visiting.visit)
-            if arrived.bytes_up:
-                up = arrived.bytes_up[place]
             if arrived.movements and not arrived.diverged:
-                trained = visiting.start | _unknown(sent.due[place].memory)
+                # NaN, which equals no value that the server knows, for each parameter that a client keeps for itself.
+                kept: State = sent.due[place].memory.get(OWN_STATE, {})
+                trained = visiting.start | {n: torch.full(p.shape, torch.nan) for n, p in kept.items()}
                 try:
                     update = under_way.exchange.arrived(visiting, arrived.movements[place], trained, work)
                     for part in self._run.parts_with(Part.weighed):
                         update = None if update is None else part.weighed(group, visiting.visit, update)
                     contributions.add(visiting.visit, update, {}, examples)
                     under_way.training.add(name, arrived.metrics[place])
-                except (Diverged, ValueError, ArithmeticError) as why:  # of a loss, which is as the node says
-                    contributions.leave_out(name, Diverged(str(why)))
+                except (ValueError, ArithmeticError) as error:  # a weight may follow from the node's loss
+                    contributions.leave_out(name, Diverged(str(error)))
             if name in contributions.diverged:
                 under_way.training.leave_out(name)
                 reason = DIVERGED
-            of = self.rounds_done, visiting.visit, examples, work, sent.bytes_down[place], up
-            row = visit_row(*of, reason, visiting.lora_rank)
+            visit, rank = visiting.visit, visiting.lora_rank
+            row = visit_row(self.rounds_done, visit, examples, work, bytes_down, bytes_up, reason, rank)
             self.visit_records.append(row)
             under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if name not in contributions.diverged:
             self.last[name] = self.rounds_done
-            self.outlines[name] = outline(sent.memory) | plain_values(sent.client.memory)
+            # The server itself works out single values, such as the rank to which a client has pruned itself.
+            single = (bool, int, float, str, type(None))
+            known = {key: value for key, value in sent.client.memory.items() if isinstance(value, single)}
+            self.outlines[name] = sent.due[-1].memory | known
 
     # Checkpoints
 
     def remembered(self) -> dict[str, Any]:
         """Return what the loop returns, and what a server that goes on has to know of its nodes."""
-        return super().remembered() | {
-            "nodes": {
-                **{"run": self.nodes.run, "keys": dict(self.nodes.keys)},
-                **{"last": dict(self.last), "outlines": dict(self.outlines)},
-            }
-        }
+        nodes = {"run": self.nodes.run, "keys": dict(self.nodes.keys), "last": dict(self.last)}
+        return super().remembered() | {"nodes": {**nodes, "outlines": dict(self.outlines)}}
 
     def recall(self, checkpoint: Path | None) -> None:
         """Take from a checkpoint which node serves which client, before nodes are asked to join."""
         if checkpoint is not None:
+            # Mapped, since the weights in it are not needed here.
             saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
             self.nodes.keys.update(saved["callbacks"][self.state_key].get("nodes", {}).get("keys", {}))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's part of a checkpoint; nodes keep what this one and the one before it need."""
         state = super().state_dict()
+        # This one is not on the disk yet: a server that is killed before goes on from the one before it.
         self._saved_before, self._saved = self._saved, dict(state["nodes"]["last"])
         return state
 
@@ -485,9 +470,3 @@ class ServerLoop(FederatedLoop):
         kept = state_dict["nodes"]
         self.nodes.run, self.last, self.outlines = kept["run"], dict(kept["last"]), dict(kept["outlines"])
         self._saved = self._saved_before = dict(self.last)
-
-
-def _unknown(memory: Memory) -> State:
-    """Return NaN for each parameter that a client keeps for itself, which equals none that the server knows."""
-    own: State = memory.get(OWN_STATE, {})
-    return {name: torch.full(value.shape, torch.nan) for name, value in own.items()}

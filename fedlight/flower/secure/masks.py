@@ -60,9 +60,8 @@ def agreed_key(private: bytes, public: bytes, purpose: str) -> bytes:
 
 def stream(key: bytes, elements: int) -> Ring:
     """Return so many elements of the ring that look uniform to who has not the key."""
-    cipher = Cipher(
-        algorithms.ChaCha20(key, bytes(16)), mode=None
-    )  # a key has one stream, so the nonce may be fixed
+    # A key has one stream, so the nonce may be fixed.
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
     return from_bytes(cipher.encryptor().update(bytes(elements * BYTES)))
 
 

@@ -26,6 +26,8 @@ from fedlight.support.files import full_disk_named, write_whole
 LEAST_NODES = 3
 """Of two nodes, each would learn the other's sum from the total; so no sum of fewer is unmasked, whoever is lost."""
 MOST_NODES = 10_000
+PUBLIC = ("mask", "letter", "seed")
+"""What the others know of a node: its public keys for masks and letters, and a commitment to its seed."""
 
 
 class NodeSecrets:
@@ -41,14 +43,9 @@ class NodeSecrets:
 
     def keys(self, asked: Parcel) -> dict[str, str]:
         """Return the public keys of a round, and a commitment to its seed; what was kept of earlier rounds is forgotten."""
-        secrets = {name: masks.new_secret() for name in ("mask", "letter", "seed")}
-        kept = {name: value.hex() for name, value in secrets.items()}
+        kept = {name: masks.new_secret().hex() for name in PUBLIC}
         self._write({"step": "keys", "round": value_of(asked.header, "round", int), **kept})
-        return {
-            "mask": masks.public_key(secrets["mask"]).hex(),
-            "letter": masks.public_key(secrets["letter"]).hex(),
-            "seed": masks.commitment(secrets["seed"]).hex(),
-        }
+        return self._public(kept)
 
     def shares(self, asked: Parcel) -> dict[str, str]:
         """Return for each other node a letter with shares of this one's secrets.
@@ -61,32 +58,28 @@ class NodeSecrets:
         if not LEAST_NODES <= len(nodes) <= MOST_NODES or {*nodes} != {str(n + 1) for n in range(len(nodes))}:
             raise Refused(f"a secure sum of {len(nodes)} nodes is not safe: it takes {LEAST_NODES} at least")
         public: dict[str, dict[str, str]] = {}
-        for name, one in nodes.items():
-            if not isinstance(one, dict):
+        for name, keys in nodes.items():
+            if not isinstance(keys, dict):
                 raise Refused("the keys of a node are missing")
-            public[name] = {
-                key: hex_of(one, key, masks.KEY_BYTES).hex() for key in ("mask", "letter", "seed")
-            }
-        for key in ("mask", "letter", "seed"):
-            if len({one[key] for one in public.values()}) != len(public):
+            public[name] = {key: hex_of(keys, key, masks.KEY_BYTES).hex() for key in PUBLIC}
+        for key in PUBLIC:  # the masks with two nodes of one key would be the same stream
+            if len({keys[key] for keys in public.values()}) != len(public):
                 raise Refused("two nodes have the same key")
-        own = [name for name, one in public.items() if one == self._public(kept)]
-        if not own:
+        here = next((name for name, keys in public.items() if keys == self._public(kept)), None)
+        if here is None:
             raise Refused("the keys that this node has made are not among those of the round")
         threshold = masks.threshold_of(len(public))
-        of_seed, of_mask = (
-            masks.split(bytes.fromhex(kept[key]), threshold, len(public)) for key in ("seed", "mask")
-        )
+        shares = [masks.split(bytes.fromhex(kept[key]), threshold, len(public)) for key in ("seed", "mask")]
         letters: dict[str, str] = {}
-        mine: dict[str, list[str]] = {}
-        for place, (seed, mask_key) in enumerate(zip(of_seed, of_mask, strict=True)):
-            name = str(place + 1)
-            if name == own[0]:
-                mine = {name: [seed.hex(), mask_key.hex()]}
+        held: dict[str, list[str]] = {}
+        for place, (seed, mask_key) in enumerate(zip(*shares, strict=True)):
+            name = str(place + 1)  # Shamir's shares are numbered from 1, so a share says whose it is
+            if name == here:
+                held = {name: [seed.hex(), mask_key.hex()]}
                 continue
             letter_key = self._letter_key(kept, public[name]["letter"])
-            letters[name] = masks.seal(letter_key, seed + mask_key, self._about(kept, own[0], name)).hex()
-        self._write({**kept, "step": "shares", "own": own[0], "public": public, "held": mine})
+            letters[name] = masks.seal(letter_key, seed + mask_key, self._about(kept, here, name)).hex()
+        self._write({**kept, "step": "shares", "own": here, "public": public, "held": held})
         return letters
 
     def take_letters(self, asked: Parcel) -> None:
@@ -96,13 +89,13 @@ class NodeSecrets:
             Refused: a letter cannot be read, or too few nodes have written.
         """
         kept = self._read(asked, "shares")
-        letters, own = value_of(asked.header, "letters", dict), kept["own"]
+        letters, here = value_of(asked.header, "letters", dict), kept["own"]
         held = dict(kept["held"])
         for name in letters:
-            if name not in kept["public"] or name == own:
+            if name not in kept["public"] or name == here:
                 raise Refused(f"a letter of node {name!r:.40}, which is not one of the round")
             key = self._letter_key(kept, kept["public"][name]["letter"])
-            data = masks.unseal(key, hex_of(letters, name, masks.LETTER_BYTES), self._about(kept, name, own))
+            data = masks.unseal(key, hex_of(letters, name, masks.LETTER_BYTES), self._about(kept, name, here))
             held[name] = [data[: masks.SHARE_BYTES].hex(), data[masks.SHARE_BYTES :].hex()]
         if len(held) < least_of(len(kept["public"])):
             raise Refused(f"{len(held)} of {len(kept['public'])} nodes are left, too few for a secure sum")
@@ -111,12 +104,12 @@ class NodeSecrets:
     def mask(self, asked: Parcel, values: Ring) -> Ring:
         """Return the sum of a node's clients as the server gets it."""
         kept = self._read(asked, "letters")
-        total, elements = values.copy(), values.shape[1]
+        total, elements, private = values.copy(), values.shape[1], bytes.fromhex(kept["mask"])
         add(total, masks.stream(bytes.fromhex(kept["seed"]), elements))
-        for name in kept["held"]:
+        for name in kept["held"]:  # only their shares can take a mask off
             if name != kept["own"]:
-                key = pair_key(bytes.fromhex(kept["mask"]), kept["public"][name]["mask"])
-                add(total, pair_mask(key, int(kept["own"]), int(name), elements))
+                public = bytes.fromhex(kept["public"][name]["mask"])
+                add(total, pair_mask(private, public, int(kept["own"]), int(name), elements))
         self._write({**kept, "step": "masked"})
         return total
 
@@ -138,6 +131,7 @@ class NodeSecrets:
             raise Refused(
                 f"{len(alive)} of {len(kept['public'])} nodes have answered, too few to unmask a sum"
             )
+        # A server that asks again with other lists would get both secrets of a node, and so what that node has sent.
         self._file.unlink()
         return {
             "seeds": {name: kept["held"][name][0] for name in alive},
@@ -145,14 +139,16 @@ class NodeSecrets:
         }
 
     def _public(self, kept: Mapping[str, Any]) -> dict[str, str]:
-        found = {key: masks.public_key(bytes.fromhex(kept[key])).hex() for key in ("mask", "letter")}
-        return found | {"seed": masks.commitment(bytes.fromhex(kept["seed"])).hex()}
+        public = {key: masks.public_key(bytes.fromhex(kept[key])).hex() for key in ("mask", "letter")}
+        return public | {"seed": masks.commitment(bytes.fromhex(kept["seed"])).hex()}
 
     def _letter_key(self, kept: Mapping[str, Any], public: str) -> bytes:
         return masks.agreed_key(bytes.fromhex(kept["letter"]), bytes.fromhex(public), "letters")
 
     def _about(self, kept: Mapping[str, Any], sender: str, receiver: str) -> str:
-        return json.dumps([self._run, kept["round"], sender, receiver])
+        return json.dumps(
+            [self._run, kept["round"], sender, receiver]
+        )  # no letter can be passed off as another
 
     def _read(self, asked: Parcel, step: str) -> dict[str, Any]:
         """Return the secrets, if they are those of the round and the step before has been done."""
@@ -160,6 +156,7 @@ class NodeSecrets:
             kept: dict[str, Any] = json.loads(self._file.read_text())
         except (OSError, ValueError) as error:
             raise Refused("this node has no secrets of the round: it was not asked for its keys") from error
+        # In their order and each once: two answers to one step would tell more than the protocol does.
         if kept["round"] != value_of(asked.header, "round", int) or kept["step"] != step:
             raise Refused("the message is not of the step of secure aggregation that is due")
         return kept
@@ -167,7 +164,7 @@ class NodeSecrets:
     def _write(self, kept: Mapping[str, Any]) -> None:
         with full_disk_named(self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.parent.chmod(0o700)
+            self._file.parent.chmod(0o700)  # the mode of the file itself is left to the umask
             write_whole(self._file, json.dumps(kept))
 
 
@@ -176,12 +173,7 @@ def least_of(nodes: int) -> int:
     return max(LEAST_NODES, masks.threshold_of(nodes))
 
 
-def pair_key(private: bytes, public: str) -> bytes:
-    """Return the key of the mask between two nodes."""
-    return masks.agreed_key(private, bytes.fromhex(public), "masks")
-
-
-def pair_mask(key: bytes, own: int, other: int, elements: int) -> Ring:
-    """Return what node ``own`` adds for ``other``, the negative of what that one adds."""
-    found = masks.stream(key, elements)
-    return found if own < other else negative(found)
+def pair_mask(private: bytes, public: bytes, node: int, other: int, elements: int) -> Ring:
+    """Return what ``node`` adds for ``other``, the negative of what that one adds; the keys are one of each."""
+    mask = masks.stream(masks.agreed_key(private, public, "masks"), elements)
+    return mask if node < other else negative(mask)

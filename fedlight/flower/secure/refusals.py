@@ -24,15 +24,13 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
     """
     algorithm, aggregation, channel = (settings[name] for name in ("algorithm", "aggregation", "channel"))
     codecs = getattr(channel, "up_codecs", [])
-    names = ", ".join(type(one).__name__ for one in codecs)
-    looking = [
-        type(one).__name__ for one in settings["parts"] if type(one).aggregation is not Part.aggregation
-    ]
-    takers = [type(one).__name__ for one in callbacks if isinstance(one, TakesUpload)]
+    names = ", ".join(type(codec).__name__ for codec in codecs)
+    parts = [part for part in settings["parts"] if type(part).aggregation is not Part.aggregation]
+    takers = [type(callback).__name__ for callback in callbacks if isinstance(callback, TakesUpload)]
     refused = (
         (
             f"algorithm={type(algorithm).__name__}",
-            type(algorithm) not in SUMS_ALONE,
+            type(algorithm) not in SUMS_ALONE,  # a derived class may do anything
             "its server needs more than one sum over all clients of a round, or is not known not to: take FedAvg or FedProx",
         ),
         (
@@ -43,12 +41,12 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
         ),
         (
             f"channel.up={names}" if names else f"channel={type(channel).__name__}",
-            type(channel) not in (Identity, Wire) or any(type(one) is not ClipAndNoise for one in codecs),
+            type(channel) not in (Identity, Wire) or any(type(codec) is not ClipAndNoise for codec in codecs),
             "a masked sum is sent whole, so codecs save nothing and lose precision: leave channel.up out",
         ),
         (
-            f"parts={', '.join(looking)}",
-            looking,
+            f"parts={', '.join(type(part).__name__ for part in parts)}",
+            parts,
             "it looks at single updates: leave it out",
         ),
         (
@@ -57,9 +55,9 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
             "it sends numbers of directions: leave it out",
         ),
     )
-    for name, is_set, why in refused:
+    for name, is_set, reason in refused:
         if is_set:
-            raise ValueError(f"federated.{name} does not work with secure-aggregation: {why}")
+            raise ValueError(f"federated.{name} does not work with secure-aggregation: {reason}")
     if takers:
         raise ValueError(
             f"{takers[0]} among trainer.callbacks looks at single uploads, which secure-aggregation hides from the server: "

@@ -58,14 +58,15 @@ def negative(values: Ring) -> Ring:
 
 def to_bytes(values: Ring) -> bytes:
     """Return elements as bytes, digit by digit, each the lowest byte first."""
+    # The two highest bytes of a digit of 48 bits are zeros, and are not sent.
     return values.astype("<i8", copy=False)[..., None].view(np.uint8)[..., : BITS // 8].tobytes()
 
 
 def from_bytes(data: bytes) -> Ring:
     """Return the elements that `to_bytes` wrote."""
-    found = np.zeros((DIGITS, len(data) // BYTES, 8), dtype=np.uint8)
-    found[..., : BITS // 8] = np.frombuffer(data, dtype=np.uint8).reshape(DIGITS, -1, BITS // 8)
-    return found.view("<i8")[..., 0].astype(np.int64)
+    digits = np.zeros((DIGITS, len(data) // BYTES, 8), dtype=np.uint8)
+    digits[..., : BITS // 8] = np.frombuffer(data, dtype=np.uint8).reshape(DIGITS, -1, BITS // 8)
+    return digits.view("<i8")[..., 0].astype(np.int64)
 
 
 def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> tuple[Ring, int]:
@@ -88,7 +89,7 @@ def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> t
         >>> mean = WeightedSum("weight")
         >>> mean.add(Update("a", {"w": torch.tensor([-1.5, 2.0**-146])}, weight=2.0))
         >>> values, rounded = encode(mean.partial(), {"w": (2,)})
-        >>> [float(one * Fraction(2) ** UNIT) for one in as_integers(values)], rounded
+        >>> [float(number * Fraction(2) ** UNIT) for number in as_integers(values)], rounded
         ([-3.0, 2.2420775429197073e-44, 2.0], 0)
     """
     layout = tuple((name, tuple(shape)) for name, shape in shapes.items())
@@ -101,7 +102,7 @@ def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> t
             where = slice(number * BLOCK, min((number + 1) * BLOCK, size))
             total[:, where], lost = _from_digits(part, where.stop - where.start)
             rounded += lost
-    weight = sum((Fraction(*ratio) for _, ratio in partial["divisors"]), Fraction())
+    weight = sum((Fraction(*ratio) for _, ratio in partial["divisors"]), Fraction())  # exact like the sums
     scaled = weight / Fraction(2) ** UNIT
     whole = round(scaled)
     if not 0 <= weight < 2.0**31:
@@ -124,27 +125,28 @@ def decode(total: Ring, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     sums: list[Any] = []
     for number in range(-(-size // BLOCK)):
         part = total[:, number * BLOCK : min((number + 1) * BLOCK, size)]
-        sums.append((layout, number, _to_digits(part)))
+        rows = enumerate([*part[:-1], highest(part)], FIRST_DIGIT)
+        digits = {index: torch.from_numpy(row.astype(np.float64)) for index, row in rows}
+        # Digits of a sum's addends are below 2^47, these below 2^48.
+        block = {"shape": (part.shape[1],), "digits": digits, "addends": 2, "not_finite": None}
+        sums.append((layout, number, block))
     return {"sums": sums, "divisors": [(tuple(shapes), weight.as_integer_ratio())] if weight else []}
 
 
 def as_integers(values: Ring) -> list[int]:
     """Return elements as signed integers, multiples of the unit."""
-    digits = [*values[:-1], highest(values)]
-    return [
-        sum(int(digit) << (BITS * place) for place, digit in enumerate(one))
-        for one in zip(*digits, strict=True)
-    ]
+    by_element = zip(*values[:-1], highest(values), strict=True)
+    return [sum(int(digit) << (BITS * place) for place, digit in enumerate(each)) for each in by_element]
 
 
 def highest(values: Ring) -> NDArray[np.int64]:
     """Return the highest digit of each element with the element's sign, in [-2^47, 2^47)."""
-    return (values[-1] ^ 2 ** (BITS - 1)) - 2 ** (BITS - 1)
+    return (values[-1] ^ 2 ** (BITS - 1)) - 2 ** (BITS - 1)  # two's complement of 48 bits
 
 
 def _carry(values: Ring) -> Ring:
     """Bring all digits into [0, 2^48), in place; what leaves the highest digit is dropped."""
-    for low, high in pairwise(values):
+    for low, high in pairwise(values):  # >> rounds down, so digits below zero borrow
         high += low >> BITS
         low &= _MASK
     values[-1] &= _MASK
@@ -168,11 +170,3 @@ def _from_digits(part: Mapping[str, Any], size: int) -> tuple[Ring, int]:
     whole = np.rint(below)
     total[0] += whole.astype(np.int64)
     return _carry(total), int((below != whole).sum())
-
-
-def _to_digits(values: Ring) -> dict[str, Any]:
-    """Return elements as the parts of an exact sum."""
-    digits = enumerate([*values[:-1], highest(values)], FIRST_DIGIT)
-    found = {index: torch.from_numpy(digit.astype(np.float64)) for index, digit in digits}
-    # Digits of a sum's addends are below 2^47, these below 2^48.
-    return {"shape": (values.shape[1],), "digits": found, "addends": 2, "not_finite": None}

@@ -17,11 +17,11 @@ import numpy as np
 
 from fedlight.federation.channel import Channel
 from fedlight.federation.state import State
-from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_lost, read_reply
+from fedlight.flower.loops.replies import Arrived, Sent, check_reply, labels_of, read_lost, read_reply
 from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.secure import masks, ring
-from fedlight.flower.secure.node_side import LEAST_NODES, least_of, pair_key, pair_mask
+from fedlight.flower.secure.node_side import LEAST_NODES, PUBLIC, least_of, pair_mask
 from fedlight.support.words import count_noun
 
 logger = logging.getLogger("fedlight")
@@ -33,10 +33,10 @@ def shapes_of(due: Sequence[State]) -> dict[str, tuple[int, ...]]:
     Raises:
         ValueError: not all of them send the same, so that some sums would be of few clients.
     """
-    found = [{name: tuple(one[name].shape) for name in sorted(one)} for one in due]
-    if any(one != found[0] for one in found):
+    shapes = [{name: tuple(state[name].shape) for name in sorted(state)} for state in due]
+    if any(each != shapes[0] for each in shapes):
         raise ValueError("secure-aggregation: the clients of a round send unlike tensors; set it to false")
-    return found[0]
+    return shapes[0] if shapes else {}
 
 
 def masked_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
@@ -57,15 +57,15 @@ def read_masked(
     data, due = answer.payloads.get(ring.PAYLOAD), masked_bytes(shapes)
     if data is None or len(answer.payloads) != 1 or len(data) != due:
         raise Refused(f"its masked sum is not {due // ring.BYTES:,} elements of {ring.BYTES} bytes")
-    visits = Parcel(answer.header)
-    check_reply(visits, {name: [one.visit.label for one in each.visitings] for name, each in sent.items()})
+    visits = Parcel(answer.header)  # without the payload, which belongs to no visit
+    check_reply(visits, labels_of(sent))
     lost = read_lost(visits, sent)
     there = {name: each for name, each in sent.items() if name not in lost}
-    found = {name: read_reply(visits, each, channel, {}, masked=True) for name, each in there.items()}
-    for place, one in enumerate(found.values()):
-        one.bytes_up = [0] * len(one.works)
-        one.bytes_up[-1] = 0 if place else len(data)
-    return found, lost, ring.from_bytes(data)
+    arrived = {name: read_reply(visits, each, channel, {}, masked=True) for name, each in there.items()}
+    for place, work in enumerate(arrived.values()):
+        work.bytes_up = [0] * len(work.works)
+        work.bytes_up[-1] = 0 if place else len(data)
+    return arrived, lost, ring.from_bytes(data)
 
 
 class SecureRound:
@@ -76,12 +76,12 @@ class SecureRound:
         round_idx: the round.
 
     Attributes:
-        why: node -> why it gives nothing to the round.
+        reasons: node -> why it gives nothing to the round.
     """
 
     def __init__(self, nodes: Nodes, round_idx: int) -> None:
         self._nodes, self._round = nodes, round_idx
-        self.why: dict[int, str] = {}
+        self.reasons: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self._public: dict[str, dict[str, bytes]] = {}
         self._letters: dict[str, dict[str, str]] = {}
@@ -97,21 +97,21 @@ class SecureRound:
         if len(keys) < LEAST_NODES:
             return self._too_few(parcels, len(keys), LEAST_NODES)
         self._names = {node: str(place + 1) for place, node in enumerate(sorted(keys))}
-        self._public = {self._names[node]: own for node, own in keys.items()}
+        self._public = {self._names[node]: public for node, public in keys.items()}
         listed = {
-            name: {key: value.hex() for key, value in own.items()} for name, own in self._public.items()
+            name: {key: value.hex() for key, value in public.items()} for name, public in self._public.items()
         }
         written = self._ask("shares", {node: {"nodes": listed} for node in keys}, self._letters_of)
         least = least_of(len(keys))
         if len(written) < least:
             return self._too_few(parcels, len(written), least)
         self._letters = {self._names[node]: letters for node, letters in written.items()}
-        found = {}
+        opened = {}
         for node in written:
-            to = self._names[node]
-            letters = {name: own[to] for name, own in self._letters.items() if name != to}
-            found[node] = replace(parcels[node], header={**parcels[node].header, "letters": letters})
-        return found
+            receiver = self._names[node]
+            letters = {name: each[receiver] for name, each in self._letters.items() if name != receiver}
+            opened[node] = replace(parcels[node], header={**parcels[node].header, "letters": letters})
+        return opened
 
     def add(self, node: int, masked: ring.Ring, updates: int) -> None:
         """Take the masked sum of a node, of so many updates: none where all of its clients have diverged."""
@@ -128,63 +128,64 @@ class SecureRound:
         names = {self._names[node]: node for node in self._masked}
         gone = [name for name in self._letters if name not in names]
         self._refuse_too_few("have sent a sum", len(names), least_of(len(self._public)))
+        # A sum of zeros hides no other sum.
         self._refuse_too_few("have an update", self._with_update, LEAST_NODES)
         lists = {"alive": [*names], "gone": gone}
         take = partial(self._shares_of, alive=[*names], gone=gone)
         answers = self._ask("unmask", dict.fromkeys(self._masked, lists), take)
         self._refuse_too_few("have helped to unmask the sum", len(answers), threshold)
         elements = next(iter(self._masked.values())).shape[1]
-        total = ring.zeros(elements)
+        total = ring.zeros(elements)  # the masks between two nodes that are both in it cancel
         for masked in self._masked.values():
             ring.add(total, masked)
         for name in names:
-            shares = [own["seeds"][name] for own in answers.values()]
+            shares = [answer["seeds"][name] for answer in answers.values()]
             seed = _joined(shares, threshold, masks.commitment, self._public[name]["seed"])
             ring.add(total, ring.negative(masks.stream(seed, elements)))
         for name in gone:
-            shares = [own["masks"][name] for own in answers.values()]
+            shares = [answer["masks"][name] for answer in answers.values()]
             private = _joined(shares, threshold, masks.public_key, self._public[name]["mask"])
             for other in names:  # the mask of the lost node is what is missing in the total
-                key = pair_key(private, self._public[other]["mask"].hex())
-                ring.add(total, pair_mask(key, int(name), int(other), elements))
+                public = self._public[other]["mask"]
+                ring.add(total, pair_mask(private, public, int(name), int(other), elements))
         return total
 
     def _ask(self, action: str, fields: Mapping[int, dict[str, Any]], take: Any) -> dict[int, Any]:
-        """Ask nodes for a step; return what ``take`` finds in their answers, and say why of the others."""
-        parcels = {node: Parcel({"round": self._round, **own}) for node, own in fields.items()}
-        found = {}
+        """Ask nodes for a step; return what ``take`` finds in their answers, and keep the reasons of the others."""
+        parcels = {node: Parcel({"round": self._round, **values}) for node, values in fields.items()}
+        taken = {}
         for node, answer in self._nodes.ask(action, parcels, self._nodes.join_seconds).items():
             try:
-                found[node] = self._nodes.read(answer, partial(take, node))
+                taken[node] = self._nodes.read(answer, partial(take, node))
             except Refused as error:
-                self.why[node] = str(error)
-        return found
+                self.reasons[node] = str(error)
+        return taken
 
     def _letters_of(self, node: int, answer: Parcel) -> dict[str, str]:
-        own, given = self._names[node], value_of(answer.header, "letters", dict)
-        if given.keys() != self._public.keys() - {own}:
+        given = value_of(answer.header, "letters", dict)
+        if given.keys() != self._public.keys() - {self._names[node]}:
             raise Refused("its letters are not one to each other node")
         return {name: hex_of(given, name, masks.LETTER_BYTES).hex() for name in given}
 
     def _shares_of(
         self, node: int, answer: Parcel, alive: Sequence[str], gone: Sequence[str]
     ) -> dict[str, dict[str, bytes]]:
-        found = {}
+        shares = {}
         for key, due in (("seeds", alive), ("masks", gone)):
             given = value_of(answer.header, key, dict)
             if given.keys() != {*due}:
                 raise Refused("its shares are not one of each node")
-            found[key] = {name: hex_of(given, name, masks.SHARE_BYTES) for name in due}
+            shares[key] = {name: hex_of(given, name, masks.SHARE_BYTES) for name in due}
             holder = int(self._names[node]).to_bytes(4, "little")
-            if any(share[:4] != holder for share in found[key].values()):
-                raise Refused("its shares are not its own")
-        return found
+            if any(share[:4] != holder for share in shares[key].values()):
+                raise Refused("its shares are not its own")  # one share twice cannot be combined
+        return shares
 
     def _too_few(self, parcels: Mapping[int, Parcel], number: int, least: int) -> dict[int, Parcel]:
         try:
             self._refuse_too_few("are there", number, least)
         except Refused as error:
-            self.why = {node: self.why.get(node, str(error)) for node in parcels}
+            self.reasons = {node: self.reasons.get(node, str(error)) for node in parcels}
             logger.warning("round %s: %s", self._round + 1, error)
         return {}
 
@@ -212,17 +213,17 @@ def decoded(
         raise Refused(
             "the sum of the nodes is not that of the clients that have taken part: a node has sent another one"
         )
-    most = ring.MOST_OF_LAST * max(1, len(weights))
+    most = ring.MOST_OF_LAST * max(1, len(weights))  # no node can send more, unless it breaks the rules
     if np.abs(ring.highest(total)).max() > most:
         raise Refused("the sum of the nodes holds values that are no weights of a model")
     return partial_sum
 
 
 def _public(header: Mapping[str, Any]) -> dict[str, bytes]:
-    found = {key: hex_of(header, key, masks.KEY_BYTES) for key in ("mask", "letter", "seed")}
+    public = {key: hex_of(header, key, masks.KEY_BYTES) for key in PUBLIC}
     for key in ("mask", "letter"):  # the other nodes would refuse to go on with one that is none
-        masks.agreed_key(masks.new_secret(), found[key], "check")
-    return found
+        masks.agreed_key(masks.new_secret(), public[key], "check")
+    return public
 
 
 def _joined(shares: Sequence[bytes], threshold: int, to_known: Any, known: bytes) -> bytes:
@@ -231,11 +232,11 @@ def _joined(shares: Sequence[bytes], threshold: int, to_known: Any, known: bytes
     Raises:
         Refused: it cannot be found.
     """
-    for first in range(len(shares)):
+    for first in range(len(shares)):  # not all subsets: with many nodes there are too many
         some = [*islice([*shares, *shares], first, first + threshold)]
         try:
-            if to_known(found := masks.join(some)) == known:
-                return found
+            if to_known(secret := masks.join(some)) == known:
+                return secret
         except (Refused, ValueError):  # of another length, as wrong shares may give
             continue
     raise Refused("the shares of the nodes do not open the sum: a node has sent wrong ones")
