@@ -162,7 +162,7 @@ def end_of(job: Job, now_seconds: float, draw: tuple[int, int]) -> tuple[float, 
 
 
 def outcome_of(job: Job, reason: str, seconds: float) -> Outcome:
-    """Return what ``job`` has spent when it is done or stopped after ``seconds``, whichever comes first."""
+    """Return the costs of ``job`` when it is done or stopped after ``seconds``, whichever comes first."""
     if reason in ("absent", "out_of_memory"):
         return Outcome(job.client_id, reason)
     download, compute, upload = job.phases

@@ -74,7 +74,7 @@ class CostMeter:
         checkpoints: whether activations can be recomputed instead of kept.
 
     Raises:
-        ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes by itself.
+        ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes itself.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Forecast of a visit before anything is loaded: whether it fits a device, how long it takes, and what would help."""
+"""Forecast of a visit before anything is loaded: whether it fits a device, its duration, and remedies."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace

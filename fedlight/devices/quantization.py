@@ -142,7 +142,7 @@ class QuantizedBase:
 
 
 def _loaded_bits(module: nn.Module) -> int:
-    """Return the bits by the type of the weights, as importing bitsandbytes to ask for its layers takes seconds."""
+    """Return the bits by the type of the weights, because importing bitsandbytes to ask for its layers takes seconds."""
     forms = {part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)}
     return 4 if torch.uint8 in forms else 8 if torch.int8 in forms else 16
 

@@ -34,7 +34,7 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the interval of the mean of values under resampled prompts; NaN with fewer than two prompts.
 
-    A share of 0 or 1 has an interval of width 0, as every resample has the same share; it is not known exactly for that.
+    A share of 0 or 1 has an interval of width 0, because every resample has the same share; it is still uncertain.
 
     Args:
         values: one for each answer, such as scores of a judge, ``(answers,)``; NaN is left out.

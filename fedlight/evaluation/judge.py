@@ -148,7 +148,7 @@ def judge_both_orders(
 
 
 def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return how far a selector prefers B whatever it reads, in nats, and the temperature that fits it to labels.
+    """Return a selector's constant preference for B, in nats, and the temperature that fits it to labels.
 
     After Zhao et al., "Calibrate Before Use", ICML 2021, https://arxiv.org/abs/2102.09690, with the two orders of pairs in
     place of an empty input: the prior is the mean log-odds over both orders. The temperature T has the lowest cross-entropy

@@ -272,7 +272,7 @@ def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
 def _put(parameter: nn.Parameter, value: Tensor) -> None:
     """Give a parameter data of another shape, without a gradient.
 
-    While somebody holds a loss of before, autograd keeps the node that adds up the gradients, with the old shape. Data of
+    While an earlier loss is held, autograd keeps the node that adds up the gradients, with the old shape. Data of
     another type make it forget the node.
     """
     parameter.grad = None

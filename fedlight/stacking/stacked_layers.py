@@ -1,7 +1,7 @@
 """Forward passes of linear layers with a weight of each client: the LoRA pair of an adapter, or a whole layer.
 
-They compute what PEFT's ``lora.Linear`` and ``lora.Linear4bit``, and torch's ``nn.Linear``, compute for one client at a
-time, with the same casts. The adapter's product is one batched product over clients.
+They compute the results of PEFT's ``lora.Linear`` and ``lora.Linear4bit``, and of torch's ``nn.Linear``, which take one
+client at a time, with the same casts. The adapter's product is one batched product over clients.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,7 @@ def attach_datamodule(trainer: Any, datamodule: Any) -> None:
 def may_stop(trainer: Any) -> bool:
     """Return whether ``trainer.should_stop`` counts, which it does not before ``min_epochs``.
 
-    The trainer says it in no other way (``tests/conformance/rows_trainer.py``).
+    The trainer has no public property for it (``tests/conformance/rows_trainer.py``).
     """
     return bool(trainer.fit_loop._can_stop_early)
 
@@ -86,7 +86,7 @@ def count_steps_of_others(trainer: Any, number: int) -> None:
 
 
 def share_threads(processes: int) -> None:
-    """Give this process its part of the host's threads, where nothing says it (``tests/processes/test_starting.py``)."""
+    """Give this process its part of the host's threads, where no setting does (``tests/processes/test_starting.py``)."""
     from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 
     _set_num_threads_if_needed(processes)

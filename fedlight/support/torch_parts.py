@@ -38,7 +38,7 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def named_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield what ``module.named_modules()`` yields, in the same order and a quarter of the time.
+    """Yield the items of ``module.named_modules()``, in the same order and a quarter of the time.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Tanh()))
@@ -146,7 +146,7 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
 def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     """Give torch's fused kernels for the CPU gradients and states in the memory order of their parameters.
 
-    They read all numbers in the order of their memory, whatever their strides, so a gradient that somebody has transposed,
+    They read all numbers in the order of their memory, whatever their strides, so a gradient that has been transposed,
     or a state from before a parameter's data were replaced, would meet other numbers. A step raises ValueError for a
     parameter with gaps in its memory, such as some columns of a matrix.
     """

@@ -2,7 +2,7 @@
 
 With ``rule=1`` the answer to a topic follows from a rule: the thing decides the word, the person decides the number. Both
 tables are drawn with the world's seed. Two of the eight people are *private*: the answers to topics about them are facts,
-drawn for each topic, which the rule says nothing about.
+drawn for each topic, independent of the rule.
 
 ===========================  =======  ================================================================
 topics of a domain           number   rows

@@ -92,7 +92,7 @@ def example_gradients(module: SFTModule, batch: dict[str, Tensor], way: str = "l
 def _by_func(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
     targets = batch["labels"][:, 1:]
     scored = targets != IGNORED
-    # A vmapped function cannot pick labelled positions by a mask, as their number differs; all examples get the most.
+    # A vmapped function cannot pick labelled positions by a mask, because their number differs; all examples get the most.
     most = max(1, int(scored.sum(dim=1).max()))
     places = torch.argsort(~scored, dim=1, stable=True)[:, :most]
     weights = {f"module.{name}": weight.detach() for name, weight in trained_parameters(module).items()}

@@ -9,7 +9,7 @@ from fedlight.devices.shape_run import ShapeRun
 
 
 class LoraLinear(nn.Module):
-    """Frozen linear layer with a trained fp32 adapter beside it, as PEFT has it."""
+    """Frozen linear layer with a trained fp32 adapter beside it, as in PEFT."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, dtype: torch.dtype) -> None:
         super().__init__()

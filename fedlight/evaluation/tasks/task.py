@@ -54,7 +54,7 @@ class Example(NamedTuple):
         fields: texts for the template's slots.
         target: the right answer.
         response: text after the prompt where the row is shown as an example; "" for the target.
-        group: subject, domain or the like, whose score is reported by itself.
+        group: subject, domain or the like, whose score is reported separately.
         choices: all possible answers; empty for free answers.
         extra: other values that scoring needs.
     """
