@@ -29,7 +29,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from fedlight import Algorithm, FederatedDataModule, FederatedLoop, FlexLoRA, HetLoRA
+from fedlight import Algorithm, FederatedDataModule, FederatedLoop
+from fedlight.federation.algorithms.lora import FlexLoRA, HetLoRA
 from fedlight.federation.lora.products import Term, singular_vectors
 
 INNER, OUT, RANK = 24, 16, 8

@@ -30,7 +30,8 @@ from qwen_round import GIB, SHAPE, peak_bytes, save_model
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fedlight import FederatedDataModule, FederatedLoop, Fleet, SFTModule, ZerothOrder
+from fedlight import FederatedDataModule, FederatedLoop, Fleet, SFTModule
+from fedlight.federation.forward import ZerothOrder
 from fedlight.modules.language.adapters import Lora
 
 DEVICE = """memory_gib: 4

@@ -99,7 +99,7 @@ def told(fit, caplog):
             ["--federated.fedbuff=FedBuff"],
             "has no setting 'fedbuff' any more: give the same class as fleet.buffered",
         ),
-        (["--federated.product_error=true"], "any more: add fedlight.ProductError to parts"),
+        (["--federated.product_error=true"], "any more: add ProductError to parts"),
         (["--feddle.x=1"], "there is no key 'feddle.x'"),
         (["--model=SelectrModule"], "model: there is no class 'SelectrModule'"),
         (["--federated.algorithm=FedAvgg"], "federated.algorithm: there is no class 'FedAvgg'"),

@@ -7,7 +7,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from plain_lightning import trainer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from fedlight import ByClient, FederatedLoop, FederatedWrapper, GivenLoaders
+from fedlight import ByClient, FederatedLoop, FederatedWrapper
+from fedlight.datamodules.federated import GivenLoaders
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
 X = torch.arange(1.0, 9.0)[:, None]

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 
-import fedlight
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -176,7 +176,7 @@ def test_every_public_name_is_in_the_reference_once():
     for link in re.findall(r"^\[reference: (.*)\]\(.*\)$", text, re.MULTILINE):
         room, *names = link.split()
         shown += [f"{room}.{name}" for name in names or getattr(importlib.import_module(room), "_FILES", {})]
-    listed = [f"fedlight.{file.rpartition('.')[0]}.{name}" for name, file in fedlight._FILES.items()]
+    listed = [f"fedlight.{file.rpartition('.')[0]}.{name}" for name, file in CLASS_FILES.items()]
     assert len(shown) == len(set(shown))
     assert set(listed) <= set(shown)
 
@@ -235,8 +235,8 @@ def check_classes(node: object) -> None:
     """Every ``class_path`` in it is a class that has its ``init_args``."""
     if isinstance(node, dict):
         if "class_path" in node:
-            module, _, name = node["class_path"].rpartition(".")
-            made = getattr(importlib.import_module(module), name)
+            made = class_of(node["class_path"])
+            assert made is not None, node["class_path"]
             assert set(node.get("init_args", {})) <= set(made.__init__.__code__.co_varnames)
         for value in node.values():
             check_classes(value)

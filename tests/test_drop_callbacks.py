@@ -17,7 +17,7 @@ BEFORE = ["RoundProgress", "VisitLog", "ClientData", "AdapterExport", "ModelChec
 
 def test_a_file_on_top_drops_a_class_and_adds_another(tmp_path):
     file = tmp_path / "more.yaml"
-    more = {"callbacks+": [{"class_path": "fedlight.ClientAccuracy"}]}
+    more = {"callbacks+": [{"class_path": "ClientAccuracy"}]}
     file.write_text(yaml.safe_dump({"drop_callbacks": ["TaskScores"], "trainer": more}))
     assert callbacks("--config=feddca.yaml") == BEFORE
     assert callbacks("--config=feddca.yaml", f"--config={file}") == [*BEFORE[:-1], "ClientAccuracy"]

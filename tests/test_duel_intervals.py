@@ -16,7 +16,7 @@ from fedlight.evaluation.judge import Judge
 from fedlight.judges.duels import duels
 from fedlight.modules.dpo import DPOModule
 
-LONGER = {"class_path": "fedlight.LengthJudge"}
+LONGER = {"class_path": "LengthJudge"}
 LENGTHS = [3, 9, 9, 4, 9, 9, 9, 2, 9, 9, 9, 6]
 
 

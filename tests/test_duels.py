@@ -17,7 +17,7 @@ from fedlight.judges.rule_judges import FactJudge, OracleJudge
 from fedlight.recipes.stages import Stage
 from fedlight.toy.instructions import answer, instructions
 
-FACTS = {"class_path": "fedlight.FactJudge", "init_args": {"seed": 3}}
+FACTS = {"class_path": "FactJudge", "init_args": {"seed": 3}}
 ROWS = instructions(seed=3, split="test", domain="farm", topic_rows=1)[:6]
 RIGHT = [row["output"] for row in ROWS]
 
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_named(tmp_path):
         made_judge({"class_path": FACTS["class_path"], "init_args": {"sed": 3}})
     with pytest.raises(ValueError, match="there is no class 'FactJudgee'"):
         made_judge({"class_path": "FactJudgee"})
-    assert made_judge({"class_path": "fedlight.OracleJudge"}).group is OracleJudge().group
+    assert made_judge({"class_path": "OracleJudge"}).group is OracleJudge().group
 
 
 def rated(first, second, mark="1f0c52a7"):

@@ -7,13 +7,12 @@ import lightning as L
 import pytest
 from tiny_world import fedlight, refused
 
-import fedlight as package
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.federation.aggregation import Aggregation
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.channel import Channel
 from fedlight.federation.server import ServerOptimizer
-from fedlight.lightning_cli.class_names import find_object
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, find_object
 from fedlight.lightning_cli.help_page import TRAINER, classes_of, help_page, settings
 
 COMMANDS = ("fit", "validate", "test", "predict")
@@ -45,8 +44,8 @@ def test_keys_and_defaults_are_those_of_the_signature(path):
 
 @pytest.mark.parametrize("base", [Algorithm, ServerOptimizer, Aggregation, Channel])
 def test_classes_that_a_key_takes_are_those_that_derive(base):
-    public = [name for name in package._FILES if package._FILES[name].startswith("federation.")]
-    classes = {name: getattr(package, name) for name in public}
+    public = [name for name, file in CLASS_FILES.items() if file.startswith("federation.")]
+    classes = {name: find_object(name) for name in public}
     derived = {name for name, of in classes.items() if base in getattr(of, "__mro__", ()) and of is not base}
     assert set(classes_of(base.__name__)) == derived
     assert len(derived) > 1
@@ -56,8 +55,8 @@ def test_classes_that_a_key_takes_are_those_that_derive(base):
 def test_classes_of_model_and_data_are_those_that_derive(part, base):
     page = help_page("fit").split()
     named = {page[i + 1] for i, word in enumerate(page) if word == f"--{part}"}
-    public = {name for name in package._FILES if isinstance(getattr(package, name), type)}
-    derived = {name for name in public if issubclass(getattr(package, name), base)}
+    classes = {name: class_of(name) for name in CLASS_FILES}
+    derived = {name for name, each in classes.items() if each is not None and issubclass(each, base)}
     # No values of a command line: a base class, and two that hold a project's own objects.
     assert named == derived - {FederatedDataModule.__name__, "FederatedWrapper", "GivenLoaders"}
 

@@ -15,7 +15,7 @@ from fedlight.recipes import recipe as recipes
 COLUMNS = {"prompt": "prompts", "response_a": "answers_a", "response_b": "answers_b", "choice": "winner"}
 COLUMNS |= {"client": "judge", "category": "category"}
 CHOICES = {"a": "model_a", "b": "model_b", "tie": ["tie", "tie (inconsistent)"]}
-LONGER = {"class_path": "fedlight.LengthJudge"}
+LONGER = {"class_path": "LengthJudge"}
 
 
 def vote(question, category, judge, a, b, winner):

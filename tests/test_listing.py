@@ -6,16 +6,14 @@ import subprocess
 import pytest
 from tiny_world import fedlight, refused
 
-import fedlight as package
 from fedlight.conf import path as conf_path
+from fedlight.lightning_cli.class_names import CLASS_FILES
 
 
 def test_methods_names_every_algorithm_augmentation_and_recipe_with_a_line_of_its_own():
     lines = fedlight("methods").out.splitlines()
     firsts = {line.split()[0] for line in lines if line.strip()}
-    of_federation = {
-        name for name, file in package._FILES.items() if file.startswith("federation.algorithms")
-    }
+    of_federation = {name for name, file in CLASS_FILES.items() if file.startswith("federation.algorithms")}
     assert of_federation | {"FedDCA", "LESS", "GSM8K", "MemoryExtraction", "OracleJudge"} <= firsts
     assert {file.stem for file in conf_path("recipes").glob("*.yaml")} <= firsts
     assert all(len(line.split()) > 1 for line in lines if line.split()[:1] == ["FedProx"])

@@ -165,6 +165,6 @@ def test_equal_probabilities_tie():
 
 
 def test_the_longer_answer_wins():
-    longer = made_judge({"class_path": "fedlight.LengthJudge"})
+    longer = made_judge({"class_path": "LengthJudge"})
     assert isinstance(longer, LengthJudge)
     assert longer.verdicts([{}] * 3, ["ab ", "a", ""], ["ab", "abc", "x"]) == [0.5, 0, 0]

@@ -11,9 +11,9 @@ ROOMS = {
     "callbacks": ("attacks", "export", "logs", "loop", "progress", "scores"),
     "datamodules": ("clients", "rows", "synthesis", "text", "vectors"),
     "fedlight": (
-        *("augmentation", "cli", "devices", "evaluation", "first_config", "flower", "generators", "judges"),
-        *("lightning_cli", "plan", "preflight", "pretrained", "processes", "recipes", "stacking"),
-        *("support", "toy"),
+        *("augmentation", "cli", "devices", "evaluation", "export", "first_config", "flower", "generators"),
+        *("judges", "lightning_cli", "plan", "preflight", "pretrained", "processes", "recipes"),
+        *("report", "runs", "stacking", "support", "toy"),
     ),
 }
 

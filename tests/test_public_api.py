@@ -4,77 +4,44 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from dataclasses import is_dataclass
 
 import pytest
+from tiny_world import fedlight as run
+from tiny_world import refused
 
 import fedlight
+from fedlight.further_names import FURTHER
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
+from fedlight.lightning_cli.cli import find_by_name
 
 FIRST_MET = ["__version__", "FederatedLoop", "ByClient", "FederatedWrapper", "FederatedDataModule"]
 PUBLIC = {
     *FIRST_MET,
     # whose example is whose
-    *(
-        "GivenLoaders",
-        "ClientParallelStrategy",
-        "PartitionByField",
-        "Partition",
-        "iid",
-        "dirichlet",
-        "by_key",
-    ),
+    *("ClientParallelStrategy", "PartitionByField", "Partition", "iid", "dirichlet", "by_key"),
     # what is shown and written
-    *(
-        "RoundProgress",
-        "VisitLog",
-        "ClientData",
-        "GroupLog",
-        "ClientAccuracy",
-        "AdapterExport",
-        "PredictionWriter",
-    ),
+    *("RoundProgress", "VisitLog", "AdapterExport"),
     # clients and server
-    *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "FedMIT", "FewFedWeight"),
-    *("GreedyGroups", "OptimalGroups", "NearestGroups", "SoftGroups", "KnownGroups"),
-    *("Ditto", "FedRep", "GlobalThenLocal", "LocalOnly", "LocalSelfGeneration"),
-    *("FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"),
-    *("HetLoRA", "FlexLoRA"),
-    *("ZerothOrder", "FedKSeed"),
-    "FedBuff",
-    *("Limits", "Part", "ProductError", "StepSchedules"),
-    *("Average", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
-    *("CoordinateMedian", "TrimmedMean", "PrivateMean"),
+    *("FedAvg", "FedProx", "Scaffold", "FedBiscuit", "FewFedPIT", "Ditto", "LocalOnly"),
+    *("Limits", "Part", "FedAvgM", "FedAdam", "CoordinateMedian", "TrimmedMean", "PrivateMean"),
     # the wire and the devices
-    *("Identity", "Wire", "Quantize", "TopK", "ClipAndNoise", "Fleet", "Device"),
+    *("Wire", "Quantize", "TopK", "ClipAndNoise", "Fleet"),
     # language models and their data
-    *("SelectorModule", "FeatureSelectorModule", "SFTModule", "DPOModule", "RewardModule", "ProjectorModule"),
-    *("Lora", "Optimization", "Completions", "Sampling", "Execution"),
-    *("PreferenceDataModule", "InstructionDataModule", "PromptDataModule", "CompletionPairDataModule"),
-    *("EmbeddingDataModule", "HashedEncoder", "SentenceEncoder"),
+    *("SelectorModule", "FeatureSelectorModule", "SFTModule", "DPOModule", "RewardModule"),
+    *("Lora", "Optimization", "Sampling"),
+    *("PreferenceDataModule", "InstructionDataModule", "PromptDataModule"),
     # what clients train on besides their own
-    *("AugmentedInstructionDataModule", "RandomSampling", "DirectRetrieval", "FedDCA", "FedDCAStar", "LESS"),
-    *("SelfInstruct", "SyntheticInstructionDataModule", "SelfGeneration", "PseudoResponses", "FewShot"),
-    *("SelfGenerationPrompts", "SubstituteRows"),
+    *("AugmentedInstructionDataModule", "FedDCA", "FedDCAStar", "LESS", "HashedEncoder", "SentenceEncoder"),
+    *("SyntheticInstructionDataModule", "SelfGeneration"),
     # evaluation
-    *(
-        "WinRate",
-        "SampleAnswers",
-        "Forgetting",
-        "TaskScores",
-        "TaskDataModule",
-        "GSM8K",
-        "MultipleChoice",
-        "Sentiment",
-        "HumanEval",
-    ),
-    *("ExactMatch", "DomainCoverage", "Judge", "OracleJudge", "FactJudge", "LengthJudge", "LocalJudge"),
-    *("ChatJudge", "SelectorJudge", "ChatEndpoint", "LocalGenerator", "ToyTeacher", "TaskRows"),
-    # attacks
-    *("MemoryExtraction", "DiscoverableMemorization", "MembershipInference", "Canaries"),
+    *("WinRate", "TaskScores", "Judge"),
     # to write a part of one's own
-    *("Algorithm", "ServerOptimizer", "Aggregation", "Channel", "Codec", "Augmentation", "Synthesis", "Task"),
-    *("Attack", "Client", "Visit", "Visiting", "Work", "Update", "State", "derive_seed"),
+    *("Algorithm", "ServerOptimizer", "Aggregation", "Codec"),
+    *("Client", "Visit", "Visiting", "Work", "Update", "State", "derive_seed"),
 }
 HEAVY = {"torch", "lightning", "numpy", "transformers", "peft", "sklearn", "rich", "matplotlib", "jinja2"}
 
@@ -100,6 +67,24 @@ def test_a_name_that_is_not_there_is_refused():
         _ = fedlight.FedAvgg
     with pytest.raises(ImportError, match="cannot import name 'FedAvgg'"):
         exec("from fedlight import FedAvgg")
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_further_name_is_imported_from_its_room_and_refused_here(name):
+    room = f"fedlight.{FURTHER[name].rpartition('.')[0]}"
+    value = getattr(importlib.import_module(room), name)
+    assert value.__doc__
+    assert value is class_of(name)
+    line = re.escape(f"write `from {room} import {name}`, and in a config {name} alone")
+    with pytest.raises(ImportError, match=line):
+        exec(f"from fedlight import {name}")
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': {line}"):
+        getattr(fedlight, name)
+    assert not hasattr(fedlight, name)
+
+
+def test_no_name_is_in_both_tables():
+    assert not PUBLIC & FURTHER.keys()
 
 
 def test_type_checkers_see_the_same_names_in_the_same_files():
@@ -136,6 +121,36 @@ def test_a_config_may_name_them_and_is_written_out_with_them():
     config = parser.parse_args(["--algorithm=fedlight.FedProx", "--algorithm.mu=0.5"])
     assert parser.instantiate_classes(config).algorithm.mu == 0.5
     assert "class_path: fedlight.FedProx" in parser.dump(config)
+
+
+def test_a_config_gives_each_name_alone():
+    from jsonargparse import ArgumentParser
+
+    find_by_name()
+    kinds = {name: kind for name in CLASS_FILES if (kind := class_of(name)) is not None}
+    made = [name for name, kind in kinds.items() if not (is_dataclass(kind) or inspect.isabstract(kind))]
+    made.remove("Aggregation")  # a protocol
+    assert len(made) > 100
+    for name in made:
+        kind = kinds[name]
+        base = next(each for each in kind.__mro__[::-1] if each.__module__.startswith("fedlight."))
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_subclass_arguments(base, "part", skip=set(inspect.signature(kind).parameters))
+        assert class_of(parser.parse_args([f"--part={name}"]).part.class_path) is kind
+
+
+@pytest.mark.parametrize("name", ["FedKSeed", "GroupLog", "ProductError"])
+def test_a_config_is_told_the_name_to_write(name):
+    given = {
+        "FedKSeed": "--federated.algorithm=fedlight.FedKSeed",
+        "GroupLog": "--trainer.callbacks=[fedlight.GroupLog]",
+        "ProductError": "--federated.parts=[fedlight.ProductError]",
+    }
+    line = refused(run("fit", "--config=selector.yaml", given[name]))
+    assert f"there is no 'fedlight.{name}': write {name}" in line
+    assert (
+        run("fit", "--config=selector.yaml", given[name].replace("fedlight.", ""), "--print_config").code == 0
+    )
 
 
 def test_each_room_exports_what_it_lists():

@@ -150,7 +150,7 @@ def test_less_than_one_process_is_refused(recipe, tmp_path):
             {"trainer": {"callbacks": []}},
             "it has no PredictionWriter, which puts predictions into order",
         ),
-        ("predict", {"trainer": {"callbacks": [{"class_path": "fedlight.PredictionWriter"}]}}, None),
+        ("predict", {"trainer": {"callbacks": [{"class_path": "PredictionWriter"}]}}, None),
         ("test", {"trainer": {"callbacks": [{"class_path": "fedlight.TaskScores"}]}}, None),
         ("test", {"model": {"class_path": "fedlight.SFTModule"}}, None),
         (

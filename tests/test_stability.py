@@ -22,6 +22,7 @@ from fedlight.cli import listing
 from fedlight.cli.main import COMMANDS
 from fedlight.flower.messages import Parcel, Refused
 from fedlight.flower.nodes import Nodes
+from fedlight.lightning_cli.class_names import class_of
 from fedlight.preflight.finding import exit_code, ok, problem, unknown
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +97,7 @@ def test_public_names_are_found_with_their_arguments():
 @holds("| base classes")
 @pytest.mark.parametrize("name", ["Algorithm", "Codec", "Task", "Attack"])
 def test_methods_of_base_classes_are_documented(name):
-    base = getattr(package, name)
+    base = class_of(name)
     own = {key: value for key, value in vars(base).items() if callable(value) and not key.startswith("_")}
     assert own
     assert [key for key, value in own.items() if not inspect.getdoc(getattr(base, key))] == []
@@ -110,7 +111,7 @@ def test_every_command_has_options(command):
     assert "usage: fedlight" in shown.out
 
 
-@holds("| configs |", "Nothing is deprecated", "The command line suggests")
+@holds("| configs |", "Nothing is deprecated", "The command line suggests", "A name that is")
 def test_keys_and_class_names_are_found_or_refused():
     given = ["fit", "--config=selector.yaml"]
     printed = fedlight(
@@ -130,6 +131,8 @@ def test_keys_and_class_names_are_found_or_refused():
         assert (outcome.code, f"did you mean {nearest!r}" in refused(outcome)) == (2, True), outcome.err
     with pytest.raises(ImportError):
         exec("from fedlight import FedAvgg")
+    with pytest.raises(ImportError, match=r"write `from fedlight\.judges import ChatJudge`"):
+        exec("from fedlight import ChatJudge")
     with pytest.raises(TypeError, match="local_step"):
         package.FederatedLoop(local_step=3)
 

@@ -1,11 +1,11 @@
 """Interface of judges, which choose the better of two answers to a prompt, and verdicts with both orders averaged.
 
-* ``fedlight.OracleJudge``: knows every client's taste in the embedded world.
-* ``fedlight.FactJudge``: knows the facts of the embedded instruction domains.
-* ``fedlight.SelectorJudge``: a trained selector, or the majority of several.
-* ``fedlight.LocalJudge``: a language model on this machine; the verdict that it finds likeliest.
-* ``fedlight.ChatJudge``: an endpoint or a local model, asked in words.
-* ``fedlight.LengthJudge``: the longer answer wins; the baseline of every judge.
+* ``OracleJudge``: knows every client's taste in the embedded world.
+* ``FactJudge``: knows the facts of the embedded instruction domains.
+* ``SelectorJudge``: a trained selector, or the majority of several.
+* ``LocalJudge``: a language model on this machine; the verdict that it finds likeliest.
+* ``ChatJudge``: an endpoint or a local model, asked in words.
+* ``LengthJudge``: the longer answer wins; the baseline of every judge.
 """
 
 import math

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
     if options.max_new_tokens < 1 or not 0 <= options.temperature < math.inf:
         raise ValueError("--max-new-tokens is at least 1, and --temperature a number from 0")
     opened = open_run(options.run, options.checkpoint, options.model)
-    template, fields = _check_writes(opened), dict(_assigned(one) for one in options.set)
+    template, fields = _check_writes(opened), dict(_assigned(text) for text in options.set)
     slot = _slot_of(template)
     if unknown := sorted(fields.keys() - set(template.slots) - {slot}):
         raise ValueError(
@@ -97,23 +97,20 @@ def preference(judge: SelectorJudge, fields: Mapping[str, str], asked: str, raw:
     """Return in words which answer the selectors prefer, with the probability that each gives to the tuned one."""
     if raw == tuned:
         return "both answers are the same"
-    own = dict.fromkeys(judge.template.slots, "") | dict(fields)
-    if not own[slot := _slot_of(judge.template)]:
-        own[slot] = asked
-    log_probs = judge.log_probs([Comparison(own, raw, tuned)])[:, 0]
+    texts = dict.fromkeys(judge.template.slots, "") | dict(fields)
+    if not texts[slot := _slot_of(judge.template)]:  # the selector's template may ask under another name
+        texts[slot] = asked
+    log_probs = judge.log_probs([Comparison(texts, raw, tuned)])[:, 0]
     if np.isnan(log_probs).any():
         return f"not compared: the pair is longer than the selector's max_tokens={judge.max_tokens}"
-    shares = 1 / (1 + np.exp(log_probs[:, 0] - log_probs[:, 1]))
+    shares = 1 / (1 + np.exp(log_probs[:, 0] - log_probs[:, 1]))  # the softmax over both answers
     probabilities = ", ".join(f"{share:.3f}" for share in shares)
     for_tuned, for_raw = int((shares > 0.5).sum()), int((shares < 0.5).sum())
     better = "tuned" if for_tuned > for_raw else "raw" if for_raw > for_tuned else None
     if better is None:
         return f"undecided (probability of the tuned answer: {probabilities})"
-    voters = (
-        "the selector prefers"
-        if len(shares) == 1
-        else f"{max(for_tuned, for_raw)} of {len(shares)} selectors prefer"
-    )
+    most = f"{max(for_tuned, for_raw)} of {len(shares)} selectors prefer"
+    voters = most if len(shares) > 1 else "the selector prefers"
     return f"{voters} the {better} answer (probability of the tuned one: {probabilities})"
 
 
@@ -159,8 +156,8 @@ def _check_writes(opened: Opened) -> Template:
 
 def _slot_of(template: Template) -> str:
     """Return the slot for what is typed."""
-    found = [slot for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots]
-    return str(found[0])
+    slots = [slot for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots]
+    return str(slots[0])
 
 
 def _assigned(text: str) -> tuple[str, str]:
@@ -178,11 +175,8 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
         return
     opened = open_run(folder)
     settings, named = opened.settings, template_name(opened)
-    if (
-        not issubclass(opened.kind, SelectorModule)
-        or settings.get("head", "choice") != "choice"
-        or named is None
-    ):
+    chooses = issubclass(opened.kind, SelectorModule) and settings.get("head", "choice") == "choice"
+    if not chooses or named is None:
         raise ValueError(
             f"--selector {folder}: {opened.run.label} trained {opened.kind.__name__}, which is no selector that reads "
             "two answers: give a run of FedBis or FedBiscuit"

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedlight.export.gguf import TYPES
 from fedlight.support.console import OneLineArguments
 
-FORMATS = ("adapter", "merged", "gguf", "onnx", "executorch")
-TYPES = ("f32", "f16", "bf16", "q8_0")
+FORMATS = ("adapter", "merged", "gguf", "onnx", "executorch")  # also in write.py, which loads torch
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     """Write the folder, push it if asked to, and print where it is."""
     options = make_parser().parse_args(argv)
     from fedlight.export import hub
-    from fedlight.export.opened import open_run
+    from fedlight.export.opened import open_run  # late, as it loads torch, which --help need not
     from fedlight.export.write import check, export
 
     opened = open_run(options.run, options.checkpoint, options.model)
@@ -61,15 +61,7 @@ def main(argv: list[str]) -> None:
         after = "those that it had written at an end" if rounds is None else f"after {rounds} rounds"
         print(f"{opened.run.label} has no record of an end: the weights are {after}", file=sys.stderr)
     api = hub.make_repo(options.push, options.public) if options.push else None
-    export(
-        opened,
-        output,
-        options.format,
-        options.dtype,
-        options.converter,
-        options.outtype,
-        ask_hub=True,
-    )
+    export(opened, output, options.format, options.dtype, options.converter, options.outtype, ask_hub=True)
     print(f"export: {output}")
     if options.push:
         print(f"pushed: {hub.push(output, options.push, api)}")

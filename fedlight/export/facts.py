@@ -39,6 +39,8 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
     counts = data_of(run).counts
     visits = [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)]
     model = str(opened.settings.get("model", ""))
+    recorded = run.record().get("versions")
+    versions = recorded.items() if isinstance(recorded, Mapping) else ()
     return CardFacts(
         module=opened.kind.__name__,
         base=public_name(model),
@@ -48,7 +50,7 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
         licence=find_licence(model, ask_hub),
         source=public_name(within(config, "data", "source")),
         clients=len(counts),
-        examples=sum(sum(own.values()) for own in counts.values()),
+        examples=sum(sum(by_label.values()) for by_label in counts.values()),
         added=_added(run),
         rounds=facts.rounds(run)[0] if rounds is None else rounds,
         **traffic_of(visits),
@@ -58,20 +60,20 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
             opened.settings, *(within(config, part, "init_args") or {} for part in ("federated", "data"))
         ),
         command=command_line(run.record()),
-        versions=_versions(run),
+        versions={str(name): str(version) for name, version in versions if name != "python"},
     )
 
 
 def _last(run: Run, rounds: int | None) -> dict[str, float]:
     """Return the last value of each metric, up to a round."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for row in run.metrics():
         if _is_before(row.get("epoch"), rounds):
-            found |= {name: value for name, text in row.items() if (value := number(text)) is not None}
+            values |= {name: value for name, text in row.items() if (value := number(text)) is not None}
     metrics = run.done().get("metrics") if rounds is None else None
     if isinstance(metrics, Mapping):
-        found |= {name: value for name, each in metrics.items() if (value := number(each)) is not None}
-    return found
+        values |= {name: value for name, each in metrics.items() if (value := number(each)) is not None}
+    return values
 
 
 def _added(run: Run) -> int:
@@ -85,9 +87,4 @@ def _added(run: Run) -> int:
 
 def _is_before(place: Any, rounds: int | None) -> bool:
     at = number(place)
-    return rounds is None or at is None or at < rounds
-
-
-def _versions(run: Run) -> dict[str, str]:
-    found = run.record().get("versions")
-    return {str(k): str(v) for k, v in found.items() if k != "python"} if isinstance(found, Mapping) else {}
+    return rounds is None or at is None or at < rounds  # a value without a round is of the whole run

@@ -24,13 +24,13 @@ def find_converter(given: Path | None = None) -> Path:
     """
     if given is not None and not given.is_file():
         raise FileNotFoundError(f"--converter {given}: there is no such file; give {SCRIPT} of llama.cpp")
-    found = str(given) if given is not None else shutil.which(SCRIPT)
-    if found is None:
+    path = str(given) if given is not None else shutil.which(SCRIPT)
+    if path is None:
         raise FileNotFoundError(
             f"--format gguf needs llama.cpp's own converter: clone https://github.com/ggml-org/llama.cpp and give "
             f"--converter llama.cpp/{SCRIPT}, or put its folder into PATH"
         )
-    return Path(found)
+    return Path(path)
 
 
 def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
@@ -55,6 +55,7 @@ def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
             f"{converter.name} was stopped after {HOURS:g} hours: run it by hand on --format merged"
         ) from None
     if done.returncode or not file.is_file():
+        # A traceback ends with its reason.
         said = [line for line in done.stderr.strip().splitlines() if line.strip()][-LINES:]
         mend = "; pip install gguf" if "No module named 'gguf'" in done.stderr else ""
         raise ValueError(f"{converter.name} could not convert this model: {' '.join(said)}{mend}")

@@ -48,7 +48,7 @@ def write_programs(form: str, model: Path, folder: Path) -> None:
     exporters = import_module("transformers.exporters")
     kind = "Onnx" if form == "onnx" else "Executorch"
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    ids = torch.full((1, SAMPLE_TOKENS), network.config.vocab_size // 2)
+    ids = torch.full((1, SAMPLE_TOKENS), network.config.vocab_size // 2)  # special tokens are at the ends
     prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     settings = getattr(exporters, f"{kind}Config")(dynamic=True)
     try:

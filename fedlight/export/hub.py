@@ -41,6 +41,7 @@ def push(folder: Path, repo: str, api: Any) -> str:
         OSError: the hub refuses it or cannot be reached.
     """
     with _hub_said(repo):
+        # One commit: no download gets half of it.
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Export of fedlight")
     return f"https://huggingface.co/{repo}"
 

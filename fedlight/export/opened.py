@@ -54,14 +54,12 @@ class Opened:
         """Names of the adapters, ``["default"]`` for one."""
         if self.adapter is None:
             return list(self.kind(**self.settings).adapter_names)
-        found = find_adapters(str(self.adapter))
-        return ["default"] if len(found) == 1 else [Path(folder).name for folder in found]
+        folders = find_adapters(str(self.adapter))
+        return ["default"] if len(folders) == 1 else [Path(folder).name for folder in folders]
 
     def rounds(self) -> int | None:
         """Return the finished rounds in the checkpoint, of pooled training epochs; None for the end of the run."""
-        if self.checkpoint is None:
-            return None
-        return _progress(self.checkpoint)[0]
+        return None if self.checkpoint is None else _progress(self.checkpoint)[0]
 
     def load(self, **changes: Any) -> LanguageModule:
         """Return the module with its trained weights, for inference.
@@ -82,6 +80,7 @@ class Opened:
                 f"{self.run.label} trained on a base with another adapter merged into it, which its own adapter's "
                 "folder does not hold: give --checkpoint last"
             )
+        # Its folder says how many there are.
         module = self.kind(**{**settings, "adapter": str(self.adapter), "num_adapters": 1})
         module.configure_model()
         return module.eval()
@@ -93,10 +92,9 @@ class Opened:
         module = self.kind(**settings)
         module.configure_model()
         saved = content.get(checkpoints.BASE_KEY)
+        # A quantized base has another checksum than the plain one.
         if saved is None or saved.get("base") == module.base["base"]:
-            checkpoints.check_base(
-                saved, module.base
-            )  # a quantized base has another checksum than the plain one
+            checkpoints.check_base(saved, module.base)
         module.load_state_dict(content["state_dict"])
         return module.eval()
 
@@ -131,6 +129,7 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     if model is not None:
         settings["model"] = model
     kind = _class_of(str(spec.get("class_path", "")), run)
+    # An adapter of an earlier end is older than the checkpoints.
     adapter = None if checkpoint or _has_gone_on(run) else _adapter(run)
     if adapter is not None:
         return Opened(run, kind, settings, adapter, None)
@@ -138,13 +137,13 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
 
 
 def _class_of(path: str, run: Run) -> type[LanguageModule]:
-    found = class_of(path)
-    if found is None or not issubclass(found, LanguageModule):
+    kind = class_of(path)
+    if kind is None or not issubclass(kind, LanguageModule):
         raise ValueError(
             f"{run.label} trained {path or 'a module that its config does not name'}, which is no LanguageModule of "
             "fedlight, or cannot be imported from here: only language models with adapters can be exported"
         )
-    return found
+    return kind
 
 
 def _adapter(run: Run) -> Path | None:
@@ -180,12 +179,11 @@ def _progress(file: Path) -> tuple[int, int]:
     files say less: they are lost or sort otherwise when a run is copied.
     """
     check_readable(file)
+    # With mmap the weights stay on the disk.
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     states = content.get("callbacks", {}).values()
-    of_loop = [
-        number(state["rounds_done"]) for state in states if isinstance(state, dict) and "rounds_done" in state
-    ]
-    rounds = of_loop[0] if of_loop else (number(content.get("epoch")) or 0) + 1
+    done = [state["rounds_done"] for state in states if isinstance(state, dict) and "rounds_done" in state]
+    rounds = number(done[0]) if done else (number(content.get("epoch")) or 0) + 1
     return int(rounds or 0), int(number(content.get("global_step")) or 0)
 
 
@@ -197,16 +195,17 @@ def _checkpoint(run: Run, wanted: str) -> Path:
             )
         callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
         written = [within(each, "init_args", "dirpath") for each in callbacks if isinstance(each, dict)]
-        own = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
-        if not any(Path(wanted).resolve().is_relative_to(folder.resolve()) for folder in own):
+        places = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
+        # Links are followed, as checkpoints may be on another disk.
+        if not any(Path(wanted).resolve().is_relative_to(folder.resolve()) for folder in places):
             raise ValueError(
                 f"--checkpoint {wanted} is not in {run.folder}, nor where that run's ModelCheckpoint wrote: settings, "
                 "scores and rounds would be another run's. Give the checkpoint's own run"
             )
         return Path(wanted)
-    found = _checkpoints(run)
-    if not found:
+    files = _checkpoints(run)
+    if not files:
         raise FileNotFoundError(
             f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out for its adapter"
         )
-    return found[0] if len(found) == 1 else max(found, key=_progress)
+    return files[0] if len(files) == 1 else max(files, key=_progress)  # one alone need not be read

@@ -41,20 +41,20 @@ class Selectors:
             if place:
                 self.model.load_adapter(str(path), adapter_name=name)
             else:
-                from peft import PeftModel
+                from peft import PeftModel  # a merged selector does not need it
 
                 self.model = PeftModel.from_pretrained(self.model, str(path), adapter_name=name)
         self.model.eval()
 
     def log_probs(self, fields: dict[str, str], first: str, second: str) -> list[tuple[float, float]]:
         """Return of each selector the mean log-probabilities that the first, and that the second answer is better."""
-        found = []
+        pairs = []
         for name in self.names or [None]:
             if name is not None:
                 self.model.set_adapter(name)
             as_a, as_b = self._shown(fields, first, second), self._shown(fields, second, first)
-            found.append(((as_a[0] + as_b[1]) / 2, (as_a[1] + as_b[0]) / 2))
-        return found
+            pairs.append(((as_a[0] + as_b[1]) / 2, (as_a[1] + as_b[0]) / 2))
+        return pairs
 
     def vote(self, fields: dict[str, str], first: str, second: str) -> tuple[int, int]:
         """Return the number of selectors that prefer the first, and the second answer."""
@@ -75,8 +75,8 @@ class Selectors:
         with torch.no_grad():
             logits = self.model(torch.tensor([ids], device=self.model.device)).logits[0, -1]
         choices = logits[[row[-1] for row in rows]].float() - torch.tensor([0.0, self.prior])
-        found: list[float] = (choices / self.temperature).log_softmax(0).tolist()
-        return found
+        log_probs: list[float] = (choices / self.temperature).log_softmax(0).tolist()
+        return log_probs
 
     def _encoded(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]

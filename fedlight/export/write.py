@@ -86,25 +86,25 @@ def export(
         ModuleNotFoundError: an exporter is not installed.
         ValueError: the format is none for this module, or the folder is not empty.
     """
-    check(opened, output, form, converter)
-    found = gguf.find_converter(converter) if form == "gguf" else None
+    check(opened, output, form, converter)  # before the folder is made and anything is loaded
+    script = gguf.find_converter(converter) if form == "gguf" else None
     facts = facts_of(opened, ask_hub)
     with whole_folder(output.resolve()) as new:  # of a link to a folder, that folder
         if form == "adapter":
             _write_adapter(opened, facts, new)
         elif form == "merged":
             _write_merged(opened, facts, new, dtype)
-        elif found is None:
+        elif script is None:  # programs of graphs.PACKAGES
             _write_programs(opened, facts, new, form)
         else:
-            _write_gguf(opened, facts, new, found, outtype)
+            _write_gguf(opened, facts, new, script, outtype)
 
 
 def check(opened: Opened, output: Path, form: str, converter: Path | None = None) -> None:
     """Raise, before any work, where a run cannot be exported in a format, or not into this folder; see `export`."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output {output}: it is not empty: give another folder, or remove it")
-    if output.resolve() == Path.cwd():
+    if output.resolve() == Path.cwd():  # it would be replaced, and the shell be left in a folder that is gone
         raise ValueError(f"--output {output}: this is the folder you are in: give one that is not there yet")
     if opened.algorithm is not None and issubclass(opened.algorithm, LocalOnly):
         raise ValueError(
@@ -135,7 +135,7 @@ def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
     if opened.adapter is not None:
         names = copy_adapters(opened.adapter, folder, facts.base)
     else:
-        with tempfile.TemporaryDirectory(dir=folder) as saved:
+        with tempfile.TemporaryDirectory(dir=folder) as saved:  # on the same disk, which has room for it
             opened.load().save_adapter(saved)
             names = copy_adapters(saved, folder, facts.base)
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
@@ -215,11 +215,11 @@ def _of_run(opened: Opened) -> list[str]:
     if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep)):
         return notes
     lacks = ", whose head is as it was before training" if issubclass(opened.algorithm, FedRep) else ""
-    own = (
+    note = (
         f"{opened.algorithm.__name__} trains a model for each client; this is the one that all share{lacks}. Scores of "
         "clients' own models are not its scores."
     )
-    return [own, *notes]
+    return [note, *notes]
 
 
 def _task(opened: Opened) -> str:
@@ -244,10 +244,10 @@ def template_name(opened: Opened) -> tuple[str, Template] | None:
 
 def template_of(opened: Opened) -> Template | None:
     """Return the template of the run's prompts, a chat with the tokenizer of its base; None where its data have none."""
-    found = template_name(opened)
-    if found is None or not found[1].is_chat:
-        return found and found[1]
-    return found[1].for_tokenizer(load_tokenizer(opened.settings["model"], "model"))
+    named = template_name(opened)
+    if named is None or not named[1].is_chat:
+        return named and named[1]
+    return named[1].for_tokenizer(load_tokenizer(opened.settings["model"], "model"))
 
 
 def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> str:
@@ -276,14 +276,9 @@ def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> st
     write_json(folder / SETTINGS, settings)
     shutil.copyfile(Path(__file__).with_name("vote.py"), folder / "vote.py")
     fields = json.dumps(dict.fromkeys(template.slots, "..."))
-    base = f"{facts_base(opened)} " if adapters else ""
+    base = f"{public_name(str(opened.settings.get('model', '')))} " if adapters else ""
     voters = "the majority of the selectors decides" if len(adapters) > 1 else "the selector decides"
     return (
         f"{text}\n\nThe next token is one of {' and '.join(settings['choices'])}. Both answers are read in both orders, "
         f'and {voters}:\n\n```bash\npython vote.py {base}\'{fields}\' "first answer" "second answer"\n```'
     )
-
-
-def facts_base(opened: Opened) -> str:
-    """Return the name of the base without folders."""
-    return public_name(str(opened.settings.get("model", "")))

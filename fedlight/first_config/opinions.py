@@ -112,10 +112,10 @@ stages:
       seed_everything: ${{seed}}
       trainer.max_epochs: {ROUNDS}           # rounds
       trainer.callbacks:
-        - class_path: fedlight.RoundProgress
-        - class_path: fedlight.VisitLog
-        - class_path: fedlight.ClientData
-        - class_path: fedlight.ClientAccuracy
+        - class_path: RoundProgress
+        - class_path: VisitLog
+        - class_path: ClientData
+        - class_path: ClientAccuracy
           init_args: {{own_models: true}}
       trainer.enable_checkpointing: false
       data.init_args.source: ${{run}}/opinions/train.jsonl

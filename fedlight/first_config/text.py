@@ -53,15 +53,15 @@ OF_MODEL = {
     beta: 0.1                          # how far it may go from the model as it was""",
 }
 ALGORITHMS = {
-    "fedbiscuit": """fedlight.FedBiscuit
+    "fedbiscuit": """FedBiscuit
       init_args:
         warmup_rounds: 1               # of each selector in turn
         regroup_every: 3
         weighting: normalized""",
-    "fewfedpit": """fedlight.FewFedPIT
+    "fewfedpit": """FewFedPIT
       init_args: {beta: 0.5}           # share of the private adapter in what is sent""",
 }
-AVERAGE = """fedlight.FedAvg
+AVERAGE = """FedAvg
       init_args: {weighting: normalized}"""
 
 
@@ -129,7 +129,7 @@ def _header(draft: Draft, file: str, folder: str) -> str:
 def _trainer(draft: Draft, folder: str) -> str:
     rounds = draft.sizes.rounds
     clipped = "\n  gradient_clip_val: 1.0" if draft.method == "fewfedpit" else ""
-    logs = "".join(f"\n    - class_path: fedlight.{name}" for name in LOGS.get(draft.method, ()))
+    logs = "".join(f"\n    - class_path: {name}" for name in LOGS.get(draft.method, ()))
     return f"""trainer:
   max_epochs: {rounds:<24} # rounds
   accelerator: auto
@@ -142,10 +142,10 @@ def _trainer(draft: Draft, folder: str) -> str:
     class_path: lightning.pytorch.loggers.CSVLogger
     init_args: {{save_dir: "${{trainer.default_root_dir}}", name: metrics}}
   callbacks:
-    - class_path: fedlight.RoundProgress
-    - class_path: fedlight.VisitLog
-    - class_path: fedlight.ClientData{logs}
-    - class_path: fedlight.AdapterExport # the result: an adapter that peft loads
+    - class_path: RoundProgress
+    - class_path: VisitLog
+    - class_path: ClientData{logs}
+    - class_path: AdapterExport # the result: an adapter that peft loads
       init_args: {{folder: "${{trainer.default_root_dir}}/adapter"}}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint # a stopped run goes on from here
       init_args:
@@ -159,7 +159,7 @@ def _trainer(draft: Draft, folder: str) -> str:
 
 def _model(draft: Draft) -> str:
     return f"""model:
-  class_path: fedlight.{MODELS.get(draft.method, "SFTModule")}
+  class_path: {MODELS.get(draft.method, "SFTModule")}
   init_args:
     model: {scalar(draft.wishes.model)}{OF_MODEL.get(draft.method, "")}
     base: plain                        # int8 and nf4 quantize the frozen base
@@ -181,7 +181,7 @@ def _data(draft: Draft) -> str:
     named = "".join(f"\n      {name}: {scalar(path)}" for name, path in columns.items())
     more = {"feddca": _public, "fewfedpit": _synthesis}.get(draft.method, lambda draft: "")
     return f"""data:
-  class_path: fedlight.{kind}
+  class_path: {kind}
   init_args:
     source: {scalar(draft.wishes.source)}
     columns:                           # ours: yours{named}
@@ -242,9 +242,9 @@ def _public(draft: Draft) -> str:
     return f"""
     {where}
     augmentation:
-      class_path: fedlight.FedDCA
+      class_path: FedDCA
       init_args:
-        encoder: {{class_path: fedlight.HashedEncoder}} # no download; SentenceEncoder takes a model
+        encoder: {{class_path: HashedEncoder}} # no download; SentenceEncoder takes a model
         number: {number:<22} # rows for each client
         clusters: 10                   # topics of each client's rows
         alpha: 0.7                     # rows this similar to the client's centre, or more, are left out"""
@@ -256,7 +256,7 @@ def _synthesis(draft: Draft) -> str:
     keep: 8                            # of the candidates, those with the lowest score
     score: ifs                         # loss of the response given the instruction over its loss alone
     synthesis:
-      class_path: fedlight.SelfGeneration
+      class_path: SelfGeneration
       init_args:
         number: 16                     # candidates of each client and round
         instruction_demonstrations: {2 if is_short else 8:<2} # of the client's own rows
@@ -268,7 +268,7 @@ def _synthesis(draft: Draft) -> str:
 
 def _federated(draft: Draft) -> str:
     return f"""federated:
-  class_path: fedlight.FederatedLoop
+  class_path: FederatedLoop
   init_args:
     algorithm:
       class_path: {ALGORITHMS.get(draft.method, AVERAGE)}

@@ -38,7 +38,7 @@ def duels(
     Args:
         methods: method -> folder of a run with the callback ``TaskScores``. Of a run that scored its clients' own models,
             each client's answers are judged, and all of them count.
-        judge: ``class_path`` and ``init_args`` of a judge, such as ``fedlight.FactJudge``.
+        judge: ``class_path`` and ``init_args`` of a judge, such as ``FactJudge``.
         task: name of the task.
         output: folder for ``verdicts.jsonl``, every pair with both its verdicts.
         against: folder of the run whose answers are the other side; None: the right answer of each row.
@@ -87,14 +87,15 @@ def made_judge(spec: dict[str, Any]) -> Judge:
     """Return the judge of a recipe's ``class_path`` and ``init_args``; ValueError where either does not exist.
 
     Examples:
-        >>> made_judge({"class_path": "fedlight.FactJudge", "init_args": {"seed": 3}}).seed
+        >>> made_judge({"class_path": "FactJudge", "init_args": {"seed": 3}}).seed
         3
     """
     from argparse import ArgumentError
 
-    from fedlight.lightning_cli.cli import OneLineParser
+    from fedlight.lightning_cli.cli import OneLineParser, find_by_name
     from fedlight.lightning_cli.parser_words import one_line
 
+    find_by_name()
     parser = OneLineParser(exit_on_error=False)
     parser.add_argument("--judge", type=Judge)
     try:

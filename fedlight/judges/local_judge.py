@@ -1,7 +1,7 @@
 """Judge that compares likelihoods of verdicts under a language model on this machine; nothing leaves the machine.
 
 The prompt is that of `fedlight.judges.pairwise`, and the model continues with ``A``, ``B`` or ``tie``. For a model that
-should think before it answers, give `fedlight.ChatJudge` a `fedlight.LocalGenerator`.
+should think before it answers, give `ChatJudge` a `LocalGenerator`.
 """
 
 import math

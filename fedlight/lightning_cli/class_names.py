@@ -1,40 +1,42 @@
-"""Comparison of class names in configs: ``FedDCA``, ``fedlight.FedDCA`` and the whole path mean the same class."""
+"""Class names in configs: ``FedDCA``, ``fedlight.FedDCA`` and the whole path mean the same class."""
 
 from importlib import import_module
 from typing import Any
 
 from fedlight import _FILES
+from fedlight.further_names import FURTHER
+
+CLASS_FILES = _FILES | FURTHER
+"""Name that a config may give alone -> its file below ``fedlight``."""
 
 
 def same_class(a: str, b: str) -> bool:
-    """Return whether two names mean the same class; a name alone means fedlight's public class of it, if there is one.
+    """Return whether two names mean the same class; a name alone means fedlight's class of it, if there is one.
 
-    Names of fedlight's public classes are compared without an import. Two paths of other packages are imported only if their
+    Names in `CLASS_FILES` are compared without an import. Two paths of other packages are imported only if their
     last parts are equal, as of ``torch.optim.SGD`` and ``torch.optim.sgd.SGD``.
 
     Examples:
         >>> same_class("FedDCA", "fedlight.augmentation.feddca.FedDCA"), same_class("FedDCA", "mine.FedDCA")
         (True, False)
     """
-    a, b = _whole(a), _whole(b)
+    a, b = whole_path(a), whole_path(b)
     if a == b:
         return True
     if last_part(a) != last_part(b):
         return False
-    if (
-        "." not in a or "." not in b
-    ):  # a class of another package, or one of fedlight's own that is not public
+    if "." not in a or "." not in b:  # a class of another package, or one of fedlight's that no config names
         return True
     first = find_object(a)
     return first is not None and first is find_object(b)
 
 
-def _whole(name: str) -> str:
-    """Return the path of one of fedlight's public classes; another name as it is."""
+def whole_path(name: str) -> str:
+    """Return the path of a class in `CLASS_FILES`; another name as it is."""
     last = last_part(name)
-    return (
-        f"fedlight.{_FILES[last]}.{last}" if name in (last, f"fedlight.{last}") and last in _FILES else name
-    )
+    if name in (last, f"fedlight.{last}") and last in CLASS_FILES:
+        return f"fedlight.{CLASS_FILES[last]}.{last}"
+    return name
 
 
 def last_part(name: str) -> str:
@@ -43,8 +45,8 @@ def last_part(name: str) -> str:
 
 
 def find_object(path: str) -> Any:
-    """Return the object of a dotted name; None where it cannot be imported."""
-    module, _, name = path.rpartition(".")
+    """Return the object of a dotted name, or of a name in `CLASS_FILES`; None where it cannot be imported."""
+    module, _, name = whole_path(path).rpartition(".")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError):
@@ -52,6 +54,6 @@ def find_object(path: str) -> Any:
 
 
 def class_of(path: str) -> type | None:
-    """Return the class of a dotted name; None where it cannot be imported, or is no class."""
+    """Return the class of such a name; None where it cannot be imported, or is no class."""
     kind = find_object(path)
     return kind if isinstance(kind, type) else None

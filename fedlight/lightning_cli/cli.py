@@ -20,12 +20,11 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from omegaconf.errors import OmegaConfBaseException
 
-from fedlight import _FILES
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
-from fedlight.lightning_cli.class_names import last_part
+from fedlight.lightning_cli.class_names import CLASS_FILES, last_part, whole_path
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
@@ -40,8 +39,11 @@ from fedlight.lightning_cli.values_as_written import (
 )
 from fedlight.support.checkpoint_files import check_readable, check_resumable
 from fedlight.support.files import full_disk_named
+from fedlight.support.pokes import parser_types
 from fedlight.support.words import near
 
+BY_NAME = "resolve_class_path_by_name"
+"""jsonargparse's function that finds a class by its name alone."""
 ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
 """Checkpoints that Lightning looks up itself: its keywords, and addresses."""
 
@@ -137,10 +139,22 @@ def _parsers_of(action: Any) -> list[Any]:
     return list(action.choices.values()) if isinstance(action.choices, dict) else []
 
 
-def import_public_classes() -> None:
-    """Import the files of all public classes: the parser finds a class by its bare name only once it is imported."""
-    for file in sorted(set(_FILES.values())):
+def find_by_name() -> None:
+    """Make all parsers of this process find fedlight's classes by their names alone.
+
+    jsonargparse looks for a name among the imported classes that derive from the expected one. A protocol has none.
+    """
+    for file in sorted(set(CLASS_FILES.values())):
         importlib.import_module(f"fedlight.{file}")
+    theirs = getattr(parser_types(), BY_NAME)
+    if theirs.__module__ == __name__:
+        return
+
+    def path_of(expected: Any, name: str) -> str:
+        path: str = theirs(expected, name)
+        return path if "." in path else whole_path(path)
+
+    setattr(parser_types(), BY_NAME, path_of)
 
 
 class FedlightCLI(LightningCLI):
@@ -154,7 +168,7 @@ class FedlightCLI(LightningCLI):
     def __init__(self, args: list[str], resumes: bool = False) -> None:
         # Lightning's own call of a function that torch is about to rename.
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-        import_public_classes()
+        find_by_name()
         integers_before_fractions()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         self.command, self.given, self._resumes = args[0], args, resumes

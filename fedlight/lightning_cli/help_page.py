@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import fedlight
 from fedlight.conf import configs
+from fedlight.lightning_cli.class_names import CLASS_FILES
 
 PURPOSE = {
     "fit": "Train one module: over the clients with `federated`, else on the pooled data.",
@@ -137,22 +138,22 @@ def settings(name: str) -> list[Setting]:
 
 
 def summary(name: str) -> str:
-    """Return the first line of a public class's docstring."""
+    """Return the first line of a class's docstring."""
     return _first_sentence((ast.get_docstring(_class(name)) or "").partition("\n")[0])
 
 
 def classes_in(folder: str) -> list[str]:
-    """Return the public classes of a folder, in the order of ``fedlight.__init__``."""
-    return [name for name, file in fedlight._FILES.items() if file.startswith(f"{folder}.")]
+    """Return the classes of a folder that a config may name, public ones first."""
+    return [name for name, file in CLASS_FILES.items() if file.startswith(f"{folder}.")]
 
 
 @cache
 def classes_of(base: str) -> list[str]:
-    """Return the public classes of the federation that are derived from a class of it.
+    """Return the classes of the federation that a config may name and that are derived from a class of it.
 
     Examples:
         >>> classes_of("Channel")
-        ['Identity', 'Wire']
+        ['Wire', 'Identity']
     """
     names = classes_in("federation")
     headers: dict[str, str] = {}
@@ -169,7 +170,7 @@ def classes_of(base: str) -> list[str]:
 
 def _class(name: str) -> ast.ClassDef:
     file, _, last = name.rpartition(".")
-    tree = ast.parse(_source(file or fedlight._FILES[name]))
+    tree = ast.parse(_source(file or CLASS_FILES[name]))
     return next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == last)
 
 

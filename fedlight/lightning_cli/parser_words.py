@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
+from fedlight.further_names import FURTHER
 from fedlight.lightning_cli.class_names import find_object, last_part
 from fedlight.support.words import near
 
@@ -35,8 +36,8 @@ MOVED = {
     ),
     "zeroth_order": ("forward", "give the same class as forward"),
     "lora_ranks": ("algorithm", "give them to HetLoRA or FlexLoRA, as algorithm.ranks"),
-    "step_schedule": ("parts", "add fedlight.StepSchedules with next_round=restart to parts"),
-    "product_error": ("parts", "add fedlight.ProductError to parts"),
+    "step_schedule": ("parts", "add StepSchedules with next_round=restart to parts"),
+    "product_error": ("parts", "add ProductError to parts"),
 }
 """Former setting -> a setting of the class that had it, and what stands in its place."""
 NESTED = {
@@ -207,6 +208,8 @@ def _no_class(name: str, message: str) -> str:
         return f"there is no file {name!r}: give the path of one that is there"
     if name.lower() in ("none", "false", "off", "no"):
         return f"{name} is no class; to leave it out write null"
+    if name == f"fedlight.{last_part(name)}" and last_part(name) in FURTHER:
+        return f"there is no {name!r}: write {last_part(name)}"
     return f"there is no class {name!r}{_or_near(name, message)}"
 
 

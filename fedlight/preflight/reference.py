@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fedlight
-from fedlight.lightning_cli.class_names import class_of
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
 from fedlight.preflight.command import ParsedStage, parts_of, paths_of
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.chosen_stages import OUTPUTS
@@ -103,8 +102,8 @@ def _missing(
 
 def _remedy(file: str) -> str:
     """Return what would write a file of this name."""
-    public = {name: getattr(fedlight, name) for name in fedlight.__all__}
-    writers = [name for name, kind in public.items() if isinstance(kind, KeepsLog) and kind.log_name == file]
+    classes: dict[str, Any] = {name: class_of(name) for name in CLASS_FILES}
+    writers = [name for name, kind in classes.items() if isinstance(kind, KeepsLog) and kind.log_name == file]
     if writers:
         return f"give it the callback {writers[0]}"
     return "name this place in one of its settings, such as the folder of AdapterExport"

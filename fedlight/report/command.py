@@ -44,11 +44,12 @@ def main(argv: list[str]) -> None:
 
     def show(page: Path) -> None:
         if not seen:
+            # Imported late, as matplotlib takes longer than --help should.
             from fedlight.report.sections.outcomes.answer import answer
             from fedlight.runs.run import read_runs
 
             print(answer(read_runs(options.run, options.private)))
-            print(f"report: {page}", flush=True)
+            print(f"report: {page}", flush=True)  # --watch goes on, so a pipe would not show it
             if options.open:
                 webbrowser.open(page.absolute().as_uri())
         seen.append(page)
@@ -94,9 +95,8 @@ def watch(
     page, before = page_of(folders, output), None
     while True:
         now = _state(folders, page)
-        is_over = _are_done(
-            folders, private
-        )  # before the page is written: what comes after it would be missed
+        # Before the page is written: else files that a run writes meanwhile would be missed.
+        is_over = _are_done(folders, private)
         if now != before or is_over:
             write_report(folders, output, private, reload_seconds=None if is_over else seconds)
             written(page)
@@ -113,26 +113,24 @@ def _are_done(folders: Sequence[str | Path], private: bool) -> bool:
 
     homes = {Path(folder).resolve() for folder in folders}
     recipes = {home for home in homes if any(SEED.fullmatch(part.name) for part in home.iterdir())}
-    # A recipe holds a lock on the folders of its seeds from its first stage to its last; some stages alone leave no results.
-    going = {
-        home
-        for home in recipes
-        if not (home / RESULTS).is_file() and any((part / LOCK).is_file() for part in home.iterdir())
-    }
     with_results = {home for home in recipes if (home / RESULTS).is_file()}
+    # A recipe holds a lock on the folders of its seeds from its first stage to its last; some stages alone leave no results.
+    is_locked = any((part / LOCK).is_file() for home in recipes - with_results for part in home.iterdir())
+    # Of a recipe with results, a stage that has failed or was left out never ends.
     runs = [run for run in read_runs(folders, private) if run.home.resolve() not in with_results]
-    return not going and all(run.is_done for run in runs)
+    return not is_locked and all(run.is_done for run in runs)
 
 
 def _state(folders: Sequence[str | Path], page: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of each file of the runs, without those of the page itself."""
-    own, found = page.with_name(f"{page.stem}_files").absolute(), {}
+    figures, states = page.with_name(f"{page.stem}_files").absolute(), {}
     for file in (file for folder in folders for file in Path(folder).absolute().rglob("*")):
-        if file == page.absolute() or own in file.parents or not file.is_file():
+        # The page changes with every writing, and would be written forever.
+        if file == page.absolute() or figures in file.parents or not file.is_file():
             continue
         try:
             about = file.stat()
         except FileNotFoundError:  # a checkpoint that has just been replaced
             continue
-        found[str(file)] = about.st_size, about.st_mtime_ns
-    return found
+        states[str(file)] = about.st_size, about.st_mtime_ns
+    return states

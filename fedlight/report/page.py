@@ -92,10 +92,12 @@ def write_report(
     with full_disk_named(page), unfinished(files, is_folder=True) as new:
         figures = new / files.name  # as the page names the folder
         figures.mkdir()
-        found = [with_figures(section, figures, drawn) for section in sections(runs)]
-        text = render(runs, found, drawn, reload_seconds)
+        shown = [with_figures(section, figures, drawn) for section in sections(runs)]
+        text = render(runs, shown, drawn, reload_seconds)
         with whole_file(page) as whole:
+            # Lone surrogates of a run's texts cannot be encoded.
             whole.write_text(text, encoding="utf-8", errors="replace")
+            # The page gets its name when this block ends, so every figure that it names is there.
             files.mkdir(exist_ok=True)
             for file in figures.iterdir():
                 os.replace(file, files / file.name)
@@ -118,7 +120,7 @@ def page_of(folders: Sequence[str | Path], output: str | Path | None) -> Path:
 
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Return the sections about the runs, a picture first; one that fails becomes a line with the error."""
-    found: list[Section] = []
+    shown: list[Section] = []
     for module in SECTIONS:
         name = module.__name__.rpartition(".")[2]
         try:
@@ -128,13 +130,13 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             note = _failed("This section", error)
             section = Section(name, name.replace("_", " ").capitalize(), "", [], (note,))
         if section is not None:
-            found.append(section)
-    return picture_first(found)
+            shown.append(section)
+    return picture_first(shown)
 
 
-def picture_first(found: Sequence[Section]) -> list[Section]:
+def picture_first(shown: Sequence[Section]) -> list[Section]:
     """Return the sections with a picture in the first one: its own, else the first charts of curves or clients."""
-    first, *others = found
+    first, *others = shown
     if any(isinstance(part, Chart) for part in first.parts):
         return [first, *others]
     for section in (other for other in others if other.name in ("curves", "clients")):
@@ -165,11 +167,11 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
 
 def _unused(name: str, drawn: Mapping[str, Drawn]) -> str:
     """Return the name, or one with a number: labels of runs that differ in other characters give the same name."""
-    return next(one for n in count(1) if (one := name if n == 1 else f"{name}_{n}") not in drawn)
+    return next(unused for n in count(1) if (unused := name if n == 1 else f"{name}_{n}") not in drawn)
 
 
 def _failed(what: str, error: Exception) -> str:
-    if os.environ.get("FEDLIGHT_TRACEBACK"):
+    if os.environ.get("FEDLIGHT_TRACEBACK"):  # for who looks for the cause
         raise error
     return f"{what} could not be made: {type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -199,7 +201,7 @@ def draw(chart: Chart, files: Path) -> Drawn:
 
 def save_png(figure: Figure, file: Path) -> None:
     """Write the figure on white, with the layout that it has."""
-    figure.set_layout_engine("none")
+    figure.set_layout_engine("none")  # laid out anew, texts would stand elsewhere than on the page
     figure.set_dpi(DPI)
     figure.patch.set(facecolor="white", alpha=1)
     FigureCanvasAgg(figure).print_png(str(file))
@@ -207,34 +209,32 @@ def save_png(figure: Figure, file: Path) -> None:
 
 def render(
     runs: Sequence[Run],
-    found: Sequence[Section],
+    shown: Sequence[Section],
     drawn: dict[str, Drawn],
     reload_seconds: float | None = None,
 ) -> str:
     """Return the HTML text; the template escapes whatever a run's files hold."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(FILES),
-        autoescape=True,
+        autoescape=True,  # names and answers may hold HTML
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     style, script = ((FILES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    # The page's policy lets this script run and no other, in case a text of the data holds one.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.home.name for run in runs)),
         answer=_answer(runs),
         made=datetime.now().strftime("%Y-%m-%d %H:%M"),
-        sections=found,
+        sections=shown,
         drawn=drawn,
-        svgs={name: Markup(chart.svg) for name, chart in drawn.items()},
-        narrow={name: Markup(chart.narrow) for name, chart in drawn.items()},
         faults=[f"{run.label}: {name} {what}" for run in runs for name, what in run.faults.items()],
-        style=Markup(style),
-        script=Markup(script),
+        style=style,
+        script=script,
         digest=digest,
         reload_seconds=reload_seconds,
     )
@@ -248,14 +248,14 @@ def _answer(runs: Sequence[Run]) -> str:
 
 
 LISTING = "files.json"
-OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")
+OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")  # no path: a damaged list must not remove files elsewhere
 
 
 def listed(folder: Path) -> set[str]:
     """Return the names that an earlier report has listed; none where the list is absent or damaged."""
     try:
         names = list(json.loads(read_text(folder / LISTING))["figures"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # also lists in lists without end
         return set()
     return {name for name in names if isinstance(name, str) and OWN_NAME.fullmatch(name)}
 
@@ -279,17 +279,13 @@ VARIABLES = {color.lower(): f"var(--series-{place})" for place, color in enumera
 
 def inlined(figure: Figure, name: str, alt: str) -> str:
     """Return the ``<svg>`` element of a figure, as wide as the page allows; ``name``, once on a page, prefixes its ids."""
-    see_through(figure)
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_alpha(0)  # the page's own paper, light or dark, is the ground
     text = io.StringIO()
+    # Texts, not outlines: in the page's font, and to be searched.
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
         FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # savefig would draw it twice
     return themed(text.getvalue(), name, alt)
-
-
-def see_through(figure: Figure) -> None:
-    """Make the background transparent."""
-    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-        patch.set_alpha(0)
 
 
 def themed(svg: str, name: str, alt: str) -> str:
@@ -300,14 +296,15 @@ def themed(svg: str, name: str, alt: str) -> str:
         '<svg role="img" aria-label="A dot"><g id="x-a" style="fill: var(--series-1); stroke: var(--grey-50)"/></svg>'
     """
     svg = DECLARATIONS.sub("", svg).strip()
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)  # matplotlib repeats each text in one
     svg = re.sub(r'<g id="series:([^"]*)">', r'<g class="series" data-series="\1"><title>\1</title>', svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = COLOR.sub(lambda found: f"{found['property']}: {_variable(found['color'])}", svg)
+    svg = COLOR.sub(lambda match: f"{match['property']}: {_variable(match['color'])}", svg)
     svg = FONT.sub(r"font-size: \g<size>", svg)
-    svg = COORDINATES.sub(lambda found: DECIMALS.sub(r"\1", found[0]), svg)
-    svg = re.sub(r"\n\s*", "\n", svg)
+    svg = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), svg)
+    svg = re.sub(r"\n\s*", "\n", svg)  # no need of indentation on the page
+    # Without its size, and with its view box, it fills the figure on the page.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)

@@ -21,9 +21,7 @@ class Chart(NamedTuple):
     title: str  # short, without a full stop
     caption: str  # what is drawn and how it was summed up; what was left out
     alt: str  # the figure in words, for who cannot see it
-    figure: (
-        Figure  # on transparent ground; the page's theme replaces `fedlight.report.figures.style`'s colours
-    )
+    figure: Figure  # on transparent ground; the page's theme replaces the colours of `figures.style`
     rows: list[dict[str, Any]]  # what was drawn, the same keys in each; becomes the CSV file
     narrow: Figure | None = None  # for a phone, where texts of a wide figure would be too small
     kind: str = "chart"
@@ -51,11 +49,10 @@ def table_of(
         >>> table_of("", [{"run": "a", "rows": "2"}, {"run": "b"}]).lines
         [['a', '2'], ['b', '-']]
     """
-    cells = [*lines]
-    header = list(dict.fromkeys(name for line in cells for name in line))
-    return Table(
-        title, header, [[line.get(name, "-") for name in header] for line in cells], caption, folded=folded
-    )
+    lines = [*lines]
+    header = list(dict.fromkeys(name for line in lines for name in line))
+    cells = [[line.get(name, "-") for name in header] for line in lines]
+    return Table(title, header, cells, caption, folded=folded)
 
 
 class Answer(NamedTuple):
@@ -142,7 +139,7 @@ def short(value: Any) -> str:
     """
     if value is None:
         return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):  # a bool is an int too
         return str(value)
     if isinstance(value, int) or (value.is_integer() and abs(value) >= 10):
         return f"{value:,.0f}"
@@ -188,9 +185,7 @@ def spread(values: Sequence[Any]) -> str:
         >>> spread([0.5]), spread([1.0, 2.0]), spread(["x", "x"]), spread([])
         ('0.500', '1.500 ± 0.707', 'x', '-')
     """
-    numbers = [
-        found for value in values if not isinstance(value, bool) and (found := number(value)) is not None
-    ]
+    numbers = [x for value in values if not isinstance(value, bool) and (x := number(value)) is not None]
     if len(numbers) < len(values) or not numbers:
         return ", ".join(dict.fromkeys(short(value) for value in values)) or "-"
     if len(numbers) == 1:

@@ -3,7 +3,7 @@
 Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); a client with several in a round takes part once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -47,13 +47,14 @@ class Visits:
 
     def per_round(self, name: str) -> np.ndarray:
         """Return the sum of a column in each round, ``(rounds,)``."""
+        # A value that is not known adds nothing.
         return np.bincount(self.rounds, np.nan_to_num(self.column(name)), self.num_rounds)
 
     def round_ends(self) -> np.ndarray:
         """Return simulated seconds from the start to the end of each round, ``(rounds,)``; visits alone take time."""
         ends = np.zeros(self.num_rounds)
         np.maximum.at(ends, self.rounds, np.nan_to_num(self.column("round_end_seconds")))
-        return np.maximum.accumulate(ends)
+        return np.maximum.accumulate(ends)  # a round without visits ends with the one before
 
     def participation(self) -> np.ndarray:
         """Return clients by outcome in each round, ``(outcomes, rounds)``."""
@@ -70,6 +71,7 @@ class Visits:
 
     def _count(self, lines: np.ndarray, tall: int, columns: np.ndarray, wide: int) -> np.ndarray:
         first = self._first_visits
+        # Each pair of line and column is one number, as bincount counts single ones.
         cells = np.bincount(lines[first] * wide + columns[first], minlength=tall * wide)
         return cells.reshape(tall, wide)
 
@@ -86,18 +88,19 @@ def visits_of(rows: Rows) -> Visits | None:
         ValueError: a round is beyond `MOST_ROUNDS`.
     """
     rounds = [number(row.get("round")) for row in rows]
-    whole = [row for row, own in zip(rows, rounds, strict=True) if own is not None and own >= 0]
+    whole = [row for row, at in zip(rows, rounds, strict=True) if at is not None and at >= 0]
     if not whole:
         return None
-    last = max(own for own in rounds if own is not None)
+    last = max(at for at in rounds if at is not None)
     if last >= MOST_ROUNDS:
         raise ValueError(f"visits.csv names round {last:.0f}, and no run has that many: the file is damaged")
     client_names, clients = _codes([row.get("client", "") for row in whole])
     device_names, devices = _codes([row.get("device", "") for row in whole])
+    # A reason that is not listed counts as having taken part.
     place = {reason: index for index, reason in enumerate(OUTCOMES)}
     return Visits(
         whole,
-        np.array([own for own in rounds if own is not None and own >= 0], dtype=np.int64),
+        np.array([at for at in rounds if at is not None and at >= 0], dtype=np.int64),
         clients,
         client_names,
         devices,
@@ -107,6 +110,7 @@ def visits_of(rows: Rows) -> Visits | None:
 
 
 def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    # As objects: else each text takes the room of the longest.
     names, codes = np.unique(np.array(texts, dtype=object), return_inverse=True)
     return names.tolist(), codes
 
@@ -122,24 +126,24 @@ class Peak(NamedTuple):
 
 def peaks(visits: Visits) -> list[Peak]:
     """Return the largest visit of each device, whether it fitted or not, by budget, then by name."""
-    size = np.nan_to_num(visits.column("peak_bytes"))
-    found = []
+    size = np.nan_to_num(visits.column("peak_bytes"))  # argmax would take NaN for the largest
+    largest = []
     for index, name in enumerate(visits.device_names):
-        own = np.flatnonzero(visits.devices == index)
-        row = visits.rows[own[size[own].argmax()]]
+        places = np.flatnonzero(visits.devices == index)
+        row = visits.rows[places[size[places].argmax()]]
         parts = tuple(number(row.get(f"{part}_bytes")) or 0.0 for part in PARTS)
         bits, budget = (number(row.get(column)) or 0.0 for column in ("weight_bits", "budget_bytes"))
-        found.append(Peak(name, int(bits), parts, budget))
-    return sorted(found, key=lambda peak: (peak.budget, peak.device))
+        largest.append(Peak(name, int(bits), parts, budget))
+    return sorted(largest, key=lambda peak: (peak.budget, peak.device))
 
 
-def binned(values: np.ndarray, most: int, of: Callable[..., np.ndarray] = np.mean) -> np.ndarray:
-    """Reduce neighbours along the last axis by ``of``, to at most so many values.
+def binned(values: np.ndarray, most: int) -> np.ndarray:
+    """Average neighbours along the last axis, so that at most so many values are left.
 
     Examples:
         >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)
         array([2., 6., 9.])
     """
-    wide = -(-values.shape[-1] // most)
+    wide = -(-values.shape[-1] // most)  # rounded up
     starts = range(0, values.shape[-1], wide)
-    return np.stack([of(values[..., start : start + wide], axis=-1) for start in starts], axis=-1)
+    return np.stack([values[..., start : start + wide].mean(axis=-1) for start in starts], axis=-1)

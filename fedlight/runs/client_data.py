@@ -26,9 +26,9 @@ def data_of(run: Run) -> Distribution:
     source = "data.csv"
     for row in run.csv(source):
         if row.get("split") == "train" and (rows := number(row.get("rows"))):
-            own = counts.setdefault(row.get("client", ""), {})
+            by_label = counts.setdefault(row.get("client", ""), {})
             label = row.get("label", "")
-            own[label] = own.get(label, 0) + int(rows)
+            by_label[label] = by_label.get(label, 0) + int(rows)
     if not counts:
         source = "visits.csv"
         for row in run.csv(source):
@@ -36,7 +36,7 @@ def data_of(run: Run) -> Distribution:
             if row.get("split", "synthetic") not in OF_CANDIDATES and (rows := number(row.get("examples"))):
                 counts[row.get("client", "")] = {"": int(rows)}
     groups = {row.get("client", ""): row.get("known_group", "") for row in run.csv("groups.csv")}
-    by_group = bool(counts) and all(groups.get(one) and set(own) == {""} for one, own in counts.items())
+    by_group = bool(counts) and all(groups.get(name) and set(rows) == {""} for name, rows in counts.items())
     if by_group:
-        counts = {client: {groups[client]: own[""]} for client, own in counts.items()}
+        counts = {client: {groups[client]: by_label[""]} for client, by_label in counts.items()}
     return Distribution(counts, source, by_group, [run])

@@ -68,8 +68,7 @@ class MadeWith:
 
     def earlier(self) -> dict[str, str]:
         """Return the digests of files that were made with other settings, by their paths."""
-        found: dict[str, str] = read_json(self.file, self._remedy).get(EARLIER, {})
-        return found
+        return dict(read_json(self.file, self._remedy).get(EARLIER, {}))
 
     def differences(self) -> list["Difference"]:
         """Return the settings that differ from those in the file; raise ValueError if it is damaged."""
@@ -90,15 +89,15 @@ class MadeWith:
             )
 
 
-def in_words(found: Sequence["Difference"]) -> str:
+def in_words(changes: Sequence["Difference"]) -> str:
     """Return differences in one line, each as ``key: old -> new``.
 
     Examples:
         >>> in_words([("model.lr", 0.1, 0.2), ("data.limit", None, 3)])
         'model.lr: 0.1 -> 0.2; data.limit: None -> 3'
     """
-    named = "; ".join(f"{name}: {was} -> {now}" for name, was, now in found[:MOST_NAMED])
-    return named + (f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+    named = "; ".join(f"{name}: {was} -> {now}" for name, was, now in changes[:MOST_NAMED])
+    return named + (f"; and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else "")
 
 
 def contents_of(settings: Any, stage: Path, run: Path) -> Contents:
@@ -108,10 +107,10 @@ def contents_of(settings: Any, stage: Path, run: Path) -> Contents:
         Text in the settings -> ``digest``, and ``unchanged_while``, a digest of sizes and times: while it stays the same the
         files need not be read again. It is None if the files changed too recently for their times to be reliable.
     """
-    found = {text: Path(text).expanduser().absolute() for text in sorted(local_paths(settings))}
+    paths = {text: Path(text).expanduser().absolute() for text in sorted(local_paths(settings))}
     return {
         text: {"digest": digest_of(path), "unchanged_while": times_of(path)}
-        for text, path in found.items()
+        for text, path in paths.items()
         if not _is_of_run(path, stage, run)
     }
 
@@ -146,18 +145,15 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _is_local(text: str, key: str) -> bool:
-    if not text or len(text) > 1000 or "\n" in text or "\0" in text:
+    if not text or len(text) > 1000 or "\n" in text or "\0" in text:  # a text of the data, no name of a file
         return False
     path = Path(text).expanduser()
     try:
         if path.is_file():
             return True
         # A word such as `test` may happen to be the name of a local folder.
-        return (
-            path.is_dir()
-            and (os.sep in text or key.endswith(BARE_FOLDERS))
-            and text not in ("/", "./", "../")
-        )
+        is_meant = os.sep in text or key.endswith(BARE_FOLDERS)
+        return path.is_dir() and is_meant and text not in ("/", "./", "../")
     except OSError:
         return False
 
@@ -169,6 +165,7 @@ def changed(made_with: Contents, everything: bool) -> str | None:
     """
     for text, was in made_with.items():
         path = Path(text).expanduser()
+        # None: written too lately to tell by its time.
         same_times = was.get("unchanged_while") is not None and was["unchanged_while"] == times_of(path)
         if path.exists() and (everything or not same_times) and digest_of(path) != was.get("digest"):
             return text
@@ -181,11 +178,12 @@ def digest_of(path: Path) -> str:
         return _file_digest(path.absolute(), *_signature(path))
     whole = hashlib.sha256()
     for file in files_below(path):
+        # Names need not be UTF-8, and hold no zero.
         whole.update(f"{file.relative_to(path)}\0{digest_of(file)}\n".encode("utf-8", "surrogateescape"))
     return whole.hexdigest()[:32]
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=100_000)  # by size and time: a file that changes is read anew
 def _file_digest(file: Path, size: int, time_ns: int) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
@@ -201,17 +199,17 @@ def times_of(path: Path) -> str | None:
 
 
 def _signature(file: Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
+    return (about := file.stat()).st_size, about.st_mtime_ns
 
 
 def files_below(folder: Path) -> list[Path]:
     """Return all files below a folder in the order of their names, without hidden ones."""
-    found = []
+    every = []
     for place, folders, files in os.walk(folder):
+        # In place, so that os.walk does not enter the others.
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place, name) for name in files if not name.startswith(".")]
-    return sorted(file for file in found if file.is_file())
+        every += [Path(place, name) for name in files if not name.startswith(".")]
+    return sorted(file for file in every if file.is_file())
 
 
 def left_in(stage: Path) -> dict[str, str]:
@@ -220,6 +218,7 @@ def left_in(stage: Path) -> dict[str, str]:
     return {
         name: digest_of(file)
         for name, file in files.items()
+        # .tmp: unfinished, of a writer that was killed.
         if name not in OWN_FILES and Path(name).parts[0] not in OWN_FOLDERS and not name.endswith(".tmp")
     }
 

@@ -70,8 +70,9 @@ def augmentation_folder(run: Run) -> Path | None:
     configured = within(run.config(), "data", "init_args", "augmentation_folder")
     places = [run.folder / "augmentation"]
     if isinstance(configured, str):
-        own = Path(configured).expanduser()
-        places += [own, run.folder.parent / own.parent.name / own.name]
+        written = Path(configured).expanduser()
+        # The second: where the recipe has been moved to.
+        places += [written, run.folder.parent / written.parent.name / written.name]
     return next((place for place in places if AugmentationRecord(place).added.is_file()), None)
 
 
@@ -84,12 +85,12 @@ def task_class(run: Run, task: str) -> str:
 
 def rounds(run: Run) -> tuple[int, int | None]:
     """Return the rounds or epochs done (of a finished run without logs: all) and the number wanted, None if unknown."""
-    done = [place + 1 for row in run.metrics() if (place := number(row.get("epoch"))) is not None]
-    done += [
-        place + 1 for row in run.csv("visits.csv")[-1:] if (place := number(row.get("round"))) is not None
-    ]
+    # Of the visits the last row alone, as rounds are in order.
+    last = [row.get("round") for row in run.csv("visits.csv")[-1:]]
+    places = map(number, [*(row.get("epoch") for row in run.metrics()), *last])
+    done = [place + 1 for place in places if place is not None]
     wanted = number(within(run.config(), "trainer", "max_epochs"))
-    most = None if wanted is None or wanted < 0 else int(wanted)
+    most = None if wanted is None or wanted < 0 else int(wanted)  # -1 is Lightning's word for no end
     logged_nothing = 0 if most is None or not run.is_done else most
     return int(max(done, default=logged_nothing)), most
 
@@ -105,6 +106,7 @@ def flat(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         if not config and key:
             yield key, {}
         for name, value in config.items():
+            # A class is the value of its own key.
             below = key if name in ("init_args", "class_path") else f"{key}.{name}".lstrip(".")
             yield from flat(value, below)
     elif isinstance(config, list) and any(isinstance(value, Mapping) for value in config):
@@ -121,6 +123,6 @@ def under(folder: Path, value: Any) -> Any:
         >>> under(Path("/home/me/runs/a"), "/home/me/runs/a/metrics")
         'RUN/metrics'
     """
-    if not isinstance(value, str) or len(str(folder)) < 2:
+    if not isinstance(value, str) or len(str(folder)) < 2:  # "/" and "." would be found in most texts
         return value
     return value.replace(str(folder), "RUN")

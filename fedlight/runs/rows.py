@@ -25,7 +25,7 @@ def merged(versions: Sequence[Rows]) -> Rows:
     ]
     kept: list[Rows] = []
     begun: dict[str, float] = {}
-    for rows in reversed(versions):
+    for rows in reversed(versions):  # the latest first, as it says from where earlier ones do not count
         kept.append([row for old in rows if _tells(row := _without(old, begun))])
         for row in rows:
             for column, value in row.items():
@@ -67,7 +67,7 @@ def number(text: Any) -> float | None:
         value = float(text)
     except (TypeError, ValueError):
         return None
-    return value if abs(value) < float("inf") else None
+    return value if abs(value) < float("inf") else None  # NaN is not below it either
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def objects(value: Any) -> list[dict[str, Any]]:
         >>> objects([{"x": 1}, 2]), objects(None)
         ([{'x': 1}], [])
     """
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 SYMBOLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {127: 0x2421}
@@ -94,8 +94,8 @@ def text_can_hold(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="replace").decode().translate(SYMBOLS)
     if isinstance(value, dict):
-        return {text_can_hold(name): text_can_hold(one) for name, one in value.items()}
-    return [text_can_hold(one) for one in value] if isinstance(value, list) else value
+        return {text_can_hold(name): text_can_hold(inner) for name, inner in value.items()}
+    return [text_can_hold(inner) for inner in value] if isinstance(value, list) else value
 
 
 def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -103,7 +103,7 @@ def read_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     remedy = "give a file that the callback has written in a whole run"
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file: {remedy}")
-    rows = [row for row in read_csv(file) if None not in row.values()]
+    rows = [row for row in read_csv(file) if None not in row.values()]  # a killed run may leave half a row
     if not rows:
         raise ValueError(f"{file}: there is no row: {remedy}")
     if missing := [column for column in columns if column not in rows[0]]:

@@ -66,14 +66,15 @@ class Run:
 
     def path(self, name: str) -> Path | None:
         """Return the file or folder of this name, None where there is none."""
-        found = self.folder / name
-        return found if found.exists() else None
+        file = self.folder / name
+        return file if file.exists() else None
 
     def csv(self, name: str) -> Rows:
         """Return the whole rows of a CSV file, as text; none without the file. The list is shared: do not change it."""
 
         def parse(text: str) -> Rows:
-            rows: Rows = text_can_hold(csv_rows(text.replace("\0", "")))
+            rows: Rows = text_can_hold(csv_rows(text.replace("\0", "")))  # a crash may leave zeros
+            # None: cells beyond the header, or lacking.
             whole = [row for row in rows if None not in row and None not in row.values()]
             return self._counted(name, "rows", len(rows), whole)
 
@@ -101,8 +102,8 @@ class Run:
     def config(self) -> dict[str, Any]:
         """Return the config of the Lightning command, with all defaults; empty where none was saved."""
         name = self.config_file()
-        found = self._read(name, lambda text: _yaml(text, str(name)), "YAML") if name else None
-        return found if isinstance(found, dict) else {}
+        content = self._read(name, lambda text: _yaml(text, str(name)), "YAML") if name else None
+        return content if isinstance(content, dict) else {}
 
     def _counted(self, name: str, what: str, number: int, whole: list[Any]) -> list[Any]:
         if len(whole) < number:
@@ -112,7 +113,7 @@ class Run:
     def _read(self, name: str, parse: Callable[[str], Any], kind: str) -> Any:
         """Return what ``parse`` makes of a file's text, read once; None for no file and, with a fault, for a damaged one."""
         if name not in self._cached:
-            self._cached[name] = None
+            self._cached[name] = None  # a damaged file is not read again either
             try:
                 file = check_regular(self.folder / name, MOST_BYTES)
                 if self.is_changed(name):
@@ -125,15 +126,15 @@ class Run:
             except OSError as error:
                 self.faults[name] = f"could not be read: {error.strerror}"
             except (ValueError, RecursionError, csv.Error) as error:
-                self.faults[name] = (
-                    f"is left out: {error}" if str(error) == CHANGED else f"is not whole {kind}"
-                )
+                text = str(error)  # other errors are of Python's parsers, about positions in the file
+                self.faults[name] = f"is left out: {text}" if text == CHANGED else f"is not whole {kind}"
         return self._cached[name]
 
     def config_file(self) -> str | None:
         """Return the name of the newest file with the config."""
         if (self.folder / "config.yaml").is_file():
             return "config.yaml"
+        # A command of Lightning's own CLI keeps it there.
         return next(reversed(self._versions("config.yaml")), None)
 
     def settings(self) -> dict[str, Any]:
@@ -142,7 +143,7 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return what ``run.json`` has of the last fit, else of the last command: versions, start, end."""
-        return (self._fits() or self._commands() or [{}])[-1]
+        return (self._fits() or self._commands() or [{}])[-1]  # a later test says nothing about the training
 
     @property
     def is_continued(self) -> bool:
@@ -178,7 +179,7 @@ class Run:
     def _digests(self) -> dict[str, Any]:
         """Return file -> digest at the end of the last command or stage; empty where it did not end."""
         commands = self._commands()
-        if commands and commands[-1].get("state") != "done":
+        if commands and commands[-1].get("state") != "done":  # a command under way is changing them
             return {}
         files = [entry.get("files") for entry in commands or [self.json("done.json")]]
         return {name: digest for each in files if isinstance(each, dict) for name, digest in each.items()}
@@ -194,10 +195,10 @@ class Run:
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each method, in their order."""
-    found: dict[str, list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.method, []).append(run)
-    return found
+        groups.setdefault(run.method, []).append(run)
+    return groups
 
 
 def read_recipe(home: Path) -> Run:
@@ -211,23 +212,23 @@ def read_runs(folders: Sequence[str | Path], private: bool = False) -> list[Run]
     Raises:
         ValueError: a folder is not there, or holds no run.
     """
-    found: list[tuple[Path, Path]] = []
+    pairs: list[tuple[Path, Path]] = []
     for folder in map(Path, folders):
         if folder.is_file():
             raise ValueError(f"{folder}: is a file: give the folder of a run or of a recipe")
         if not folder.is_dir():
             raise ValueError(f"{folder}: there is no such folder: give that of a run or of a recipe")
-        home = folder.resolve()
+        home = folder.resolve()  # two paths of a folder give its runs once
         below = [(run, home) for run in sorted(runs_below(home), key=begun)]
         if not below:
             raise ValueError(
                 f"{folder}: there is no run in it, neither config.yaml, metrics/version_0 nor visits.csv: give the "
                 "--trainer.default_root_dir of a command, or the --output of a recipe"
             )
-        found += [pair for pair in below if pair[0] not in [run for run, _ in found]]
+        pairs += [pair for pair in below if pair[0] not in [run for run, _ in pairs]]
     return [
         Run(run, method, label, home, private)
-        for (run, home), method, label in zip(found, methods(found), labels(found), strict=True)
+        for (run, home), method, label in zip(pairs, methods(pairs), labels(pairs), strict=True)
     ]
 
 
@@ -236,7 +237,8 @@ def _yaml(text: str, name: str) -> Any:
 
     try:
         check_yaml(text, name)
-        return text_can_hold(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is not in every build
+        return text_can_hold(yaml.load(text, Loader=loader))
     except yaml.YAMLError as error:
         raise ValueError(name) from error
 

@@ -6,17 +6,31 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports on first use; ``files`` is public name -> module in the package.
+def lazy_names(
+    package: str, files: Mapping[str, str], elsewhere: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package that imports on first use.
 
     So ``import fedlight`` loads neither torch nor Lightning, and rooms do not import each other through their packages.
+
+    Args:
+        package: its dotted name.
+        files: public name -> module in the package.
+        elsewhere: the same for names that are imported from the module's own package, and refused here with that line.
     """
 
     def __getattr__(name: str) -> Any:
-        if name not in files:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{files[name]}"), name)
-        setattr(sys.modules[package], name, value)
-        return value
+        if name in files:
+            value = getattr(import_module(f"{package}.{files[name]}"), name)
+            setattr(sys.modules[package], name, value)
+            return value
+        reason = f"module {package!r} has no attribute {name!r}"
+        if elsewhere is None or name not in elsewhere:
+            raise AttributeError(reason)
+        room = f"{package}.{elsewhere[name].rpartition('.')[0]}"
+        reason += f": write `from {room} import {name}`, and in a config {name} alone"
+        # `from fedlight import FedKSeed` asks here first, and would replace the text of an AttributeError by its own.
+        is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        raise ImportError(reason) if is_import else AttributeError(reason)
 
     return __getattr__

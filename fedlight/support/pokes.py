@@ -126,9 +126,9 @@ def add_differences(
 
 
 def parser_types() -> ModuleType:
-    """Return jsonargparse's module of values by type hint; fedlight wraps two of its functions.
+    """Return jsonargparse's module of values by type hint; fedlight wraps three of its functions.
 
-    The parser has no setting for their decisions (``tests/test_whole_numbers.py``).
+    The parser has no setting for their decisions (``tests/test_whole_numbers.py``, ``tests/test_public_api.py``).
     """
     from jsonargparse import _typehints  # here: recipes are read without it
 

@@ -30,7 +30,8 @@ from torch.utils.data import (
 from torch.utils.data.datapipes.dataframe.datapipes import DFIterDataPipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from fedlight import ByClient, FederatedWrapper, GivenLoaders
+from fedlight import ByClient, FederatedWrapper
+from fedlight.datamodules.federated import GivenLoaders
 
 sampler = kind("Samplers")
 data_set = kind("Data sets")

@@ -10,10 +10,10 @@ from fedlight import (
     InstructionDataModule,
     PreferenceDataModule,
     PromptDataModule,
-    RandomSampling,
     SelfGeneration,
     SyntheticInstructionDataModule,
 )
+from fedlight.augmentation import RandomSampling
 from fedlight.datamodules.rows.given import RowsError
 from fedlight.datamodules.rows.split import Split
 

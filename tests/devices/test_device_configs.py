@@ -45,7 +45,7 @@ def test_every_figure_has_a_source(name):
 def test_fleets(name):
     text = conf.path(f"devices/fleets/{name}.yaml").read_text(encoding="utf-8")
     settings = yaml.safe_load(text)
-    assert settings["class_path"] == "fedlight.Fleet"
+    assert settings["class_path"] == "Fleet"
     assert f"devices/fleets/{name}.yaml" in text
     fleet = Fleet(**settings["init_args"])
     assert sum(settings["init_args"]["devices"].values()) == pytest.approx(1)

@@ -69,7 +69,7 @@ def test_generation_is_prompts_times_tokens_and_measured_once_for_a_model(tmp_pa
 
 
 def test_what_has_no_forecast_is_named_in_one_line(tmp_path, monkeypatch, capsys):
-    callbacks = [{"class_path": "fedlight.Forgetting"}]
+    callbacks = [{"class_path": "Forgetting"}]
     _, found = forecast(
         tmp_path,
         monkeypatch,

@@ -8,36 +8,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedlight
 from fedlight import (
     AdapterExport,
     Algorithm,
     ByClient,
-    Canaries,
     FedAdam,
     FedAvg,
     FederatedLoop,
     FedProx,
-    FewShot,
     InstructionDataModule,
     Partition,
     PreferenceDataModule,
     Quantize,
     SelectorModule,
     SelfGeneration,
-    SelfGenerationPrompts,
     SFTModule,
     SyntheticInstructionDataModule,
     TrimmedMean,
     VisitLog,
 )
+from fedlight.callbacks.logs import ClientAccuracy, GroupLog
 from fedlight.callbacks.loop.parts.optimizers import StepSchedules
+from fedlight.datamodules.clients import FewShot
 from fedlight.datamodules.preferences.format import Format
+from fedlight.datamodules.rows import Canaries
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
+from fedlight.datamodules.synthesis import SelfGenerationPrompts
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.evaluation.tasks.sampling import Completions, Sampling
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.channel import Identity
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.optimizers import Optimization
@@ -137,7 +139,7 @@ def test_right_ones_pass():
 
 def test_what_a_class_does_not_take_is_refused_as_ever():
     with pytest.raises(TypeError, match="takes no arguments"):
-        fedlight.Identity(3)
+        Identity(3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nu'"):
         FedProx(nu=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'model'"):
@@ -157,12 +159,12 @@ def test_a_class_of_somebody_else_is_checked_where_it_passes_arguments_on():
 def test_copies_are_made_as_ever():
     for made in (Partition("iid", num_clients=3), FedProx(0.5)):
         assert vars(copy.deepcopy(made)) == vars(pickle.loads(pickle.dumps(made))) == vars(made)
-    for log in (fedlight.VisitLog(), fedlight.GroupLog(), fedlight.ClientAccuracy()):
+    for log in (VisitLog(), GroupLog(), ClientAccuracy()):
         assert copy.deepcopy(log).state_dict() == pickle.loads(pickle.dumps(log)).state_dict()
 
 
 def test_a_path_is_a_text_and_a_checkpoint_holds_plain_values():
-    assert fedlight.VisitLog(Path("a.csv")).path == Path("a.csv")
+    assert VisitLog(Path("a.csv")).path == Path("a.csv")
     assert name_source(Path("a.csv")) == "a.csv"
     saved = SFTModule(Path("my_model"), lr=np.float64(0.5), seed=np.int64(3)).hparams
     assert [(type(saved[name]), saved[name]) for name in ("model", "lr", "seed")] == [
@@ -174,9 +176,7 @@ def test_a_path_is_a_text_and_a_checkpoint_holds_plain_values():
 
 
 def test_the_annotations_of_every_public_class_can_be_read():
-    classes = [
-        each for each in (getattr(fedlight, name) for name in fedlight.__all__) if isinstance(each, type)
-    ]
+    classes = [each for each in map(class_of, CLASS_FILES) if each is not None]
     checked = [each for each in classes if issubclass(each, Checked)]
     assert len(checked) > 100
     assert all(hints for each in checked for parameters, hints in _constructors(each) if parameters)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ABOUT = """Measure this machine and write its profile as a device, for a fleet or a plan:
 
   fedlight device measure --name my_laptop
-  fedlight plan --config selector.yaml --federated.fleet '{class_path: fedlight.Fleet, init_args: {devices: {my_laptop: 1}}}'
+  fedlight plan --config selector.yaml --federated.fleet '{class_path: Fleet, init_args: {devices: {my_laptop: 1}}}'
 
 Let nothing else run meanwhile. The profile is written to devices/ in the current folder, where its name is looked up."""
 

@@ -70,7 +70,7 @@ def quality_at_budget(
     """
     curves = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
     budgets = {
-        name: min(curve[name][-1] for curve in curves.values()) if given is None else given
+        name: min(curve[name][-1] for curve in curves.values()) if given is None else given  # 0 is given too
         for name, given in (("seconds", seconds), ("megabytes", megabytes))
     }
     for label, curve in curves.items():
@@ -115,7 +115,7 @@ def budget_curve(folder: Path, metric: str) -> Curve:
         ends[int(row["round"])] = float(row["round_end_seconds"])
     megabytes = list(accumulate(sent))
     validated = _validated(folder, metric)
-    rounds = sorted(idx for idx in validated if idx <= last)
+    rounds = sorted(idx for idx in validated if idx <= last)  # later ones have no visits to be paid for
     return {
         "seconds": [ends[idx] for idx in rounds],
         "megabytes": [megabytes[idx] for idx in rounds],
@@ -125,25 +125,27 @@ def budget_curve(folder: Path, metric: str) -> Curve:
 
 def _validated(folder: Path, metric: str) -> dict[int, float]:
     """Return round -> value; a round that was trained again after a stop has its last value."""
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for file in versions(folder, "metrics.csv"):
         rows = read_rows(file, ("epoch",))
-        found |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
+        values |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
     for file in folder.glob("tasks/epoch_*/scores.json"):  # metrics.csv has scores by step, without an epoch
         scores = json.loads(read_text(file))
         if metric in scores:
-            found[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
-    if not found:
+            # Folders count rounds that are done.
+            values[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
+    if not values:
         raise ValueError(
             f"{folder}: no metrics/version_*/metrics.csv in it has {metric} of any round, and no tasks/epoch_*/scores.json: "
             "give the folder of a run with a CSVLogger called metrics that validates after its rounds "
             "(trainer.limit_val_batches above 0), or with TaskScores"
         )
-    return found
+    return values
 
 
 def _participation(folder: Path) -> dict[str, float]:
     rows = read_rows(folder / "visits.csv", ("round", "client", "reason"))
+    # Several visits of a client in a round count once.
     reasons = {(row["round"], row["client"]): row["reason"] for row in rows}
     named = [reason for reason in reasons.values() if not took_part(reason)]
     dropped = {reason: float(named.count(reason)) for reason in sorted(set(named))}

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to e
 writes one SVG or PNG (by the ending of ``output``) and returns its path and what it shows.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -92,7 +93,7 @@ def similarity_table(scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str
     """
     low = min(values.min() for clients in scores.values() for values in clients.values())
     high = max(values.max() for clients in scores.values() for values in clients.values())
-    edges = np.linspace(low, high + 1e-6, BINS + 1)
+    edges = np.linspace(low, high + 1e-6, BINS + 1)  # scores that are all equal need edges apart too
     return {
         label: {
             "edges": edges.tolist(),
@@ -120,6 +121,7 @@ def draw_similarities(
         if alpha is not None:
             axes.axvline(alpha, color="0.3", linestyle="--", linewidth=1)
         used = np.flatnonzero(np.sum(shares, axis=0) > 0)
+        # Wide enough for the line at alpha, which may lie beyond all scores.
         axes.set_xlim(edges[used[0]], max(edges[used[-1] + 1], alpha or -1) + 0.02)
         axes.set_title(fill(label, letters), fontsize="medium")
     dashed = "" if alpha is None else f", dashed: alpha = {alpha:g}"
@@ -148,7 +150,7 @@ def coverage_against_score(
     """
     table = points_of(tables, x, y, label)
     means = np.array([[mean(values["x"]), mean(values["y"])] for values in table.values()])
-    vary = len(means) > 2 and bool((means.std(axis=0) > 0).all())
+    vary = len(means) > 2 and bool((means.std(axis=0) > 0).all())  # of two points Pearson's is always 1 or -1
     correlation = float(np.corrcoef(means.T)[0, 1]) if vary else None
     figure = draw_scatter(table, x.replace("_", " "), y.replace("_", " "))
     return {"file": save(figure, output), "table": table, "correlation": correlation}
@@ -165,15 +167,14 @@ def scores_of(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
 def _categories(folder: Path) -> dict[str, dict[str, int]]:
     record = AugmentationRecord(folder)
     record.refuse_damaged()
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, Counter[str]] = {}
     for client, fields in record.read_own():
         category = fields.get("category")
         if category is None:
             raise ValueError(
                 f"{record.private}: a row has no category: map a column to category, or set pseudo_labels"
             )
-        own = counts.setdefault(client, {})
-        own[category] = own.get(category, 0) + 1
+        counts.setdefault(client, Counter())[category] += 1
     return {client: dict(sorted(counts[client].items())) for client in sorted(counts)}
 
 

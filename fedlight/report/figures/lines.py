@@ -49,7 +49,7 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
         (drawn,) = axes.plot(
             line.x, line.middle, linewidth=1.8, marker=marker, markersize=3.5, label=name, **style
         )
-        drawn.set_gid(f"series:{name}")
+        drawn.set_gid(f"series:{name}")  # the page's script finds the line by it
 
 
 @matplotlib.rc_context(STYLE)
@@ -79,8 +79,9 @@ def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
         >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist(), line.seeds
         ([1, 2], [0.5, 1.0], [0.0, 1.0], [1.0, 1.0], 2)
     """
-    x = np.array(sorted({position for one in series for position in one}))
-    values = np.array([[one.get(position, np.nan) for position in x] for one in series], dtype=float)
+    # Each position is one of some run, so nanmean has something to average.
+    x = np.array(sorted({position for run in series for position in run}))
+    values = np.array([[run.get(position, np.nan) for position in x] for run in series], dtype=float)
     return Line(
         x, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0), len(series)
     )
@@ -173,16 +174,17 @@ def draw_scatter(
     paths = paths or {}
     figure, axes = new_figure()
     middles = {method: (mean(values["x"]), mean(values["y"])) for method, values in table.items()}
-    own = {method: look["color"] for method, look in (styles or {}).items()} | {PRETRAINED: "0.35"}
+    color_of = {method: look["color"] for method, look in (styles or {}).items()} | {PRETRAINED: "0.35"}
     names = {method: label for points in paths.values() for label, method in points.items()}
+    # The first colour is left for methods that are on no line.
     shades = colors(len(paths) + 1, "lines and the other methods")[1:]
     for color, (path, points) in zip(shades, paths.items(), strict=True):
         corners = [middles[method] for method in points.values()]
         axes.plot(*zip(*corners, strict=True), color=color, linewidth=1.8, zorder=2, label=path)
-        own |= dict.fromkeys(points.values(), color)
+        color_of |= dict.fromkeys(points.values(), color)
     for method, values in table.items():
         xerr, yerr = (deviation(values[side]) for side in "xy")
-        marks: Any = {"fmt": "o", "color": own.get(method, COLORS[0]), "ecolor": "0.6", "markersize": 6}
+        marks: Any = {"fmt": "o", "color": color_of.get(method, COLORS[0]), "ecolor": "0.6", "markersize": 6}
         axes.errorbar(*middles[method], yerr, xerr, zorder=3, **marks)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -194,7 +196,7 @@ def draw_scatter(
 
 def name_beside(axes: Axes, points: Sequence[tuple[str, Point, str]]) -> None:
     """Write names (``points``: name, place, colour of the line between) to the right of the axes, in order of height."""
-    by_height = sorted(points, key=lambda point: point[1][1])
+    by_height = sorted(points, key=lambda point: point[1][1])  # so fewer of the connecting lines cross
     for (name, at, color), height in zip(by_height, np.linspace(0, 1, len(points) + 2)[1:-1], strict=True):
         line = {"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkB": 4, "relpos": (0, 0.5)}
         beside: Any = {"textcoords": "axes fraction", "va": "center", "fontsize": "small"}

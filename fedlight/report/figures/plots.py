@@ -57,7 +57,7 @@ def reward_hacking(runs: dict[str, str], output: str) -> dict[str, Any]:
     """
     table = {label: _win_rates(Path(folder)) for label, folder in runs.items()}
     rows = [
-        {"method": label, **{f"{name}_{at}": of(won[name]) for name in JUDGES for at, of in ENDS.items()}}
+        {"method": label, **{f"{name}_{at}": pick(won[name]) for name in JUDGES for at, pick in ENDS.items()}}
         for label, won in table.items()
     ]
     return {"file": save(draw_reward_hacking(table), output), "table": table, "rows": rows}
@@ -101,15 +101,11 @@ def clients(files: dict[str, str], output: str) -> dict[str, Any]:
     table: dict[str, dict[str, Any]] = {}
     for label, file in files.items():
         accuracies = sorted(final(read_rows(Path(file), ("stage", "round", "accuracy", "own_accuracy"))))
-        mean = math.fsum(accuracies) / len(accuracies)
-        table[label] = {
-            "accuracy": accuracies,
-            "mean": mean,
-            "worst_tenth": worst_share_mean(accuracies, WORST),
-        }
-    styles: Looks = {
-        label: {"color": color} for label, color in zip(table, colors(len(table), "methods"), strict=True)
-    }
+        mean = math.fsum(accuracies) / len(accuracies)  # the same in every order of the clients
+        worst = worst_share_mean(accuracies, WORST)
+        table[label] = {"accuracy": accuracies, "mean": mean, "worst_tenth": worst}
+    shades = colors(len(table), "methods")
+    styles: Looks = {label: {"color": color} for label, color in zip(table, shades, strict=True)}
     return {"file": save(draw_clients(table, styles), output), "table": table}
 
 
@@ -122,6 +118,7 @@ def draw_clients(table: Mapping[str, Mapping[str, Any]], styles: Looks) -> Figur
         shown = f"{label}: mean {values['mean']:.3f}, worst tenth {values['worst_tenth']:.3f}"
         axes.plot(ranks, values["accuracy"], linewidth=2, label=shown, **styles[label])
     most = max(len(values["accuracy"]) for values in table.values())
+    # Rounded first: 0.1 * 30 is a little above 3, and its ceiling would shade a fourth client.
     axes.axvspan(0.5, math.ceil(round(WORST * most, 9)) + 0.5, color="0.9", zorder=0)
     axes.set_xlim(0.5, most + 0.5)
     axes.set_xlabel("rank of the client, worst served first (shaded: the worst tenth)")
@@ -179,8 +176,8 @@ def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
         # Without antialiasing: else a thin line of paper would show between two cells of a colour.
         axes.add_patch(PathPatch(area, facecolor=color, linewidth=0, antialiased=False))
     axes.set_xlim(-0.5, len(rounds) - 0.5)
-    axes.set_ylim(len(image) - 0.5, -0.5)
-    every = math.ceil(len(rounds) / 12)
+    axes.set_ylim(len(image) - 0.5, -0.5)  # the first client on top
+    every = math.ceil(len(rounds) / 12)  # more numbers would touch each other
     axes.set_xticks(range(0, len(rounds), every), [str(number) for number in rounds[::every]])
     axes.set_xlabel("communication round, counted from 0")
     _mark_known_groups(axes, table["known_group"])
@@ -192,8 +189,9 @@ def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
 def _cells(where: np.ndarray) -> Outline:
     """Return the outline of the true cells of ``(rows, columns)``, with neighbours in a row joined."""
     corners: list[tuple[float, float]] = []
-    for row, own in enumerate(where):
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], own, [False]]).astype(int)))
+    for row, cells in enumerate(where):
+        # Where cells of the area begin, and where they end.
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], cells, [False]]).astype(int)))
         for low, high in edges.reshape(-1, 2) - 0.5:
             top, bottom = row - 0.5, row + 0.5
             corners += [(low, top), (high, top), (high, bottom), (low, bottom), (low, top)]
@@ -219,21 +217,24 @@ def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:
 def _win_rates(folder: Path) -> dict[str, list[float]]:
     """Return steps and win rates of a run; where a resumed run repeats a step, its value counts."""
     columns = [f"win_rate/{name}" for name in JUDGES]
-    found: dict[int, list[float]] = {}
+    by_step: dict[int, list[float]] = {}
     for file in versions(folder, "metrics.csv"):
-        own = {
+        newer = {
             int(row["step"]): [float(row[column]) for column in columns]
             for row in read_rows(file, ("step",))
             if all(row.get(column) for column in columns)
         }
-        found = {step: rates for step, rates in found.items() if step < min(own, default=math.inf)} | own
-    if not found:
+        first = min(
+            newer, default=math.inf
+        )  # a run that was resumed does the steps after its checkpoint again
+        by_step = {step: rates for step, rates in by_step.items() if step < first} | newer
+    if not by_step:
         raise ValueError(
             f"{folder}: no metrics/version_*/metrics.csv in it has the columns {' and '.join(columns)}: give the folder of "
             "a run with a CSVLogger called metrics and the callback WinRate with these two judges"
         )
-    steps = sorted(found)
-    return {"step": [*steps], **{name: [found[step][i] for step in steps] for i, name in enumerate(JUDGES)}}
+    steps = sorted(by_step)
+    return {"step": [*steps], **{name: [by_step[step][i] for step in steps] for i, name in enumerate(JUDGES)}}
 
 
 def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:
@@ -244,7 +245,7 @@ def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:
         ('own', 'validate', 'val')
     """
     taken = {_stage(rows, STAGES) for rows in tables if rows}
-    return STAGES if "test" not in taken or len(taken) == 1 else tuple(one for one in STAGES if one != "test")
+    return tuple(stage for stage in STAGES if stage != "test") if {"test"} < taken else STAGES
 
 
 def final(rows: Rows, stages: Sequence[str] = STAGES) -> list[float]:
@@ -282,15 +283,15 @@ def _stage(rows: Rows, stages: Sequence[str]) -> str | None:
 def _newest(rows: Rows, stages: Sequence[str]) -> Rows:
     """Return the rows of the stage that counts, of its last round; none where there is no such stage."""
     stage = _stage(rows, stages)
-    own = [row for row in rows if row.get("stage") == stage]
-    newest = max((number(row.get("round")) or 0.0 for row in own), default=0.0)
-    return [row for row in own if (number(row.get("round")) or 0.0) == newest]
+    of_stage = [row for row in rows if row.get("stage") == stage]
+    newest = max((number(row.get("round")) or 0.0 for row in of_stage), default=0.0)
+    return [row for row in of_stage if (number(row.get("round")) or 0.0) == newest]
 
 
 def accuracy(row: Mapping[str, str]) -> float | None:
     """Return the accuracy of the client's own selector where it has one, else of the vote."""
-    own = number(row.get("own_accuracy"))
-    return own if own is not None else number(row.get("accuracy"))
+    value = number(row.get("own_accuracy"))
+    return value if value is not None else number(row.get("accuracy"))  # 0.0 is an accuracy too
 
 
 class Estimate(NamedTuple):
@@ -316,8 +317,8 @@ def method_intervals(
         ``file``, and ``table``: method -> value, low, high.
     """
     rows = [row for table in tables for row in result_of(Path(table))["rows"]]
-    found = estimates(rows, column)
-    return {"file": save(draw_intervals({"": found}, label), output), "table": found}
+    table = estimates(rows, column)
+    return {"file": save(draw_intervals({"": table}, label), output), "table": table}
 
 
 def estimates(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, Estimate]:
@@ -334,7 +335,7 @@ def estimates(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, Estim
         if all(name in row for name in names):
             by_method.setdefault(row["method"], []).append([row[name] for name in names])
     return {
-        method: Estimate(*(sum(of) / len(of) for of in zip(*values, strict=True)))
+        method: Estimate(*(sum(numbers) / len(numbers) for numbers in zip(*values, strict=True)))
         for method, values in by_method.items()
     }
 
@@ -351,16 +352,17 @@ def draw_intervals(panels: Mapping[str, Mapping[str, Estimate]], label: str, at:
     figure, axes = new_panels(len(panels))
     methods: Sequence[str] = [*next(iter(panels.values()))]
     figure.set_size_inches(4.0 + 2.0 * len(panels), 1.2 + INCHES_OF_A_ROW * len(methods))
-    for place, (own, (title, found)) in enumerate(zip(axes, panels.items(), strict=True)):
-        own.axvline(at, color="0.6", linewidth=0.8, zorder=0)
+    for place, (panel, (title, by_method)) in enumerate(zip(axes, panels.items(), strict=True)):
+        panel.axvline(at, color="0.6", linewidth=0.8, zorder=0)
         for row, method in enumerate(methods):
-            value, low, high = found[method]
-            own.plot([low, high], [row, row], color=COLORS[0], linewidth=1.5, solid_capstyle="butt")
-            own.plot([value], [row], marker="o", markersize=5, color=COLORS[0])
-        own.set_title(title, fontsize=10)
-        own.tick_params(labelsize=9, left=place == 0)
-        own.grid(axis="y", color="0.92", linewidth=0.6)
-        own.set_axisbelow(True)
+            value, low, high = by_method[method]
+            # A round cap would make the interval look longer.
+            panel.plot([low, high], [row, row], color=COLORS[0], linewidth=1.5, solid_capstyle="butt")
+            panel.plot([value], [row], marker="o", markersize=5, color=COLORS[0])
+        panel.set_title(title, fontsize=10)
+        panel.tick_params(labelsize=9, left=place == 0)
+        panel.grid(axis="y", color="0.92", linewidth=0.6)
+        panel.set_axisbelow(True)
     axes[0].set_yticks(range(len(methods)), methods)
     axes[0].set_ylim(len(methods) - 0.5, -0.5)
     figure.supxlabel(label, fontsize=10)

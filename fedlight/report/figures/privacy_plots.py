@@ -86,6 +86,7 @@ def leakage_over_rounds(
             metric_of(read_attacks(folder, target), metric, folder)
             for folder in ([folders] if isinstance(folders, str) else folders)
         ]
+        # Before training all methods have the same model, which belongs to no line.
         levels += [values.pop(0) for values in series if 0 in values]
         table[method] = _over_seeds(method, series)
     level = mean(levels) if levels else None
@@ -100,12 +101,8 @@ def _over_seeds(method: str, series: Sequence[Mapping[int, float]]) -> dict[str,
             f"{method}: its runs were attacked after rounds {[sorted(values) for values in series]}: give runs that were "
             "attacked after the same ones, at least one"
         )
-    values = [[own[number] for own in series] for number in rounds]
-    return {
-        "round": [*rounds],
-        "mean": [mean(own) for own in values],
-        "std": [deviation(own) for own in values],
-    }
+    values = [[run[number] for run in series] for number in rounds]
+    return {"round": [*rounds], "mean": [*map(mean, values)], "std": [*map(deviation, values)]}
 
 
 @matplotlib.rc_context(STYLE)
@@ -175,9 +172,10 @@ def differences(
         if len(methods) != 2:
             raise ValueError(f"pairs: {pair} has {len(methods)} methods: give one and the one to subtract")
         for method in methods:
-            if lacking := [folder for folder, own in zip(folders, values, strict=True) if method not in own]:
-                raise ValueError(f"pairs: {pair}: {lacking[0]} has no {column!r} of {method!r}")
-        gaps = [own[methods[0]] - own[methods[1]] for own in values]
+            for folder, known in zip(folders, values, strict=True):
+                if method not in known:
+                    raise ValueError(f"pairs: {pair}: {folder} has no {column!r} of {method!r}")
+        gaps = [known[methods[0]] - known[methods[1]] for known in values]
         points[pair] = Estimate(mean(gaps), *student_interval(gaps))
         ends = points[pair][1:] if len(gaps) > 1 else (None, None)
         rows.append(

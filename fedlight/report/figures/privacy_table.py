@@ -61,8 +61,11 @@ def privacy_table(
     for method, folder in methods.items():
         row = _row(method, folder, task, shares)
         for target in [] if method in (not_attacked or []) else whose:
-            leakage = read_attacks(folder, target, needed=target == GLOBAL)
-            row |= _named(_last(leakage), attacks, target)
+            leakage = read_attacks(folder, target, needed=target == GLOBAL)  # some runs have no uploads
+            # The last value of each metric: attacks need not be made at the same rounds.
+            last = {name: value for metrics in leakage.values() for name, value in metrics.items()}
+            row |= _named(last, attacks, target)
+            # Of the first run that was attacked before training; all begin with one model.
             before = before or (leakage.get(0, {}) if target == GLOBAL else {})
         rows.append(row)
     if zero_shot is not None:
@@ -72,25 +75,20 @@ def privacy_table(
 
 
 def _row(method: str, folder: str, task: str, shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    own = shares.get(method, {})
-    return {
-        "method": method,
-        "utility": utility(folder, task),
-        **{name: own[name] for name in WINS if name in own},
-    }
+    won = shares.get(method, {})
+    return {"method": method, "utility": utility(folder, task)} | {n: won[n] for n in WINS if n in won}
 
 
 def utility(folder: str, task: str) -> float:
     """Return a finished stage's score, the mean over clients' own models if scored; raise ValueError without a score."""
     metrics: dict[str, float] = result_of(folder).get("metrics", {})
-    names = (f"own/{task}/client_mean", f"score/{task}")
-    found = [metrics[name] for name in names if name in metrics]
-    if not found:
-        known = ", ".join(metrics) or "none"
-        raise ValueError(
-            f"{folder} has no metric {names[1]!r}; it has {known}: add the callback TaskScores with this task"
-        )
-    return found[0]
+    for name in (f"own/{task}/client_mean", f"score/{task}"):
+        if name in metrics:
+            return metrics[name]
+    known = ", ".join(metrics) or "none"
+    raise ValueError(
+        f"{folder} has no metric {name!r}; it has {known}: add the callback TaskScores with this task"
+    )
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -102,13 +100,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     return rich_text("utility and leakage", ["method", *names], lines)
 
 
-def _last(leakage: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Return the last value of each metric; attacks need not be made at the same rounds."""
-    return {name: value for metrics in leakage.values() for name, value in metrics.items()}
-
-
 def _named(metrics: Mapping[str, float], attacks: Mapping[str, str] | None, target: str) -> dict[str, float]:
-    called = dict.fromkeys(metrics) if attacks is None else attacks
+    called = dict.fromkeys(metrics) if attacks is None else attacks  # None: by their own names
     return {_column(called[name] or name, target): x for name, x in metrics.items() if name in called}
 
 
@@ -155,20 +148,21 @@ def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leak
     """
     file = Path(folder) / "attacks" / "attacks.csv"
     rows = read_rows(file, KEYS)
-    found: dict[int, dict[str, list[float]]] = {}
+    by_round: dict[int, dict[str, list[float]]] = {}
     for row in rows:
         if row["target"] == target or (target == UPLOADS and row["target"] != GLOBAL):
-            metrics = found.setdefault(int(row["round"]), {})
+            metrics = by_round.setdefault(int(row["round"]), {})
             for name, value in row.items():
                 if name not in KEYS and value and not math.isnan(float(value)):
                     metrics.setdefault(name, []).append(float(value))
-    if not found and needed:
+    if not by_round and needed:
         targets = ", ".join(sorted({row["target"] for row in rows})[:5])
         raise ValueError(
             f"{file}: there is no row of target={target!r}, but of {targets}: choose one of these"
         )
     return {
-        number: {name: fmean(values) for name, values in found[number].items()} for number in sorted(found)
+        number: {name: fmean(values) for name, values in metrics.items()}
+        for number, metrics in sorted(by_round.items())
     }
 
 

@@ -64,19 +64,19 @@ def retrieval_map(
     added = {label: _texts(folder) for label, folder in records.items()}
     shown = {label: some(texts, retrieved, seed, "map", label) for label, texts in added.items()}
     ground = some(domain, points, seed, "map", "domain")
-    texts = list(dict.fromkeys([*ground, *(text for own in shown.values() for text in own)]))
-    of: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
-    place = dict(zip(texts, flatten(of.encode(texts), seed), strict=True))
+    texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
+    model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
+    place = dict(zip(texts, flatten(model.encode(texts), seed), strict=True))
     panels = {
-        label: (np.array([place[text] for text in own]), np.array([text in domain for text in own]))
-        for label, own in shown.items()
+        label: (np.array([place[text] for text in chosen]), np.array([text in domain for text in chosen]))
+        for label, chosen in shown.items()
     }
     figure = draw_map(np.array([place[text] for text in ground]), panels)
     return {
         "file": save(figure, output),
         "rows": [
-            {"method": label, "retrieved": len(own), "inside": len(own & domain)}
-            for label, own in added.items()
+            {"method": label, "retrieved": len(distinct), "inside": len(distinct & domain)}
+            for label, distinct in added.items()
         ],
     }
 
@@ -92,7 +92,7 @@ def flatten(vectors: np.ndarray, seed: int, steps: int = 1000) -> np.ndarray:
     start = derive_seed(seed, "t-SNE")
     components = min(COMPONENTS, *vectors.shape)
     fewer = PCA(components, random_state=start).fit_transform(vectors)
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    perplexity = min(30.0, (len(vectors) - 1) / 3)  # scikit-learn wants less than the number of points
     fitted = TSNE(perplexity=perplexity, init="pca", random_state=start, max_iter=steps)
     flat: np.ndarray = fitted.fit_transform(fewer)
     return flat
@@ -112,17 +112,16 @@ def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_groups_of_points(
-    ground: np.ndarray,
-    panels: Mapping[str, Mapping[str, np.ndarray]],
-    ground_name: str,
-    across: int = ACROSS,
+    ground: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], ground_name: str, across: int = ACROSS
 ) -> Figure:
     """Draw a panel for each title, with groups of points ``(points, 2)`` over the same grey ones; a name has one colour."""
     across = min(across, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(max(2.6 * across, 4), 2.7 * down + 0.4), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
-    are_many = sum(map(len, (ground, *(own for groups in panels.values() for own in groups.values())))) > MANY
+    are_many = (
+        sum(map(len, (ground, *(dots for groups in panels.values() for dots in groups.values())))) > MANY
+    )
     style: Any = {"linewidths": 0, "rasterized": are_many}  # else an SVG of so many points is large
     size = 3 if are_many else 9
     names = list(dict.fromkeys(name for groups in panels.values() for name in groups))
@@ -155,7 +154,7 @@ def some(texts: Collection[str], number: int, *seed: int | str) -> list[str]:
         >>> some(["a", "b"], 5, 0) == some(["b", "a"], 5, 0), len(some(["a", "b", "c"], 2, 0))
         (True, 2)
     """
-    in_order = sorted(texts)
+    in_order = sorted(texts)  # a set has no order that two runs share
     order = np.random.default_rng(derive_seed(*seed)).permutation(len(in_order))
     return [in_order[index] for index in order[:number]]
 

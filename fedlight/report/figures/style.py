@@ -101,12 +101,12 @@ def looks_by_kind(kinds: Mapping[str, str]) -> Looks:
     """
     places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
     taken: Counter[str] = Counter()
-    found: Looks = {}
+    styles: Looks = {}
     for name, kind in kinds.items():
         color = COLORS[places[kind] % len(COLORS)]
-        found[name] = {"color": color, "linestyle": DASHES[taken[color] % len(DASHES)]}
+        styles[name] = {"color": color, "linestyle": DASHES[taken[color] % len(DASHES)]}
         taken[color] += 1
-    return found
+    return styles
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 3) -> None:
@@ -120,6 +120,7 @@ def key(figure: Figure, axes: Axes) -> None:
     if not handles:
         return
     longest = max(map(len, labels))
+    # A row holds about 66 letters, and the handle beside a name takes 9.
     columns = max(1, min(3, 66 // (longest + 9), len(labels)))
     rows = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + ROW_INCHES * max(0, rows - LEGEND_ROWS))
@@ -136,6 +137,7 @@ def save(figure: Figure, output: str) -> str:
     if Path(output).suffix not in (".svg", ".png"):
         raise ValueError(f"output={output} must end with .svg or .png")
     Path(output).parent.mkdir(parents=True, exist_ok=True)
+    # The same numbers give the same file at any time.
     metadata = {"Date": None} if Path(output).suffix == ".svg" else {}
     figure.savefig(output, dpi=150, metadata=metadata)
     return output
@@ -165,15 +167,15 @@ def looks_of(names: Iterable[str], known: Mapping[str, dict[str, Any]]) -> Looks
         >>> looks_of(["a and 3 more", "all runs"], known)
         {'a and 3 more': {'color': '#0072B2', 'linestyle': '-'}, 'all runs': {'color': '0.45', 'linestyle': '-'}}
     """
-    found: Looks = {}
+    styles: Looks = {}
     for name in names:
-        of = [one for one in known if name == one or name.startswith((f"{one}, ", f"{one} and "))]
-        if of:
-            found[name] = known[max(of, key=len)]
+        runs = [run for run in known if name == run or name.startswith((f"{run}, ", f"{run} and "))]
+        if runs:
+            styles[name] = known[max(runs, key=len)]  # of "a" and "a, b" the one that is meant
         else:
-            greys = sum(look["color"] == NEUTRAL for look in found.values())
-            found[name] = {"color": NEUTRAL, "linestyle": DASHES[greys % len(DASHES)]}
-    return found
+            greys = sum(look["color"] == NEUTRAL for look in styles.values())
+            styles[name] = {"color": NEUTRAL, "linestyle": DASHES[greys % len(DASHES)]}
+    return styles
 
 
 def row_looks(names: Iterable[str], runs: Sequence[Run], known: Looks) -> Looks:

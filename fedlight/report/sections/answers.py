@@ -5,10 +5,10 @@ Predictions over clients' own rows are left out unless private rows were asked f
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedlight.judges.task_answers import last_moment
-from fedlight.report.parts import Answer, Example, Section, Texts
+from fedlight.report.parts import Answer, Example, Part, Section, Texts
 from fedlight.runs import facts
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
@@ -16,50 +16,42 @@ from fedlight.runs.run import Run
 REFERENCE = "reference"
 RAW = "raw model"
 SAMPLES = "samples.jsonl"
-Answers = dict[str, Answer]
-
 LONGEST = 3000  # characters of a text on the page
-
-
-class Asked(NamedTuple):
-    """Set of prompts with a title and the answers of several methods: prompt -> method -> answer."""
-
-    title: str
-    by_prompt: dict[str, Answers]
-
-
 MOST_PROMPTS = 20
 MOST_SETS = 6
+
+Answers = dict[str, Answer]
+Prompts = dict[str, Answers]
+"""Prompt -> method -> answer."""
 
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return the section: at most twenty prompts, shared out among the sets of prompts."""
     sets = asked(runs)
     note = "A prediction over clients' own rows is not shown: --private shows it."
-    notes: tuple[str, ...] = (note,) if has_hidden(runs) else ()
+    hidden = [run for run in runs if not is_shown(run)]
+    is_left_out = any(run.path("completions.jsonl") or run.path(SAMPLES) for run in hidden)
+    notes: tuple[str, ...] = (note,) if is_left_out else ()
     if not sets:
         return Section("answers", "Sample answers", "", [], notes) if notes else None
     shown = sets[:MOST_SETS]
-    parts = [_texts(one, max(1, MOST_PROMPTS // len(shown))) for one in shown]
+    parts: list[Part] = [_texts(*prompts, max(1, MOST_PROMPTS // len(shown))) for prompts in shown]
     if len(shown) < len(sets):
         notes += (f"{len(shown)} of {len(sets)} sets of prompts are shown.",)
-    return Section(
-        "answers", "Sample answers", "The same prompts, answered by each method.", list(parts), notes
-    )
+    return Section("answers", "Sample answers", "The same prompts, answered by each method.", parts, notes)
 
 
-def _texts(one: Asked, most: int) -> Texts:
-    chosen = choose(one.by_prompt, most)
-    order = [method for answers in one.by_prompt.values() for method in answers]
+def _texts(title: str, by_prompt: Prompts, most: int) -> Texts:
+    order = [method for answers in by_prompt.values() for method in answers]
+    # Stable: the reference first, then as they come.
     methods = sorted(dict.fromkeys(order), key=lambda method: method != REFERENCE)
-    examples = [
-        Example(
-            _cut(prompt), [_shown(one.by_prompt[prompt][m]) for m in methods if m in one.by_prompt[prompt]]
-        )
-        for prompt in chosen
-    ]
-    count = f"{len(chosen)} of {len(one.by_prompt):,} prompts"
-    return Texts(one.title, examples, f"{count}, spread evenly over those that most methods have answered.")
+    examples = []
+    for prompt in choose(by_prompt, most):
+        answers = [by_prompt[prompt][method] for method in methods if method in by_prompt[prompt]]
+        shown = [answer._replace(text=_cut(answer.text) or "(empty)") for answer in answers]
+        examples.append(Example(_cut(prompt), shown))
+    count = f"{len(examples)} of {len(by_prompt):,} prompts"
+    return Texts(title, examples, f"{count}, spread evenly over those that most methods have answered.")
 
 
 def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
@@ -77,26 +69,22 @@ def choose(by_prompt: dict[str, Answers], most: int) -> list[str]:
     return [best[round(place * (len(best) - 1) / max(1, most - 1))] for place in range(most)]
 
 
-def _shown(answer: Answer) -> Answer:
-    return answer._replace(text=_cut(answer.text) or "(empty)")
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
-def asked(runs: Sequence[Run]) -> list[Asked]:
-    """Return all sets of prompts: of each task, and of predictions."""
-    found: dict[str, dict[str, Answers]] = {}
+def asked(runs: Sequence[Run]) -> list[tuple[str, Prompts]]:
+    """Return all sets of prompts, each with its title: of each task, and of predictions."""
+    sets: dict[str, Prompts] = {}
     judged = verdicts(runs)
     for run in runs:
         for task in tasks(run):
             answers = task_answers(run, task, judged.get((*_place(run.folder), task), {}))
-            _add(found.setdefault(f"Task {task}", {}), answers)
+            _add(sets.setdefault(f"Task {task}", {}), answers)
         if is_shown(run):
-            _add(found.setdefault("Before and after training", {}), samples(run))
-            _add(found.setdefault("Prompts of the server", {}), completions(run))
-    return [Asked(title, by_prompt) for title, by_prompt in found.items() if by_prompt]
+            _add(sets.setdefault("Before and after training", {}), samples(run))
+            _add(sets.setdefault("Prompts of the server", {}), completions(run))
+    return [(title, by_prompt) for title, by_prompt in sets.items() if by_prompt]
 
 
 def _add(everything: dict[str, Answers], more: Mapping[str, Answers]) -> None:
@@ -111,22 +99,16 @@ def is_shown(run: Run) -> bool:
     return run.private or facts.within(run.config(), "data", "columns", "client") is None
 
 
-def has_hidden(runs: Sequence[Run]) -> bool:
-    """Tell whether a prediction over clients' rows was left out."""
-    files = "completions.jsonl", SAMPLES
-    return any(not is_shown(run) and any(run.path(name) for name in files) for run in runs)
-
-
 def completions(run: Run) -> dict[str, Answers]:
     """Return prompt -> the run's method -> its single completion; several completions await labels and are no answer."""
-    found: dict[str, Answers] = {}
+    by_prompt: dict[str, Answers] = {}
     for row in run.jsonl("completions.jsonl"):
         texts = row.get("completions")
         fields = row.get("fields")
         prompt = _prompt(fields) if isinstance(fields, dict) else str(row.get("prompt", ""))
         if isinstance(texts, list) and len(texts) == 1 and prompt:
-            found[prompt] = {run.method: Answer(run.method, str(texts[0]).strip())}
-    return found
+            by_prompt[prompt] = {run.method: Answer(run.method, str(texts[0]).strip())}
+    return by_prompt
 
 
 def samples(run: Run) -> dict[str, Answers]:
@@ -165,7 +147,7 @@ def task_rows(run: Run, task: str) -> list[dict[str, Any]]:
 
 def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
     """Return judges' verdicts: (parent folder, folder of the run, task) -> row -> verdict, and against whom."""
-    found: dict[tuple[str, str, str], dict[int, str]] = {}
+    by_run: dict[tuple[str, str, str], dict[int, str]] = {}
     for run in runs:
         settings = run.settings()
         methods, against = settings.get("methods"), settings.get("against")
@@ -174,11 +156,12 @@ def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
         other = Path(str(against)).name if against else f"the {REFERENCE}"
         for row in run.jsonl("verdicts.jsonl"):
             folder, place = methods.get(str(row.get("method"))), row.get("row")
+            # A row with a client is about that client's own model.
             if isinstance(folder, str) and isinstance(place, int) and "client" not in row:
                 word = verdict_in_words(row.get("ours_first"), row.get("ours_second"))
                 key = (*_place(Path(folder)), str(settings.get("task")))
-                found.setdefault(key, {}).setdefault(place, f"{word} against {other}")
-    return found
+                by_run.setdefault(key, {}).setdefault(place, f"{word} against {other}")
+    return by_run
 
 
 def verdict_in_words(first: float | None, second: float | None) -> str:
@@ -200,18 +183,17 @@ def _place(folder: Path) -> tuple[str, str]:
 
 def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, Answers]:
     """Return the last answers of a run to a task, with the targets and a judge's verdict on each row."""
-    found: dict[str, Answers] = {}
+    by_prompt: dict[str, Answers] = {}
     for row in task_rows(run, task):
         texts, prompt = row.get("answers"), str(row.get("prompt", "")).strip()
-        if not isinstance(texts, list) or not prompt or prompt in found:
+        if not isinstance(texts, list) or not prompt or prompt in by_prompt:
             continue
         target = str(row.get("target", "")).strip()
         score = number(row.get("score"))
         place = row.get("row")
         verdict = judged.get(place, "") if isinstance(place, int) else ""
-        notes = ["" if score is None else f"score {score:g}", verdict]
-        note = ", ".join(filter(None, notes))
+        note = ", ".join(filter(None, ["" if score is None else f"score {score:g}", verdict]))
         right = {REFERENCE: Answer(REFERENCE, target)} if target else {}
         text = str(texts[0]).strip() if texts else ""
-        found[prompt] = {**right, run.method: Answer(run.method, text, note)}
-    return found
+        by_prompt[prompt] = {**right, run.method: Answer(run.method, text, note)}
+    return by_prompt

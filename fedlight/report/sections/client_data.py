@@ -34,6 +34,7 @@ CLIENTS = 40
 LABELS = 16
 NAMED = 12  # clients whose names have room below the axis
 LONGEST = 24  # characters of a label
+MOST = 4  # distributions that are drawn; further ones are in the table alone
 
 
 class Bubbles(NamedTuple):
@@ -58,17 +59,17 @@ def bubbles(
                [0. , 5. , 0.5]]), other_clients=2, other_labels=2)
     """
     totals: Counter[str] = Counter()
-    for own in counts.values():
-        totals.update(own)
+    for by_label in counts.values():
+        totals.update(by_label)
     by_size = sorted(counts, key=lambda client: (-sum(counts[client].values()), client))
     shown, rest = by_size[:clients], by_size[clients:]
     names = sorted(totals, key=lambda label: (-totals[label], label))
     place = {label: min(index, labels) for index, label in enumerate(names)}
     column = {client: index for index, client in enumerate(shown)}
     cells = np.zeros((min(len(names), labels + 1), len(shown) + bool(rest)))
-    for client, own in counts.items():
-        share = 1 if client in column else 1 / len(rest)
-        for label, rows in own.items():
+    for client, by_label in counts.items():
+        share = 1 if client in column else 1 / len(rest)  # the last column is a mean
+        for label, rows in by_label.items():
             cells[place[label], column.get(client, len(shown))] += share * rows
     # A stable sort: among clients of one label the largest stays first.
     order = np.argsort(cells[:, : len(shown)].argmax(axis=0), kind="stable")
@@ -98,10 +99,8 @@ def draw_bubbles(table: Bubbles) -> Figure:
     axes.set_ylim(tall - 0.4, -0.6)
     axes.set_yticks(range(tall), [shortened(name, LONGEST) for name in table.labels])
     named = wide <= NAMED
-    axes.set_xticks(
-        range(wide), [shortened(name, LONGEST) for name in table.clients] if named else [""] * wide
-    )
-    if named and wide > 6:
+    axes.set_xticks(range(wide), [shortened(name, LONGEST) if named else "" for name in table.clients])
+    if named and wide > 6:  # names side by side would touch
         axes.tick_params(axis="x", labelrotation=35)
     axes.tick_params(length=0)
     axes.set_axisbelow(True)
@@ -130,29 +129,25 @@ def _bubble(rows: int, area: float) -> Line2D:
     return Line2D([], [], color=COLORS[0], markersize=area**0.5, label=label, **style)
 
 
-MOST = 4
-"""Distributions that are drawn; further ones are in the table alone."""
-
-
 def section(runs: Sequence[Run]) -> Section | None:
     """Return bubbles and sizes of each distribution, and a table of all; None where no run has two clients."""
-    found = distributions(runs)
-    if not found:
+    all_data = distributions(runs)
+    if not all_data:
         return None
-    with_clients = {run.label for data in found for run in data.runs}
-    named = dict(zip(names_of(found, len(with_clients)), found, strict=True))
-    first = found[0].runs[0].seed
+    with_clients = {run.label for data in all_data for run in data.runs}
+    named = dict(zip(names_of(all_data, len(with_clients)), all_data, strict=True))
+    first = all_data[0].runs[0].seed
     of_first_seed = [name for name, data in named.items() if any(run.seed == first for run in data.runs)]
     drawn = {name: named[name] for name in of_first_seed[:MOST]}
     parts: list[Part] = [
         _bubble_chart(number, name, data)
         for number, (name, data) in enumerate(drawn.items())
-        if any(label for own in data.counts.values() for label in own)
+        if any(label for by_label in data.counts.values() for label in by_label)
     ]
     if any(len(set(_sizes(data.counts))) > 1 for data in drawn.values()):
         parts.append(_size_chart(drawn, method_looks(runs)))
     parts.append(summary(named))
-    more = len(found) - len(drawn)
+    more = len(all_data) - len(drawn)
     intro = "Who has how many training rows of what; a vote that is read in both orders is two."
     if more:
         intro += f" In the table alone: {more:,} more, of other seeds or methods."
@@ -164,94 +159,77 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
 
     Where only visits are known, clients without any are missing, so what fits into another distribution is taken for it.
     """
-    found: list[Distribution] = []
+    all_data: list[Distribution] = []
     for run in runs:
         data = data_of(run)
         if len(data.counts) < 2:
             continue
-        for index, other in enumerate(found):
+        for index, other in enumerate(all_data):
             if _fits(data, other):
                 other.runs.append(run)
                 break
             if _fits(other, data):
-                found[index] = data._replace(runs=[*other.runs, run])
+                all_data[index] = data._replace(runs=[*other.runs, run])
                 break
         else:
-            found.append(data)
-    return found
+            all_data.append(data)
+    return all_data
 
 
 def _fits(data: Distribution, other: Distribution) -> bool:
     """Tell whether ``data`` has nothing that ``other`` does not have."""
-    if data.source == "data.csv" or all("" not in own for own in data.counts.values()):
+    if data.source == "data.csv" or all("" not in by_label for by_label in data.counts.values()):
         return data.counts == other.counts
-    sizes = {client: sum(own.values()) for client, own in other.counts.items()}
-    return all(sizes.get(client) == own[""] for client, own in data.counts.items())
+    sizes = {client: sum(by_label.values()) for client, by_label in other.counts.items()}
+    return all(sizes.get(client) == by_label[""] for client, by_label in data.counts.items())
 
 
-def names_of(found: Sequence[Distribution], number_of_runs: int) -> list[str]:
+def names_of(all_data: Sequence[Distribution], number_of_runs: int) -> list[str]:
     """Name each distribution by the methods that have it, and by the seed where only that tells them apart."""
     names: list[str] = []
-    for data in found:
+    for data in all_data:
         methods = list(dict.fromkeys(run.method for run in data.runs))
         seeds = sorted({run.seed for run in data.runs if run.seed is not None})
         name = ", ".join(methods) if len(methods) < 3 else f"{methods[0]} and {len(methods) - 1:,} more"
         if len(data.runs) == number_of_runs and number_of_runs > 1:
             name = "all runs"
-        elif len(seeds) == 1 and sum(_shares(data, other) for other in found) > 1:
+        elif len(seeds) == 1 and sum(any(r.method in methods for r in other.runs) for other in all_data) > 1:
             name = f"{name}, seed {seeds[0]}"
         names.append(name if name not in names else f"{name} ({names.count(name) + 1})")
     return names
 
 
-def _shares(data: Distribution, other: Distribution) -> bool:
-    return bool({run.method for run in data.runs} & {run.method for run in other.runs})
-
-
 def summary(data: dict[str, Distribution]) -> Table:
     """Return a table of the sizes of each distribution, and of its labels where any has some."""
-    labelled = any(label for each in data.values() for own in each.counts.values() for label in own)
+    labelled = any(label for each in data.values() for by_label in each.counts.values() for label in by_label)
     lines = []
     for name, each in data.items():
         sizes = _sizes(each.counts)
-        of_sizes = {
-            "clients": len(sizes),
-            "rows": sum(sizes),
-            "smallest": sizes[-1],
-            "median": round(median(sizes)),
-            "largest": sizes[0],
-        }
-        line = {"runs": name, **{column: f"{size:,}" for column, size in of_sizes.items()}}
+        numbers = {"clients": len(sizes), "rows": sum(sizes), "smallest": sizes[-1]}
+        numbers |= {"median": round(median(sizes)), "largest": sizes[0]}
+        line = {"runs": name, **{column: f"{size:,}" for column, size in numbers.items()}}
         lines.append(line | _labels(each.counts))
     caption = "Training rows of a client."
-    if labelled:
-        caption += (
-            " Labels a client: the mean number of different labels. Top label: the mean share of a client's rows that have "
-            "its most frequent label."
-        )
-    return table_of("Sizes of clients", lines, caption)
+    more = " Labels a client: the mean number of different labels. Top label: the mean share of a client's rows that have "
+    return table_of("Sizes of clients", lines, caption + f"{more}its most frequent label." * labelled)
 
 
 def _labels(counts: Counts) -> dict[str, str]:
-    labels = {label for own in counts.values() for label in own if label}
+    labels = {label for by_label in counts.values() for label in by_label if label}
     if not labels:
         return {}
-    has = fmean(len(own) for own in counts.values())
-    top = fmean(max(own.values()) / sum(own.values()) for own in counts.values())
+    has = fmean(len(by_label) for by_label in counts.values())
+    top = fmean(max(by_label.values()) / sum(by_label.values()) for by_label in counts.values())
     return {"labels": f"{len(labels):,}", "labels a client": f"{has:.1f}", "top label": f"{top:.0%}"}
 
 
 def _sizes(counts: Counts) -> list[int]:
-    return sorted((sum(own.values()) for own in counts.values()), reverse=True)
+    return sorted((sum(by_label.values()) for by_label in counts.values()), reverse=True)
 
 
 def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
-    table = bubbles(
-        {
-            client: {label or "no label": rows for label, rows in own.items()}
-            for client, own in data.counts.items()
-        }
-    )
+    named = {c: {label or "no label": n for label, n in rows.items()} for c, rows in data.counts.items()}
+    table = bubbles(named)
     clients, labels = len(data.counts), len(table.labels) - bool(table.other_labels) + table.other_labels
     caption = f"Each bubble is one client's training rows of one label; its area is their number ({name})."
     if table.other_clients:
@@ -264,39 +242,35 @@ def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
         caption += " Clients that never took part are missing."
     if data.by_group:
         caption += " A client's label is the group that it is known to belong to."
+    row, column = divmod(int(table.rows.argmax()), table.rows.shape[1])
     return Chart(
         f"client_data_{index}",
         f"Rows by client and label: {name}",
         caption,
-        f"Bubble plot of {clients:,} clients and {labels:,} labels; {_in_words(table)}",
+        f"Bubble plot of {clients:,} clients and {labels:,} labels; the largest is {table.rows.max():,.0f} rows of "
+        f"{table.labels[row]} of client {table.clients[column]}.",
         draw_bubbles(table),
         [
             {"client": client, "label": label, "rows": rows}
-            for client, own in data.counts.items()
-            for label, rows in own.items()
+            for client, by_label in data.counts.items()
+            for label, rows in by_label.items()
         ],
     )
-
-
-def _in_words(table: Bubbles) -> str:
-    row, column = divmod(int(table.rows.argmax()), table.rows.shape[1])
-    rows = table.rows[row, column]
-    return f"the largest is {rows:,.0f} rows of {table.labels[row]} of client {table.clients[column]}."
 
 
 def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
     """Return a line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
     sizes = {name: _sizes(each.counts) for name, each in data.items()}
-    lines = {name: over_seeds([ranked(own)]) for name, own in sizes.items()}
+    lines = {name: over_seeds([ranked(falling)]) for name, falling in sizes.items()}
     rank = "rank of the client, the largest first"
     figure = line_figure(lines, looks_of(sizes, known), rank, "training rows", 3.0)
     (axes,) = figure.axes
-    if max(own[0] for own in sizes.values()) > 30 * min(own[-1] for own in sizes.values()):
-        axes.set_yscale("log")
+    if max(falling[0] for falling in sizes.values()) > 30 * min(falling[-1] for falling in sizes.values()):
+        axes.set_yscale("log")  # else most clients would lie on the axis
         axes.yaxis.set_major_formatter("{x:,.0f}")
     else:
         axes.set_ylim(bottom=0)
-    spread = "; ".join(f"{name}: from {own[-1]:,} to {own[0]:,} rows" for name, own in sizes.items())
+    spread = "; ".join(f"{name}: from {rows[-1]:,} to {rows[0]:,} rows" for name, rows in sizes.items())
     return Chart(
         "client_sizes",
         "Sizes of clients",
@@ -305,7 +279,7 @@ def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
         figure,
         [
             {"runs": name, "rank": rank, "rows": rows}
-            for name, own in sizes.items()
-            for rank, rows in enumerate(own, start=1)
+            for name, falling in sizes.items()
+            for rank, rows in enumerate(falling, start=1)
         ],
     )

@@ -24,7 +24,11 @@ MEASURES = {"accuracy": "accuracy", "loss": "loss of the visits"}
 def section(runs: Sequence[Run]) -> Section | None:
     """Return clients sorted by accuracy for each method, and the spread over the rounds."""
     stages = common_stages(run.csv("clients.csv") for run in runs)
-    last, known = last_accuracies(runs, stages), method_looks(runs)
+    known = method_looks(runs)
+    last: dict[str, list[list[float]]] = {}
+    for run in runs:
+        if accuracies := final(run.csv("clients.csv"), stages):
+            last.setdefault(run.method, []).append(sorted(accuracies))
     parts: list[Part] = []
     if last:
         table = {method: _summed_up(of_seeds) for method, of_seeds in last.items()}
@@ -35,13 +39,10 @@ def section(runs: Sequence[Run]) -> Section | None:
         parts.append(_table(table))
     bands = spread_over_rounds(runs)
     colors = {run.label: known[run.method]["color"] for run in runs}
-    if (
-        sum(measure == "loss" for _, measure in bands) > MOST_LOSSES
-    ):  # the curves show their means beside each other
+    if sum(measure == "loss" for _, measure in bands) > MOST_LOSSES:  # the curves show the means side by side
         bands = {name: values for name, values in bands.items() if name[1] != "loss"}
-    parts += [
-        _band_chart(*name, values, colors[name[0]]) for name, values in list(bands.items())[:MOST_BANDS]
-    ]
+    drawn = list(bands.items())[:MOST_BANDS]
+    parts += [_band_chart(*name, values, colors[name[0]]) for name, values in drawn]
     notes = []
     if len(bands) > MOST_BANDS:
         notes.append(f"{MOST_BANDS} of {len(bands)} runs' spreads over the rounds are drawn.")
@@ -52,29 +53,21 @@ def section(runs: Sequence[Run]) -> Section | None:
     return Section("clients", "Clients", "The mean hides whom a model serves badly.", parts, tuple(notes))
 
 
-def last_accuracies(runs: Sequence[Run], stages: Sequence[str] = STAGES) -> dict[str, list[list[float]]]:
-    """Return for each method the final accuracies of the clients in each of its runs, lowest first."""
-    found: dict[str, list[list[float]]] = {}
-    for run in runs:
-        if values := final(run.csv("clients.csv"), stages):
-            found.setdefault(run.method, []).append(sorted(values))
-    return found
-
-
 def _summed_up(of_seeds: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Average over seeds at each rank; ranks that not all seeds have are left out."""
-    clients = min(map(len, of_seeds))
-    by_rank = np.mean([own[:clients] for own in of_seeds], axis=0)
+    clients = min(map(len, of_seeds))  # a seed may have failed to test some
+    by_rank = np.mean([accuracies[:clients] for accuracies in of_seeds], axis=0)
     return {
         "accuracy": by_rank.tolist(),
-        "mean": float(np.mean([np.mean(own) for own in of_seeds])),
-        "worst_tenth": float(np.mean([worst_share_mean(own, WORST) for own in of_seeds])),
-        "spread": float(np.mean([np.std(own) for own in of_seeds])),
+        "mean": float(np.mean([np.mean(accuracies) for accuracies in of_seeds])),
+        "worst_tenth": float(np.mean([worst_share_mean(accuracies, WORST) for accuracies in of_seeds])),
+        "spread": float(np.mean([np.std(accuracies) for accuracies in of_seeds])),
         "seeds": len(of_seeds),
     }
 
 
 def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, known: Looks) -> Chart:
+    # Drawn twice, as matplotlib copies no figure.
     figure, narrow = (draw_clients(table, looks_of(table, known)) for _ in range(2))
     narrow.set_size_inches(NARROW)
     narrow.axes[0].set_xlabel("rank of the client")
@@ -110,23 +103,21 @@ def _table(table: dict[str, dict[str, Any]]) -> Table:
 
 def spread_over_rounds(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, np.ndarray]]:
     """Return (run, measure) -> quantiles by round of accuracies, else of visits' losses, for each method's first seed."""
-    found: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    spreads: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     methods: set[str] = set()
     for run in runs:
         if run.method in methods:
             continue
         rows = [(r.get("round"), accuracy(r)) for r in run.csv("clients.csv") if r.get("stage") == "val"]
-        measure = "accuracy"
-        if not rows:
-            rows = [(r.get("round"), number(r.get("loss"))) for r in run.csv("visits.csv")]
-            measure = "loss"
+        measure = "accuracy" if rows else "loss"
+        rows = rows or [(r.get("round"), number(r.get("loss"))) for r in run.csv("visits.csv")]
         pairs = [
-            (place, value) for at, value in rows if (place := number(at)) is not None and value is not None
+            (at, value) for text, value in rows if value is not None and (at := number(text)) is not None
         ]
-        if len({place for place, _ in pairs}) > 1:
+        if len({at for at, _ in pairs}) > 1:
             methods.add(run.method)
-            found[run.label, measure] = quantiles(np.array(pairs))
-    return found
+            spreads[run.label, measure] = quantiles(np.array(pairs))
+    return spreads
 
 
 def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarray]:
@@ -148,8 +139,8 @@ def quantiles(pairs: np.ndarray, most: int = MOST_POINTS) -> dict[str, np.ndarra
     groups = np.array_split(rounds, min(most, len(rounds)))
     begins = np.searchsorted(pairs[:, 0], [group[0] for group in groups])
     parts = np.split(pairs[:, 1], begins[1:])
-    found = np.array([np.quantile(part, QUANTILES) for part in parts])
-    named = {f"q{round(100 * q)}": found[:, place] for place, q in enumerate(QUANTILES)}
+    by_round = np.array([np.quantile(part, QUANTILES) for part in parts])
+    named = {f"q{round(100 * q)}": by_round[:, place] for place, q in enumerate(QUANTILES)}
     worst = np.array([worst_share_mean(part.tolist(), WORST) for part in parts])
     return {"round": np.array([group.mean() + 1 for group in groups]), **named, "worst": worst}
 
@@ -167,14 +158,11 @@ def _band_chart(label: str, measure: str, values: dict[str, np.ndarray], color: 
     axes.locator_params(axis="x", integer=True)
     axes.set_ylabel(MEASURES[measure])
     key(figure, axes)
+    title, caption = f"{label}: loss over visits", "Mean training loss of each visit, by round."
     if measure == "accuracy":
         title, caption = f"{label}: accuracy over clients", "Validation examples of each client, by round."
-    else:
-        title, caption = f"{label}: loss over visits", "Mean training loss of each visit, by round."
     names = [name for name in values if name != "worst" or measure == "accuracy"]
-    rows = [
-        dict(zip(names, point, strict=True))
-        for point in zip(*(values[n].tolist() for n in names), strict=True)
-    ]
+    columns = (values[name].tolist() for name in names)
+    rows = [dict(zip(names, point, strict=True)) for point in zip(*columns, strict=True)]
     alt = f"{title}. Median {values['q50'][0]:.3g} at first, {values['q50'][-1]:.3g} at last."
     return Chart(f"spread_{measure}_{slug(label)}", title, caption, alt, figure, rows)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedlight.report.parts import Code, Part, Section, Table, shortened
 from fedlight.runs import facts
@@ -37,25 +36,20 @@ def section(runs: Sequence[Run]) -> Section | None:
 def difference(runs: Sequence[Run], number: int) -> Table:
     """Return a table of the settings that differ between runs; a dash where a run has none."""
     flats = [{key: facts.under(_root(run), value) for key, value in facts.flat(run.config())} for run in runs]
-    keys = list(dict.fromkeys(key for flat in flats for key in flat))
+    texts = [
+        {key: shortened("null" if v is None else str(v), LONGEST) for key, v in f.items()} for f in flats
+    ]
     lines = [
-        [key, *(_value(flat, key) for flat in flats)]
-        for key in keys
+        [key, *(text.get(key, "-") for text in texts)]
+        for key in dict.fromkeys(key for flat in flats for key in flat)
+        # By repr: lists cannot be in a set, and a text "1" is another setting than the number.
         if len({repr(flat.get(key, SAME_IN_ALL)) for flat in flats}) > 1
     ]
     caption = "Whatever is not listed has the same value in all of these runs."
     if number > len(runs):
         caption += f" The first {len(runs)} of {number} runs."
-    return Table(
-        "What differs", ["setting", *(run.method for run in runs)], lines, caption, folded=len(lines) > 25
-    )
-
-
-def _value(flat: dict[str, Any], key: str) -> str:
-    if key not in flat:
-        return "-"
-    text = "null" if flat[key] is None else str(flat[key])
-    return shortened(text, LONGEST)
+    header = ["setting", *(run.method for run in runs)]
+    return Table("What differs", header, lines, caption, folded=len(lines) > 25)
 
 
 def _root(run: Run) -> Path:
@@ -71,23 +65,18 @@ def config_text(run: Run) -> str:
 
 def versions(runs: Sequence[Run]) -> Table | None:
     """Return a line for each set of versions, with the machines in words."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], dict[str, None]] = {}  # line -> methods, each once and in their order
     for run in runs:
         record = run.record()
         of_run = record.get("versions")
         if isinstance(of_run, dict):
             line = (*(str(of_run.get(name, "-")) for name in PACKAGES), str(record.get("machine", "-")))
-            found.setdefault(line, []).append(run.method)
+            groups.setdefault(line, {})[run.method] = None
     for home in dict.fromkeys(run.home for run in runs):
         of_recipe = read_recipe(home).json("results.json").get("versions")
-        if isinstance(of_recipe, dict) and not found:
-            found[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = [home.name]
-    if not found:
+        if isinstance(of_recipe, dict) and not groups:
+            groups[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = {home.name: None}
+    if not groups:
         return None
-    lines = [[_names(names), *line] for line, names in found.items()]
+    lines = [[", ".join(m) if len(m) <= 4 else f"{len(m)} runs", *line] for line, m in groups.items()]
     return Table("Versions", ["runs", *PACKAGES, "machine"], lines)
-
-
-def _names(names: Sequence[str]) -> str:
-    different = list(dict.fromkeys(names))
-    return ", ".join(different) if len(different) <= 4 else f"{len(different)} runs"

@@ -40,7 +40,7 @@ class Addition(NamedTuple):
     """Rows that one augmentation added."""
 
     added: dict[str, list[Added]]  # client -> its rows, best first
-    own: list[str]  # texts of the clients' own rows, each once
+    own_texts: list[str]  # texts of the clients' own rows, each once
     encoder: str  # identity of the encoder that chose the rows; empty where none did
     cache: str | None  # folder with that encoder's vectors, if any
     alpha: float | None  # rows as similar as this to a client's centre were passed over; None: no bound
@@ -55,7 +55,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts: list[Part] = []
     if additions:
         parts += [_map(dict(list(additions.items())[:PANELS])), *_similarities(additions)]
-    if len({method for method, own in measured.items() if "score" in own}) > 1:
+    if len({method for method, values in measured.items() if "score" in values}) > 1:
         parts.append(_coverage_and_score(measured))
     if additions:
         parts.append(_table(additions))
@@ -68,7 +68,7 @@ def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
 
     The score is the column of that name, else the first one that is neither coverage nor a share of what was added.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    measured: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         for row in objects(run.done().get("rows")):
             if not isinstance(row.get("coverage"), float):
@@ -76,21 +76,22 @@ def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
             numbers = [name for name, value in row.items() if isinstance(value, float)]
             others = [name for name in numbers if name not in ("coverage", "in_domain", "overlap")]
             score = "score" if "score" in others else next(iter(others), None)
-            own = found.setdefault(str(row.get("method", run.method)), {})
-            own.setdefault("coverage", []).append(row["coverage"])
+            columns = measured.setdefault(str(row.get("method", run.method)), {})
+            columns.setdefault("coverage", []).append(row["coverage"])
             if score is not None:
-                own.setdefault("score", []).append(row[score])
-    return found
+                columns.setdefault("score", []).append(row[score])
+    return measured
 
 
 def _map(additions: Mapping[str, Addition]) -> Chart:
-    own = list(dict.fromkeys(text for addition in additions.values() for text in addition.own))
-    ground = some(own, POINTS // 4, 0, "report", "own")
+    own_texts = list(dict.fromkeys(text for addition in additions.values() for text in addition.own_texts))
+    ground = some(own_texts, POINTS // 4, 0, "report", "own")
     each = (POINTS - len(ground)) // len(additions)
     category = {name: _categories(addition) for name, addition in additions.items()}
     shown = {name: some(texts, each, 0, "report", name) for name, texts in category.items()}
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
     vectors, how = vectors_of(texts, additions)
+    # Of three texts or fewer, t-SNE's perplexity would be below 1.
     place = dict(zip(texts, flatten(vectors, 0, STEPS) if len(texts) > 3 else vectors[:, :2], strict=True))
     frequent = Counter(label for labels in category.values() for label in labels.values()).most_common(NAMED)
     names = [label for label, _ in frequent]
@@ -100,16 +101,15 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
 
     points = [point(text, name, category[name][text]) for name, chosen in shown.items() for text in chosen]
     panels = {name: _groups([row for row in points if row["run"] == name], names) for name in shown}
+    own_places = np.array([place[text] for text in ground]).reshape(-1, 2)  # a shape also without any
     return Chart(
         "added_map",
         "Map of added rows",
-        f"t-SNE of {how}: texts that are alike lie close together. Grey: {len(ground):,} of {len(own):,} own rows; "
+        f"t-SNE of {how}: texts that are alike lie close together. Grey: {len(ground):,} of {len(own_texts):,} own rows; "
         f"colours: at most {each:,} added rows of each run. Distances between far points mean little.",
         "Clouds of points, a panel for each run. "
         + " ".join(f"{name}: {len(chosen):,} added rows." for name, chosen in shown.items()),
-        draw_groups_of_points(
-            np.array([place[text] for text in ground]).reshape(-1, 2), panels, "clients' own rows"
-        ),
+        draw_groups_of_points(own_places, panels, "clients' own rows"),
         [*map(point, ground), *points],
     )
 
@@ -123,19 +123,19 @@ def _groups(points: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[s
 
 def _categories(addition: Addition) -> dict[str, str]:
     """Return text -> category of what was added; empty where it has none."""
-    rows = (row for own in addition.added.values() for row in own)
+    rows = (row for of_client in addition.added.values() for row in of_client)
     return {instruction_text(row.fields): row.fields.get("category", "") for row in rows}
 
 
 def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
-    scores = {name: own for name, addition in additions.items() if (own := _scores(addition.added))}
+    scores = {name: each for name, addition in additions.items() if (each := _scores(addition.added))}
     if not scores:
         return []
     shown = dict(list(scores.items())[:HISTOGRAMS])
     bounds = {additions[name].alpha for name in shown}
     are_cosines = all(additions[name].encoder for name in shown)
     table = similarity_table(shown)
-    middles = {name: mean(float(values.mean()) for values in own.values()) for name, own in shown.items()}
+    middles = {name: mean(float(values.mean()) for values in each.values()) for name, each in shown.items()}
     left = f" {len(scores) - len(shown):,} more runs are not drawn." if len(scores) > len(shown) else ""
     return [
         Chart(
@@ -150,9 +150,10 @@ def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
             ),
             [
                 {"run": name, "client": client, "from": low, "to": high, "rows": rows}
-                for name, own in table.items()
-                for client, counts in own["counts"].items()
-                for low, high, rows in zip(own["edges"], own["edges"][1:], counts, strict=False)
+                for name, histograms in table.items()
+                for client, counts in histograms["counts"].items()
+                # There is one more edge than bins.
+                for low, high, rows in zip(histograms["edges"], histograms["edges"][1:], counts, strict=False)
                 if rows
             ],
         )
@@ -166,9 +167,9 @@ def _scores(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
 
 def _coverage_and_score(measured: Mapping[str, Mapping[str, list[float]]]) -> Chart:
     table = {
-        name: {"x": own["coverage"], "y": own["score"]}
-        for name, own in measured.items()
-        if len(own.get("score", [])) == len(own["coverage"])
+        name: {"x": values["coverage"], "y": values["score"]}
+        for name, values in measured.items()
+        if len(values.get("score", [])) == len(values["coverage"])
     }
     best = max(table, key=lambda name: mean(table[name]["y"]))
     return Chart(
@@ -181,8 +182,8 @@ def _coverage_and_score(measured: Mapping[str, Mapping[str, list[float]]]) -> Ch
         draw_scatter(table, "coverage", "score"),
         [
             {"method": name, "coverage": x, "score": y}
-            for name, own in table.items()
-            for x, y in zip(own["x"], own["y"], strict=True)
+            for name, values in table.items()
+            for x, y in zip(values["x"], values["y"], strict=True)
         ],
     )
 
@@ -193,7 +194,7 @@ def _table(additions: Mapping[str, Addition]) -> Table:
     for name, addition in additions.items():
         rows = sum(map(len, addition.added.values()))
         distinct = _categories(addition)
-        known = len(set(distinct) & set(addition.own))
+        known = len(set(distinct) & set(addition.own_texts))
         frequent = Counter(label for label in distinct.values() if label).most_common(1)
         top = f"{frequent[0][0]} ({frequent[0][1] / len(distinct):.0%})" if frequent else "-"
         lines.append(
@@ -217,7 +218,7 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
 
     Runs of several algorithms may share a record; it is read once and has the name of its folder.
     """
-    found: dict[str, Addition] = {}
+    additions: dict[str, Addition] = {}
     faults: list[str] = []
     seen: set[Path] = set()
     homes = dict.fromkeys(run.home for run in runs)
@@ -228,7 +229,7 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
             continue
         seen.add(folder.resolve())
         name = run.method if folder.name == "augmentation" else f"{of_home[run.home]}{folder.name}"
-        if name in found:
+        if name in additions:
             continue
         try:
             addition = _read(folder, run)
@@ -238,44 +239,38 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
             )
             continue
         if addition.added:
-            found[name] = addition
-    return found, faults
+            additions[name] = addition
+    return additions, faults
 
 
 def vectors_of(texts: Sequence[str], additions: Mapping[str, Addition]) -> tuple[np.ndarray, str]:
     """Return vectors ``(texts, dimension)`` from an encoder's cache, else of hashed words, and which of both they are."""
     for identity, cache in dict.fromkeys((each.encoder, each.cache) for each in additions.values()):
-        found = EmbeddingCache(cache, identity).find(texts) if identity and cache else None
-        if found is not None and found[1].all():
-            return found[0], f"vectors of {identity}"
+        cached = EmbeddingCache(cache, identity).find(texts) if identity and cache else None
+        if cached is not None and cached[1].all():
+            return cached[0], f"vectors of {identity}"
     hashed = HashedEncoder()
-    own = all(each.encoder in ("", hashed.identity) for each in additions.values())
-    return hashed.encode(texts), "hashed words" + (
-        "" if own else ", as no encoder's vectors of all texts are at hand"
-    )
+    is_other = any(each.encoder not in ("", hashed.identity) for each in additions.values())
+    how = "hashed words" + ", as no encoder's vectors of all texts are at hand" * is_other
+    return hashed.encode(texts), how
 
 
 def _read(folder: Path, run: Run) -> Addition:
     record = AugmentationRecord(folder)
     record.refuse_damaged()
     added = record.read()
-    own = [instruction_text(fields) for _, fields in record.read_own()]
-    settings = _settings(record)
+    # KeyError: a record without settings was not finished.
+    settings = json.loads(read_text(record.settings))["settings"]["augmentation"]
+    settings = settings if isinstance(settings, dict) else {}
     encoder = settings.get("encoder") or settings.get("server_encoder")
     alpha = settings.get("alpha")
     return Addition(
         added,
-        list(dict.fromkeys(own)),
+        list(dict.fromkeys(instruction_text(fields) for _, fields in record.read_own())),
         encoder if isinstance(encoder, str) else "",
         _cache(facts.within(run.config(), "data", "init_args", "augmentation")),
         alpha if isinstance(alpha, float) else None,
     )
-
-
-def _settings(record: AugmentationRecord) -> dict[str, Any]:
-    """Return the augmentation's settings; raise KeyError for a record without any, which was not finished."""
-    settings = json.loads(read_text(record.settings))["settings"]["augmentation"]
-    return settings if isinstance(settings, dict) else {}
 
 
 def _cache(augmentation: Any) -> str | None:
@@ -283,7 +278,7 @@ def _cache(augmentation: Any) -> str | None:
     if not isinstance(augmentation, dict):
         return None
     for name, value in augmentation.items():
-        found = value if name == "cache" else _cache(value)
-        if isinstance(found, str):
-            return found
+        folder = value if name == "cache" else _cache(value)
+        if isinstance(folder, str):
+            return folder
     return None

@@ -68,22 +68,18 @@ def section(runs: Sequence[Run]) -> Section | None:
     """Return a chart for each family of metrics, or for each metric where the lines would be too many."""
     of_methods: dict[str, list[Curves]] = {}
     for run in runs:
-        if run.command in ("fit", "") and (found := curves(run)).metrics:
-            of_methods.setdefault(run.method, []).append(found)
-    axes = list(dict.fromkeys(found.axis for several in of_methods.values() for found in several))
+        if run.command in ("fit", "") and (each := curves(run)).metrics:
+            of_methods.setdefault(run.method, []).append(each)
+    axes = list(dict.fromkeys(each.axis for several in of_methods.values() for each in several))
     known = method_looks(runs)
     charts = [chart for axis in axes for chart in _charts(of_methods, axis, known)]
     if not charts:
         return None
     several = any(len(of_seeds) > 1 for of_seeds in of_methods.values())
-    intro = [
-        "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
-    ] * several
-    if zeros := sorted(
-        {in_words(metric) for axis in axes for metric in _zeros(_by_metric(of_methods, axis))}
-    ):
-        intro.append(f"0 in all runs at all times, and not drawn: {', '.join(zeros)}.")
-    return Section("curves", "Curves", " ".join(intro), list(charts))
+    intro = "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
+    zeros = {in_words(metric) for axis in axes for metric in _zeros(_by_metric(of_methods, axis))}
+    not_drawn = f"0 in all runs at all times, and not drawn: {', '.join(sorted(zeros))}." if zeros else ""
+    return Section("curves", "Curves", f"{intro * several} {not_drawn}".strip(), list(charts))
 
 
 def _by_metric(of_methods: Mapping[str, Sequence[Curves]], axis: str) -> dict[str, dict[str, list[Curve]]]:
@@ -107,45 +103,42 @@ def _zeros(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> set[str]:
     """Return the counts of what has never happened: metrics outside of the families that are 0 everywhere."""
     return {
         metric
-        for metric, found in metrics.items()
+        for metric, by_method in metrics.items()
         if family(metric) == "Others"
-        and not any(value for several in found.values() for curve in several for value in curve.values())
+        and not any(value for several in by_method.values() for curve in several for value in curve.values())
     }
 
 
 def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
     metrics = _by_metric(of_methods, axis)
-    metrics = {name: found for name, found in metrics.items() if name not in _zeros(metrics)}
+    for name in _zeros(metrics):
+        del metrics[name]
     ends = {metric: ends_of(metric) for metric in metrics if set(ends_of(metric)) <= metrics.keys()}
-    intervals = {metric: [metrics[end] for end in own] for metric, own in ends.items()}
-    metrics = {
-        name: found for name, found in metrics.items() if not any(name in own for own in ends.values())
-    }
-    # Single values stand in tables; beside curves they are points.
-    metrics = {
-        metric: found
-        for metric, found in metrics.items()
-        if any(len(curve) > 1 for several in found.values() for curve in several)
+    intervals = {metric: [metrics[end] for end in pair] for metric, pair in ends.items()}
+    drawn = {
+        name: by_method
+        for name, by_method in sorted(metrics.items(), key=_place)
+        if not any(name in pair for pair in ends.values())  # ends are drawn as a band
+        # Single values stand in tables; beside curves they are points.
+        and any(len(curve) > 1 for several in by_method.values() for curve in several)
     }
     charts = []
     for title in ORDER:
-        of_family = {
-            metric: found for metric, found in sorted(metrics.items(), key=_place) if family(metric) == title
-        }
+        of_family = {metric: by_method for metric, by_method in drawn.items() if family(metric) == title}
         lines_of_family = sum(map(len, of_family.values()))
-        shown = dict.fromkeys(method for found in of_family.values() for method in found)
+        shown = dict.fromkeys(method for by_method in of_family.values() for method in by_method)
         told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
         alike = title != "Others" and not any(", " in metric for metric in of_family)  # losses of one module
         if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and alike:
             lines = {
                 f"{method}: {in_words(metric)}": _line(method, several, intervals.get(metric))
-                for metric, found in of_family.items()
-                for method, several in found.items()
+                for metric, by_method in of_family.items()
+                for method, several in by_method.items()
             }
             styles = {  # the colour is the method's, dashes are the metric's
                 f"{method}: {in_words(metric)}": {**known[method], "linestyle": dashes}
-                for dashes, (metric, found) in zip(DASHES, of_family.items(), strict=False)
-                for method in found
+                for dashes, (metric, by_method) in zip(DASHES, of_family.items(), strict=False)
+                for method in by_method
             }
             charts.append(_chart(title, title, axis, lines, styles))
         else:
@@ -154,10 +147,10 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
                     metric,
                     capitalized(in_words(metric)),
                     axis,
-                    {m: _line(m, several, intervals.get(metric)) for m, several in found.items()},
-                    looks_of(found, known),
+                    {m: _line(m, several, intervals.get(metric)) for m, several in by_method.items()},
+                    looks_of(by_method, known),
                 )
-                for metric, found in of_family.items()
+                for metric, by_method in of_family.items()
             ]
     return charts
 
@@ -178,6 +171,7 @@ def ends_of(metric: str) -> tuple[str, str]:
 def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, list[Curve]]] | None) -> Line:
     """Return the line of a method: its band is that over the seeds, of a single seed the interval where it has one."""
     line = over_seeds(several)
+    # Of several seeds the band is theirs.
     if intervals is None or len(several) > 1 or not all(method in of_end for of_end in intervals):
         return line
     low, high = (
@@ -250,25 +244,20 @@ def family(metric: str) -> str | None:
     return next((title for title, pattern in FAMILIES if re.search(pattern, metric)), "Others")
 
 
-def is_federated(run: Run) -> bool:
-    """Tell whether the run has rounds."""
-    return bool(run.config().get("federated")) or run.path("visits.csv") is not None
-
-
 def curves(run: Run) -> Curves:
     """Return the CSV logger's metrics, and losses of visits and scores of tasks by round where it has none."""
     rows = run.metrics()
     epochs = {epoch for row in rows if (epoch := number(row.get("epoch"))) is not None}
-    federated = is_federated(run)
+    federated = bool(run.config().get("federated")) or run.path("visits.csv") is not None
     by_epoch = federated or len(epochs) >= FEWEST_EPOCHS
-    found = columns(rows, by_epoch)
+    metrics = columns(rows, by_epoch)
     if by_epoch:
         for metric, curve in {**visit_losses(run), **task_scores(run)}.items():
-            found.setdefault(metric, curve)
-        if federated and found.get("fed/loss", {}).keys() == found.get("train/loss", {}).keys():
-            found.pop("fed/loss", None)  # means of the same batches
+            metrics.setdefault(metric, curve)
+        if federated and metrics.get("fed/loss", {}).keys() == metrics.get("train/loss", {}).keys():
+            metrics.pop("fed/loss", None)  # means of the same batches
     axis = "round" if federated else "epoch" if by_epoch else "optimizer step"
-    kept = {metric: curve for metric, curve in found.items() if curve}
+    kept = {metric: curve for metric, curve in metrics.items() if curve}
     return Curves(axis, kept, class_name(run.config().get("model")))
 
 
@@ -280,17 +269,18 @@ def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curv
         >>> columns(rows, by_epoch=True), columns(rows, by_epoch=False)
         ({'x': {1.0: 1.5}}, {'x': {0.0: 1.0, 1.0: 2.0}})
     """
-    found: dict[str, dict[float, list[float]]] = {}
+    by_metric: dict[str, dict[float, list[float]]] = {}
     for row in rows:
         place = number(row.get("epoch" if by_epoch else "step"))
         if place is None:
             continue
         for metric, text in row.items():
             if text and metric not in ("epoch", "step") and (value := number(text)) is not None:
-                found.setdefault(metric, {}).setdefault(place + by_epoch, []).append(value)
+                # Loggers count epochs from 0, the page those that are done; steps stay as they are.
+                by_metric.setdefault(metric, {}).setdefault(place + by_epoch, []).append(value)
     return {
         metric: {place: sum(values) / len(values) for place, values in sorted(curve.items())}
-        for metric, curve in found.items()
+        for metric, curve in by_metric.items()
     }
 
 
@@ -313,7 +303,7 @@ def visit_losses(run: Run) -> dict[str, Curve]:
 
 def task_scores(run: Run) -> dict[str, Curve]:
     """Return the tasks' scores by round; 0 is before training."""
-    found: dict[str, Curve] = {}
+    scores: dict[str, Curve] = {}
     folder = run.path("tasks")
     for moment in sorted(folder.iterdir()) if folder else []:
         place = re.fullmatch(r"epoch_(\d+)|start", moment.name)
@@ -321,5 +311,5 @@ def task_scores(run: Run) -> dict[str, Curve]:
             continue
         for metric, value in run.json(f"tasks/{moment.name}/scores.json").items():
             if (score := number(value)) is not None and metric.startswith(("score/", "group_mean/")):
-                found.setdefault(metric, {})[float(place[1] or 0)] = score
-    return found
+                scores.setdefault(metric, {})[float(place[1] or 0)] = score
+    return scores

@@ -47,7 +47,7 @@ POINTS = 100
 SHADES = (COLORS[0], "0.75", COLORS[1], COLORS[4], COLORS[3], COLORS[5], COLORS[2], COLORS[6])
 """Of `OUTCOMES`."""
 BAR = 0.26  # inches
-Styles = Mapping[str, Mapping[str, Any]]
+TITLE: Any = {"fontsize": "medium", "loc": "left"}
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -68,15 +68,15 @@ def section(runs: Sequence[Run]) -> Section | None:
     by_method: ByMethod = {}
     for label, visits in every.items():
         by_method.setdefault(methods[label], []).append(visits)
-    fleets = {method: own for method, own in by_method.items() if own[0].device_names}
-    parts: list[Part] = [*_fleet_charts({method: own[0] for method, own in fleets.items()})]
+    fleets = {method: seeds for method, seeds in by_method.items() if seeds[0].device_names}
+    parts: list[Part] = [*_fleet_charts({method: seeds[0] for method, seeds in fleets.items()})]
     known = method_looks(runs)
     parts.append(_times_chart(by_method, known))
     parts += cost_charts(by_method, fleets, known)
     parts.append(_totals(by_method))
-    for method, own in list(fleets.items())[:PANELS]:
+    for method, seeds in list(fleets.items())[:PANELS]:
         try:
-            parts.append(_devices(method, own[0]))
+            parts.append(_devices(method, seeds[0]))
         except (ValueError, KeyError) as error:  # a damaged row
             notes.append(f"{method}: no table of its devices: {type(error).__name__}: {error}")
     title, intro = "Participation and the wire", "What went over the wire."
@@ -90,9 +90,11 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
     """Return charts of participation and memory for the first seed of the first methods, equal ones once."""
     if not fleets:
         return []
-    by_device = alike({m: (own.device_names, own.participation_by_device()) for m, own in fleets.items()})
-    by_round = alike({method: own.participation() for method, own in fleets.items()})
-    memory = alike({method: peaks(own) for method, own in fleets.items()})
+    by_device = alike({m: (v.device_names, v.participation_by_device()) for m, v in fleets.items()})
+    by_round = alike({method: fleet.participation() for method, fleet in fleets.items()})
+    memory = alike({method: peaks(fleet) for method, fleet in fleets.items()})
+    every = [peak for devices in memory.values() for peak in devices]
+    over = sum(sum(peak.parts) > peak.budget for peak in every)
     first = "One seed of each run."
     return [
         Chart(
@@ -102,15 +104,10 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
             f"Stacked bars for each device. {_shares(fleets)}",
             draw_participation_by_device(_first(by_device)),
             [
-                {
-                    "run": run,
-                    "device": device,
-                    "outcome": outcome_in_words(outcome),
-                    "clients": int(counts[line, column]),
-                }
+                {"run": run, "device": device, "outcome": outcome_in_words(outcome), "clients": int(number)}
                 for run, (devices, counts) in by_device.items()
-                for column, device in enumerate(devices)
-                for line, outcome in enumerate(OUTCOMES)
+                for device, column in zip(devices, counts.T, strict=True)
+                for outcome, number in zip(OUTCOMES, column, strict=True)
             ],
         ),
         Chart(
@@ -133,7 +130,7 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
             "memory",
             "Memory of devices",
             f"The largest visit of each device, part by part, and the device's budget. {first}{_more(memory)}",
-            f"Stacked bars for each device. {_memory_in_words(memory)}",
+            f"Stacked bars for each device. {over:,} of {len(every):,} are above their device's budget.",
             draw_memory(_first(memory)),
             [
                 {
@@ -143,8 +140,8 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
                     **{f"{part}_bytes": int(size) for part, size in zip(PARTS, peak.parts, strict=True)},
                     "budget_bytes": int(peak.budget),
                 }
-                for run, own in memory.items()
-                for peak in own
+                for run, devices in memory.items()
+                for peak in devices
             ],
         ),
     ]
@@ -160,28 +157,21 @@ def _more(table: Mapping[str, Any]) -> str:
 
 
 def _shares(fleets: Mapping[str, Visits]) -> str:
-    counts = {run: own.participation().sum(axis=1) for run, own in _first(fleets).items()}
+    counts = {run: fleet.participation().sum(axis=1) for run, fleet in _first(fleets).items()}
     return " ".join(
-        f"{run}: {own[0]:,} of {own.sum():,} took part"
-        + "".join(f", {n:,} {outcome_in_words(o)}" for o, n in zip(NO_PART, own[1:], strict=True) if n)
+        f"{run}: {asked[0]:,} of {asked.sum():,} took part"
+        + "".join(f", {n:,} {outcome_in_words(o)}" for o, n in zip(NO_PART, asked[1:], strict=True) if n)
         + "."
-        for run, own in counts.items()
+        for run, asked in counts.items()
     )
-
-
-def _memory_in_words(memory: Mapping[str, Sequence[Peak]]) -> str:
-    over = sum(sum(peak.parts) > peak.budget for own in memory.values() for peak in own)
-    return f"{over:,} of {sum(map(len, memory.values())):,} are above their device's budget."
 
 
 def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
-    table = alike(
-        {
-            method: over_seeds([ranked(own.times_taken_part().values()) for own in each])
-            for method, each in by_method.items()
-        }
-    )
-    table = dict(list(table.items())[:MOST_LINES])
+    lines = {
+        method: over_seeds([ranked(visits.times_taken_part().values()) for visits in seeds])
+        for method, seeds in by_method.items()
+    }
+    table = dict(list(alike(lines).items())[:MOST_LINES])
     rank = "rank of the client, the most frequent first"
     figure = line_figure(table, looks_of(table, known), rank, "rounds", 3.0)
     figure.axes[0].set_ylim(bottom=0)
@@ -192,7 +182,8 @@ def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
         + bands(table.values()),
         "Falling lines. "
         + " ".join(
-            f"{run}: from {own.middle[0]:.0f} rounds to {own.middle[-1]:.0f}." for run, own in table.items()
+            f"{run}: from {line.middle[0]:.0f} rounds to {line.middle[-1]:.0f}."
+            for run, line in table.items()
         ),
         figure,
         rows_of(table, "rank", "rounds"),
@@ -202,24 +193,25 @@ def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
 def _totals(by_method: ByMethod) -> Table:
     """Return a line of totals for each method: means over its seeds."""
     lines = []
-    for method, own in by_method.items():
-        counts = np.mean([each.participation().sum(axis=1) for each in own], axis=0)
+    for method, seeds in by_method.items():
+        counts = np.mean([each.participation().sum(axis=1) for each in seeds], axis=0)
         down, up, joules = (
-            np.mean([each.per_round(name).sum() for each in own])
+            np.mean([each.per_round(name).sum() for each in seeds])
             for name in ("bytes_down", "bytes_up", "joules")
         )
         line = {
             "run": method,
-            "rounds": f"{np.mean([each.num_rounds for each in own]):,.0f}",
-            "clients": f"{np.mean([len(each.client_names) for each in own]):,.0f}",
+            "rounds": f"{np.mean([each.num_rounds for each in seeds]):,.0f}",
+            "clients": f"{np.mean([len(each.client_names) for each in seeds]):,.0f}",
             "took part": f"{counts[0]:,.0f}",
             "MB down": three_digits(down / 1e6),
             "MB up": three_digits(up / 1e6),
         }
-        if own[0].device_names:
-            seconds = float(np.mean([each.round_ends()[-1] for each in own]))
+        if seeds[0].device_names:
+            seconds = float(np.mean([each.round_ends()[-1] for each in seeds]))
             line["simulated time"] = in_largest_unit(seconds)
             line["kJ"] = three_digits(joules / 1000)
+            # No division by 0 without any client.
             line["dropped out"] = f"{counts[1:].sum() / max(counts.sum(), 1):.0%}"
         lines.append(line)
     return table_of("What runs took", lines, "Sums over all rounds and clients; means over the seeds.")
@@ -228,43 +220,38 @@ def _totals(by_method: ByMethod) -> Table:
 def _devices(method: str, visits: Visits) -> Table:
     """Return the table that `device_table` prints at the end of a run."""
     totals = device_totals(visits.rows)
-    reasons = [reason for reason in NO_PART if any(own.dropped[reason] for own in totals.values())]
-    header = [
-        "device",
-        "clients",
-        "asked",
-        "took part",
-        *map(outcome_in_words, reasons),
-        "MB down",
-        "MB up",
-        "device hours",
-        "kJ",
-    ]
-    lines = [own.cells(name.replace("_", " "), reasons) for name, own in totals.items()]
+    reasons = [reason for reason in NO_PART if any(total.dropped[reason] for total in totals.values())]
+    words = map(outcome_in_words, reasons)
+    header = ["device", "clients", "asked", "took part", *words, "MB down", "MB up", "device hours", "kJ"]
+    lines = [total.cells(name.replace("_", " "), reasons) for name, total in totals.items()]
     return Table(f"Devices of {method}", header, lines)
 
 
 def cost_charts(by_method: ByMethod, fleets: ByMethod, known: Looks) -> list[Chart]:
     """Return charts of bytes both ways and, for runs with a fleet, of simulated time and energy."""
-    found = [
+    charts = [
         _cost_chart(
             f"bytes_{way}",
             f"Sent {way}, all clients",
-            {m: [visits.per_round(f"bytes_{way}") / 1e6 for visits in own] for m, own in by_method.items()},
+            {
+                m: [visits.per_round(f"bytes_{way}") / 1e6 for visits in seeds]
+                for m, seeds in by_method.items()
+            },
             "megabytes",
             known,
         )
         for way in ("down", "up")
     ]
     if not fleets:
-        return found
-    ends = {method: [visits.round_ends() for visits in own] for method, own in fleets.items()}
-    scale, unit = time_unit(max(float(each[-1]) for own in ends.values() for each in own))
-    seconds = {m: [np.diff(each, prepend=0.0) / scale for each in own] for m, own in ends.items()}
-    joules = {m: [visits.per_round("joules") / 1000 for visits in own] for m, own in fleets.items()}
+        return charts
+    ends = {method: [visits.round_ends() for visits in seeds] for method, seeds in fleets.items()}
+    scale, unit = time_unit(max(float(each[-1]) for seeds in ends.values() for each in seeds))
+    # Ends of rounds become lengths of rounds.
+    seconds = {m: [np.diff(each, prepend=0.0) / scale for each in seeds] for m, seeds in ends.items()}
+    joules = {m: [visits.per_round("joules") / 1000 for visits in seeds] for m, seeds in fleets.items()}
     title = "Simulated time, from the start of a round to its end"
     return [
-        *found,
+        *charts,
         _cost_chart("time", title, seconds, unit, known),
         _cost_chart("energy", "Energy of all clients", joules, "kilojoules", known),
     ]
@@ -281,8 +268,8 @@ def alike(table: Mapping[str, Any]) -> dict[str, Any]:
     for run, values in table.items():
         names.setdefault(_key(values), []).append(run)
     return {
-        ", ".join(own) if len(own) < 4 else f"{own[0]} and {len(own) - 1} more": table[own[0]]
-        for own in names.values()
+        ", ".join(runs) if len(runs) < 4 else f"{runs[0]} and {len(runs) - 1} more": table[runs[0]]
+        for runs in names.values()
     }
 
 
@@ -298,29 +285,25 @@ def _cost_chart(
     name: str, title: str, of_methods: Mapping[str, list[np.ndarray]], unit: str, known: Looks
 ) -> Chart:
     costs = dict(list(alike(of_methods).items())[:MOST_LINES])
-    rounds = {run: _line(own) for run, own in costs.items()}
-    totals = {run: _line([np.cumsum(each) for each in own]) for run, own in costs.items()}
+    rounds = {run: _line(seeds) for run, seeds in costs.items()}
+    totals = {run: _line([np.cumsum(each) for each in seeds]) for run, seeds in costs.items()}
     return Chart(
         name,
         title,
         f"Above what a round takes, below all rounds until then, in {unit}.{bands(totals.values())}"
-        + (
-            " Neighbouring rounds are averaged."
-            if any(len(own.x) > POINTS for own in totals.values())
-            else ""
-        ),
+        + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values()),
         "Lines over the rounds. "
-        + " ".join(f"{run}: {own.middle[-1]:,.3g} {unit} in total." for run, own in totals.items()),
+        + " ".join(f"{run}: {line.middle[-1]:,.3g} {unit} in total." for run, line in totals.items()),
         draw_costs(
-            {run: thinned(own, POINTS) for run, own in rounds.items()},
-            {run: thinned(own, POINTS) for run, own in totals.items()},
+            {run: thinned(line, POINTS) for run, line in rounds.items()},
+            {run: thinned(line, POINTS) for run, line in totals.items()},
             unit,
             looks_of(totals, known),
         ),
         [
-            {"run": run, "rounds_done": int(place), "in_a_round": float(one), "so_far": float(total)}
-            for run, own in totals.items()
-            for place, one, total in zip(own.x, rounds[run].middle, own.middle, strict=True)
+            {"run": run, "rounds_done": int(place), "in_a_round": float(cost), "so_far": float(total)}
+            for run, line in totals.items()
+            for place, cost, total in zip(line.x, rounds[run].middle, line.middle, strict=True)
         ],
     )
 
@@ -340,7 +323,7 @@ def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray
     figure, panels = _stacked([len(names) for names, _ in table.values()])
     for axes, (run, (names, counts)) in zip(panels, table.items(), strict=True):
         _bars(axes, [name.replace("_", " ") for name in names], counts, SHADES)
-        _title(axes, run)
+        axes.set_title(run, **TITLE)
     panels[-1].set_xlabel("clients that were asked, all rounds together")
     _legend_of_outcomes(figure, sum(counts.sum(axis=1) for _, counts in table.values()))
     return figure
@@ -360,7 +343,7 @@ def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
             below = below + line
         axes.set_ylabel("clients")
         axes.set_xlim(0, counts.shape[1])
-        _title(axes, run)
+        axes.set_title(run, **TITLE)
     panels[-1].set_xlabel("communication round")
     _legend_of_outcomes(figure, sum(counts.sum(axis=1) for counts in table.values()))
     return figure
@@ -369,22 +352,24 @@ def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
 @matplotlib.rc_context(STYLE)
 def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
     """Draw the parts of each device's largest visit, and a mark at its memory budget."""
-    scale, unit = size_unit(max(max(sum(peak.parts), peak.budget) for own in table.values() for peak in own))
-    figure, panels = _stacked([len(own) for own in table.values()])
-    for axes, (run, own) in zip(panels, table.items(), strict=True):
-        names = [f"{peak.device.replace('_', ' ')}, {peak.weight_bits} bits" for peak in own]
-        _bars(axes, names, np.array([peak.parts for peak in own]).T / scale, COLORS)
-        for place, peak in enumerate(own):
-            low, high = place - 0.44, place + 0.44
+    scale, unit = size_unit(
+        max(max(sum(peak.parts), peak.budget) for bars in table.values() for peak in bars)
+    )
+    figure, panels = _stacked([len(bars) for bars in table.values()])
+    for axes, (run, bars) in zip(panels, table.items(), strict=True):
+        names = [f"{peak.device.replace('_', ' ')}, {peak.weight_bits} bits" for peak in bars]
+        _bars(axes, names, np.array([peak.parts for peak in bars]).T / scale, COLORS)
+        for place, peak in enumerate(bars):
+            low, high = place - 0.44, place + 0.44  # a little taller than the bar
             axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
-        _title(axes, run)
+        axes.set_title(run, **TITLE)
     panels[-1].set_xlabel(f"{unit} at the peak; mark: the device's budget")
     add_legend(figure, [Patch(color=color, label=part) for color, part in zip(COLORS, PARTS, strict=False)])
     return figure
 
 
 @matplotlib.rc_context(STYLE)
-def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Styles) -> Figure:
+def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Looks) -> Figure:
     """Draw each run's costs by round, and below them the totals until then; ``name`` labels the axes, with the unit."""
     figure = Figure(figsize=(HALF_A_PAGE[0], 4.6), layout="constrained")
     panels = [*figure.subplots(2, 1, sharex=True)]
@@ -421,7 +406,7 @@ def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[
 def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence[str]) -> None:
     """Draw horizontal stacked bars of ``values``, ``(parts, bars)``."""
     left = np.zeros(len(names))
-    for part, color in zip(values, shades, strict=False):
+    for part, color in zip(values, shades, strict=False):  # there are more colours than parts
         axes.barh(range(len(names)), part, left=left, color=color, height=0.72)
         left = left + part
     axes.set_yticks(range(len(names)), names)
@@ -429,11 +414,8 @@ def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence
     axes.tick_params(axis="y", length=0, labelsize=9)
 
 
-def _title(axes: Axes, run: str) -> None:
-    axes.set_title(run, fontsize="medium", loc="left")
-
-
 def _legend_of_outcomes(figure: Figure, totals: np.ndarray) -> None:
     there = [index for index, total in enumerate(totals) if total]
     patches = [Patch(color=SHADES[index], label=outcome_in_words(OUTCOMES[index])) for index in there]
+    # At most four in a row, and rows of like length.
     add_legend(figure, patches, columns=math.ceil(len(patches) / math.ceil(len(patches) / 4)))

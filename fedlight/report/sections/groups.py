@@ -54,7 +54,7 @@ def whole_rows(rows: Rows) -> Rows:
 
 def most_selector(table: Table_) -> int:
     """Return the largest number of a selector."""
-    return max(one for own in table["selector"] for one in own if one is not None)
+    return max(selector for selectors in table["selector"] for selector in selectors if selector is not None)
 
 
 def changes_of(table: Table_) -> dict[int, dict[str, float]]:
@@ -68,22 +68,22 @@ def changes_of(table: Table_) -> dict[int, dict[str, float]]:
     known = {
         client: group for client, group in zip(table["client"], table["known_group"], strict=True) if group
     }
-    found: dict[int, dict[str, float]] = {}
+    changes: dict[int, dict[str, float]] = {}
     before: dict[str, int] = {}
     for place, round_idx in enumerate(table["round"]):
         groups = {
-            client: own[place]
-            for client, own in zip(table["client"], table["selector"], strict=True)
-            if own[place] is not None
+            client: selectors[place]
+            for client, selectors in zip(table["client"], table["selector"], strict=True)
+            if selectors[place] is not None
         }
-        found[round_idx] = group_metrics(groups, before, known)
+        changes[round_idx] = group_metrics(groups, before, known)
         before = groups
-    return found
+    return changes
 
 
 def _map(label: str, table: Table_) -> Chart:
     clients, groupings = len(table["client"]), len(table["round"])
-    sizes = Counter(own[-1] for own in table["selector"] if own[-1] is not None)
+    sizes = Counter(selectors[-1] for selectors in table["selector"] if selectors[-1] is not None)
     sizes_in_words = ", ".join(f"selector {which} has {size}" for which, size in sorted(sizes.items()))
     return Chart(
         f"groups_{slug(label)}",
@@ -93,10 +93,10 @@ def _map(label: str, table: Table_) -> Chart:
         draw_groups(table),
         [
             {"client": client, "known_group": group, "round": round_idx, "selector": selector}
-            for client, group, own in zip(
+            for client, group, selectors in zip(
                 table["client"], table["known_group"], table["selector"], strict=True
             )
-            for round_idx, selector in zip(table["round"], own, strict=True)
+            for round_idx, selector in zip(table["round"], selectors, strict=True)
         ],
     )
 
@@ -108,13 +108,15 @@ def _change_chart(
     known: Looks,
 ) -> Chart | None:
     series: dict[str, list[dict[float, float]]] = {}
-    for label, found in changes.items():
-        own = {float(round_idx): values[metric] for round_idx, values in found.items() if metric in values}
-        if own:
-            series.setdefault(methods[label], []).append(own)
+    for label, by_round in changes.items():
+        curve = {
+            float(round_idx): values[metric] for round_idx, values in by_round.items() if metric in values
+        }
+        if curve:
+            series.setdefault(methods[label], []).append(curve)
     if not series:
         return None
-    lines = {method: over_seeds(own) for method, own in series.items()}
+    lines = {method: over_seeds(seeds) for method, seeds in series.items()}
     ends = "; ".join(
         f"{method}: {line.middle[0]:.2f} at first, {line.middle[-1]:.2f} at last"
         for method, line in lines.items()
@@ -138,7 +140,7 @@ def _change_chart(
 def _table(tables: Mapping[str, Table_], changes: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Table:
     lines = []
     for label, table in tables.items():
-        sizes = Counter(own[-1] for own in table["selector"] if own[-1] is not None)
+        sizes = Counter(selectors[-1] for selectors in table["selector"] if selectors[-1] is not None)
         sizes_in_words = " / ".join(str(sizes[which]) for which in range(most_selector(table) + 1))
         last = changes[label][table["round"][-1]]
         changed, index, with_group = (f"{last[metric]:.2f}" if metric in last else "-" for metric in SAID)

@@ -43,13 +43,13 @@ TRADED = (
 )
 """Of the global model, against utility; the first two that differ between methods."""
 
-Found = dict[str, list[Leakage]]
+ByMethod = dict[str, list[Leakage]]
 """Method -> what attacks found in the run of each seed."""
 
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return charts of each attack and target, a trade-off and a table; None where no run was attacked."""
-    found: dict[str, Found] = {target: {} for target in TARGETS}
+    by_target: dict[str, ByMethod] = {target: {} for target in TARGETS}
     notes = []
     for run in runs:
         if run.path("attacks/attacks.csv") is None:
@@ -65,26 +65,29 @@ def section(runs: Sequence[Run]) -> Section | None:
             continue
         for target, leakage in each.items():
             if leakage:
-                found[target].setdefault(run.method, []).append(leakage)
-    if not any(found.values()) and not notes:
+                by_target[target].setdefault(run.method, []).append(leakage)
+    if not any(by_target.values()) and not notes:
         return None
-    styles = looks_of((method for of_target in found.values() for method in of_target), method_looks(runs))
+    styles = looks_of(
+        (method for of_target in by_target.values() for method in of_target), method_looks(runs)
+    )
     attacks = [
         (attack, target)
-        for target, of_target in found.items()
+        for target, of_target in by_target.items()
         for attack in sorted({metric.partition("/")[0] for metric in metrics_of(of_target)})
     ]
-    parts: list[Part] = [_chart(attack, target, found[target], styles) for attack, target in attacks]
-    parts += _trade_offs(found[GLOBAL], utilities(runs), styles)
-    parts += [_table(attack, target, found[target]) for attack, target in attacks]
+    parts: list[Part] = [_chart(attack, target, by_target[target], styles) for attack, target in attacks]
+    parts += _trade_offs(by_target[GLOBAL], *utilities(runs), styles)
+    parts += [_table(attack, target, by_target[target]) for attack, target in attacks]
     intro = "How much of the clients' rows attacks find, by round: less is better. Uploads: a round's mean over clients."
     return Section("leakage", "Leakage of private rows", intro, parts, tuple(notes))
 
 
-def metrics_of(found: Found) -> list[str]:
-    """Return the metrics that any run has, by name."""
-    every = {name for own in found.values() for run in own for values in run.values() for name in values}
-    return sorted(name for name in every if not name.endswith(COUNTED))
+def metrics_of(by_method: ByMethod, begin: str = "") -> list[str]:
+    """Return the metrics that any run has, in order, of those that begin like this."""
+    rounds = (values for runs in by_method.values() for run in runs for values in run.values())
+    every = {name for values in rounds for name in values}
+    return sorted(name for name in every if name.startswith(begin) and not name.endswith(COUNTED))
 
 
 def in_words(metric: str) -> str:
@@ -98,12 +101,12 @@ def in_words(metric: str) -> str:
     return SAID.get(name, name.replace("_", " "))
 
 
-def series_of(found: Found, metric: str) -> tuple[dict[str, Line], float | None]:
+def series_of(by_method: ByMethod, metric: str) -> tuple[dict[str, Line], float | None]:
     """Return a metric over rounds for each method, and its mean before training over all runs that have it."""
     lines: dict[str, Line] = {}
     levels: list[float] = []
-    for method, own in found.items():
-        values = [{float(done): each[metric] for done, each in run.items() if metric in each} for run in own]
+    for method, runs in by_method.items():
+        values = [{float(done): each[metric] for done, each in run.items() if metric in each} for run in runs]
         levels += [each.pop(0.0) for each in values if 0.0 in each]
         values = [each for each in values if each]
         if values:
@@ -111,9 +114,9 @@ def series_of(found: Found, metric: str) -> tuple[dict[str, Line], float | None]
     return lines, fmean(levels) if levels else None
 
 
-def _chart(attack: str, target: str, found: Found, styles: Looks) -> Chart:
-    metrics = [metric for metric in metrics_of(found) if metric.startswith(f"{attack}/")]
-    series = {metric: series_of(found, metric) for metric in metrics}
+def _chart(attack: str, target: str, by_method: ByMethod, styles: Looks) -> Chart:
+    metrics = metrics_of(by_method, f"{attack}/")
+    series = {metric: series_of(by_method, metric) for metric in metrics}
     rows: list[dict[str, Any]] = []
     for metric, (lines, level) in series.items():
         if level is not None:
@@ -122,13 +125,13 @@ def _chart(attack: str, target: str, found: Found, styles: Looks) -> Chart:
     lines, level = series[metrics[0]]
     before = "" if level is None else f"{level:.2f} before training; "
     ends = "; ".join(f"{method} {line.middle[-1]:.2f}" for method, line in lines.items())
-    left = len(found) - MOST_LINES
+    left = len(by_method) - MOST_LINES
     return Chart(
         f"{slug(attack)}_{target}",
         f"{capitalized(attack.replace('_', ' '))}: {TARGETS[target]}",
         f"After each round{', mean over the seeds' if bands(lines.values()) else ''}; dashed grey: the model before "
         "training."
-        + (bands(lines.values()) if len(found) <= MOST_BANDS else "")
+        + (bands(lines.values()) if len(by_method) <= MOST_BANDS else "")
         + (f" {left:,} more runs are in the data alone." if left > 0 else ""),
         f"Lines over the rounds, a panel for each metric. {in_words(metrics[0])}, at the end: {before}{ends}.",
         draw_leakage_panels(series, styles),
@@ -156,14 +159,15 @@ def draw_leakage_panels(
             shown = {method: line._replace(seeds=1) for method, line in shown.items()}
         draw_lines(axes, shown, styles)
         if not any(line.middle.any() for line in shown.values()):
-            axes.set_ylim(-0.02, 1)
+            axes.set_ylim(-0.02, 1)  # else a line of zeros is in the middle
         if level is not None:
             axes.axhline(level, color="0.45", linestyle=(0, (4, 2)), linewidth=1, zorder=1)
         axes.set_title(in_words(metric), fontsize=9)
-        axes.tick_params(labelsize=8, labelbottom=True)
+        axes.tick_params(labelsize=8, labelbottom=True)  # shared axes have numbers in the lowest row alone
         axes.grid(axis="y", color="0.85", linewidth=0.6)
     for axes in grid[max(len(series) - across, 0) : len(series)]:
         axes.set_xlabel("rounds that are done", fontsize=9)
+    # The legend of one panel stands for all.
     fullest = max(range(len(series)), key=lambda index: len(list(series.values())[index][0]))
     add_key(figure, grid[fullest])
     return figure
@@ -186,16 +190,16 @@ def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
     return task, scores[task]
 
 
-def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]], styles: Looks) -> list[Chart]:
-    task, scores = utility
+def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], styles: Looks) -> list[Chart]:
     charts: list[Chart] = []
     for metric in TRADED:
-        ends = last(found, metric)
+        ends = last(by_method, metric)
         table = {
             method: {"x": ends[method], "y": scores[method]}
             for method in scores
             if len(ends.get(method, [])) == len(scores[method])
         }
+        # Equal leakage is no trade-off.
         if len({tuple(values["x"]) for values in table.values()}) < 2 or len(charts) == 2:
             continue
         attack = metric.partition("/")[0].replace("_", " ")
@@ -221,28 +225,28 @@ def _trade_offs(found: Found, utility: tuple[str, dict[str, list[float]]], style
     return charts
 
 
-def last(found: Found, metric: str) -> dict[str, list[float]]:
+def last(by_method: ByMethod, metric: str) -> dict[str, list[float]]:
     """Return a metric at the last round for which each run has it, without the level before training."""
     ends = {
         method: [
             values[-1]
-            for run in own
+            for run in runs
             if (values := [e[metric] for done, e in run.items() if done and metric in e])
         ]
-        for method, own in found.items()
+        for method, runs in by_method.items()
     }
     return {method: values for method, values in ends.items() if values}
 
 
-def _table(attack: str, target: str, found: Found) -> Table:
-    metrics = [metric for metric in metrics_of(found) if metric.startswith(f"{attack}/")]
-    ends = {metric: last(found, metric) for metric in metrics}
-    before = [series_of(found, metric)[1] for metric in metrics]
+def _table(attack: str, target: str, by_method: ByMethod) -> Table:
+    metrics = metrics_of(by_method, f"{attack}/")
+    ends = {metric: last(by_method, metric) for metric in metrics}
+    before = [series_of(by_method, metric)[1] for metric in metrics]
     lines = [["before training", *map(_cell, before)]] if any(level is not None for level in before) else []
-    for method in found:
+    for method in by_method:
         values = [ends[metric].get(method) for metric in metrics]
         if any(values):
-            lines.append([method, *(_cell(fmean(own) if own else None) for own in values)])
+            lines.append([method, *(_cell(fmean(of_seeds) if of_seeds else None) for of_seeds in values)])
     title = f"{capitalized(attack.replace('_', ' '))} after the last round: {TARGETS[target]}"
     return Table(title, ["run", *map(in_words, metrics)], lines, "Means over the seeds.")
 

@@ -48,15 +48,19 @@ def section(runs: Sequence[Run]) -> Section:
     notes: list[str] = []
     recipes, known = list(dict.fromkeys(run.home for run in runs)), method_looks(runs)
     for home in recipes:
-        found = read_recipe(home)
-        rows = found.results()
-        notes += [f"{home.name}: {name} {what}" for name, what in found.faults.items()]
+        recipe = read_recipe(home)
+        rows = recipe.results()
+        notes += [f"{home.name}: {name} {what}" for name, what in recipe.faults.items()]
         if rows:
             notes += chance_notes(rows)
             title = "Results" if len(recipes) == 1 else f"Results of {home.name}"
             of_home = [run for run in runs if run.home == home]
             styles = row_looks([row["method"] for row in rows], of_home, known)
-            parts += [*_pictures(rows, title, slug(home.name), styles), results_table(rows, title)]
+            methods = list(dict.fromkeys(row["method"] for row in rows))
+            chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
+            if len(methods) > 1 and chosen:
+                parts.append(draw_results(rows, methods, chosen, title, slug(home.name), styles))
+            parts.append(results_table(rows, title))
     trained = [run for run in runs if run.has_trained]
     if trained:
         parts.append(runs_table(trained, "What was trained"))
@@ -68,16 +72,12 @@ def section(runs: Sequence[Run]) -> Section:
 def _intro(runs: Sequence[Run], trained: Sequence[Run]) -> str:
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     open_runs = [run.label for run in runs if not run.is_done]
-    words = [f"{len(trained)} training run{'s' if len(trained) != 1 else ''}"]
-    if len(seeds) > 1:
-        words.append(f"seeds {', '.join(map(str, seeds))}")
-    elif seeds:
-        words.append(f"seed {seeds[0]}")
-    text = ", ".join(words) + "."
+    text = f"{len(trained)} training run{'s' * (len(trained) != 1)}"
+    if seeds:
+        text += f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     if open_runs:
-        named = "; ".join(open_runs[:5]) + (" and others" if len(open_runs) > 5 else "")
-        text += f" No record of an end: {named}."
-    return text
+        text += f". No record of an end: {'; '.join(open_runs[:5])}{' and others' * (len(open_runs) > 5)}"
+    return f"{text}."
 
 
 def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
@@ -92,31 +92,24 @@ def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     seeds = {str(row["seed"]) for row in rows if "seed" in row}
     lines = []
     for method in methods:
-        own = [row for row in rows if row["method"] == method]
+        of_method = [row for row in rows if row["method"] == method]
         cells = [
-            spread([row[name] for row in own if name in _numbers(row)])
-            + in_brackets(own, name)
-            + mark(own, name)
+            spread([row[name] for row in of_method if name in _numbers(row)])
+            + in_brackets(of_method, name)
+            + mark(of_method, name)
             for name in metrics
         ]
         lines.append([method, *cells])
     caption = f"Mean ± standard deviation over {len(seeds)} seeds." if len(seeds) > 1 else ""
     if any("[" in cell for line in lines for cell in line[1:]):
-        of = ", the mean of its ends over the seeds" if len(seeds) > 1 else ""
-        caption += f" In brackets: the 95 % interval within a seed{of}."
+        ends = ", the mean of its ends over the seeds" if len(seeds) > 1 else ""
+        caption += f" In brackets: the 95 % interval within a seed{ends}."
     return Table(title, ["method", *(metric.replace("_", " ") for metric in metrics)], lines, caption)
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
     """Return the names of a row's metrics."""
     return [key for key, value in row.items() if key not in ("method", "seed") and number(value) is not None]
-
-
-def _pictures(rows: Sequence[dict[str, Any]], title: str, name: str, styles: Looks) -> list[Chart]:
-    """Draw the most telling metrics of the table; nothing with a single method."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
-    return [draw_results(rows, methods, chosen, title, name, styles)] if len(methods) > 1 and chosen else []
 
 
 def runs_table(runs: Sequence[Run], title: str) -> Table:
@@ -209,9 +202,9 @@ def telling(rows: Rows, metrics: Sequence[str]) -> list[str]:
 def _goes_with(rows: Rows, metric: str, other: str) -> bool:
     """Tell whether another metric is known for every row with this one, and the two are all but proportional."""
     pairs = [(number(row.get(metric)), number(row.get(other))) for row in rows]
-    own = [pair for pair in pairs if pair[0] is not None]
-    both = np.array([pair for pair in own if pair[1] is not None], dtype=float)
-    if len(both) < max(FEWEST, len(own)) or not both.std(axis=0).all():
+    known = [pair for pair in pairs if pair[0] is not None]
+    both = np.array([pair for pair in known if pair[1] is not None], dtype=float)
+    if len(both) < max(FEWEST, len(known)) or not both.std(axis=0).all():  # a constant has no correlation
         return False
     return bool(np.corrcoef(both.T)[0, 1] > SAME_PICTURE)
 
@@ -228,16 +221,10 @@ def draw_results(
             if row["method"] in shown and (value := number(row.get(metric))) is not None:
                 of_metric.setdefault(row["method"], []).append(value)
     records = [
-        {
-            "method": method,
-            "metric": metric,
-            "mean": mean(own[method]),
-            "sd": deviation(own[method]),
-            "seeds": len(own[method]),
-        }
-        for metric, own in values.items()
+        {"method": method, "metric": metric, "mean": mean(seeds), "sd": deviation(seeds), "seeds": len(seeds)}
+        for metric, of_metric in values.items()
         for method in shown
-        if method in own
+        if (seeds := of_metric.get(method))
     ]
     in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
     caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."
@@ -265,9 +252,9 @@ def _panels(
     figure.set_layout_engine("constrained", wspace=0.06, hspace=0.04)  # ticks of neighbours do not touch
     panels = figure.subplots(deep, columns, sharey=True, squeeze=False)
     for axes in panels.flat[len(values) :]:
-        axes.remove()
-    for axes, (metric, own) in zip(panels.flat, values.items(), strict=False):
-        _panel(axes, metric, [(own.get(method, []), styles[method]["color"]) for method in methods])
+        axes.remove()  # a grid may have a place too many
+    for axes, (metric, of_metric) in zip(panels.flat, values.items(), strict=False):
+        _panel(axes, metric, [(of_metric.get(method, []), styles[method]["color"]) for method in methods])
     longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels
     names = [shortened(name, longest) for name in methods]
     panels[0, 0].set_yticks(range(len(methods)), names)

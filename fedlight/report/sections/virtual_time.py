@@ -43,13 +43,13 @@ def over_time(run: Run) -> dict[str, Curve]:
     visits = visits_of(run.csv("visits.csv"))
     if visits is None or not visits.device_names:
         return {}
-    ends = dict(enumerate(visits.round_ends().tolist(), start=1)) | {0: 0.0}
-    found = {
+    ends = dict(enumerate(visits.round_ends().tolist(), start=1)) | {0: 0.0}  # before training at 0 seconds
+    shown = {
         metric: {ends[int(place)]: value for place, value in curve.items() if int(place) in ends}
         for metric, curve in curves(run).metrics.items()
         if SHOWN.search(metric) and family(metric) in FAMILIES
     }
-    return {metric: curve for metric, curve in found.items() if len(curve) > 1}
+    return {metric: curve for metric, curve in shown.items() if len(curve) > 1}
 
 
 def held(runs: Sequence[Curve]) -> Line:
@@ -62,15 +62,17 @@ def held(runs: Sequence[Curve]) -> Line:
         >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist()
         ([2.0, 3.0], [0.25, 0.75], [0.0, 0.5], [0.5, 1.0])
     """
-    first, last = max(min(one) for one in runs), min(max(one) for one in runs)
-    x = np.array(sorted({at for one in runs for at in one if first <= at <= last}))
-    values = np.array([_at(one, x) for one in runs]).reshape(len(runs), -1)
+    # Before and after these moments the mean would be over fewer runs.
+    first, last = max(min(curve) for curve in runs), min(max(curve) for curve in runs)
+    x = np.array(sorted({at for curve in runs for at in curve if first <= at <= last}))
+    values = np.array([_at(curve, x) for curve in runs]).reshape(len(runs), -1)
     return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(runs))
 
 
 def _at(curve: Mapping[float, float], moments: np.ndarray) -> np.ndarray:
     times = np.array(sorted(curve))
     values = np.array([curve[at] for at in times])
+    # The last one at or before each moment.
     return np.asarray(values[np.searchsorted(times, moments, side="right") - 1])
 
 

@@ -34,9 +34,9 @@ ENDS = 10
 def answer(runs: Sequence[Run]) -> str:
     """Return the sentence about runs of `fedlight.runs.run.read_runs`; of several recipes, one for each."""
     homes = list(dict.fromkeys(run.home for run in runs))
-    found = {home: finding(read_recipe(home).results()) for home in homes}
-    texts = [f"{home.name}: {text}" if len(homes) > 1 else text for home, text in found.items() if text]
-    rest = [run for run in runs if not found[run.home]]
+    findings = {home: finding(read_recipe(home).results()) for home in homes}
+    texts = [f"{home.name}: {text}" if len(homes) > 1 else text for home, text in findings.items() if text]
+    rest = [run for run in runs if not findings[run.home]]
     return " ".join([*texts, *([_of_runs(rest)] if rest else [])])
 
 
@@ -44,7 +44,7 @@ def _of_runs(runs: Sequence[Run]) -> str:
     trained = [run for run in runs if run.has_trained]
     if compared := _compared(trained):
         return compared
-    first = {run.method: run for run in reversed(trained or runs)}
+    first = {run.method: run for run in reversed(trained or runs)}  # reversed: the first seed stays
     shown = list(first.values())[::-1][:MOST]
     texts = [f"{run.method}: {_of_run(run)}" if len(first) > 1 else _of_run(run) for run in shown]
     more = f", and {len(first) - MOST} more" if len(first) > MOST else ""
@@ -63,14 +63,14 @@ def _compared(runs: Sequence[Run]) -> str:
 
 def _best(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> str:
     base, *others = of_methods
-    sign = -1 if "loss" in name.lower() else 1
-    found = {method: difference(of_methods[method], of_methods[base]) for method in others}
-    gains = {method: sign * gain.mean for method, gain in found.items() if gain is not None}
+    sign = -1 if "loss" in name.lower() else 1  # of losses less is better
+    gaps = {method: difference(of_methods[method], of_methods[base]) for method in others}
+    gains = {method: sign * gain.mean for method, gain in gaps.items() if gain is not None}
     if not gains:
         return ""
     best = max(gains, key=lambda method: gains[method])
-    against = found[best]
-    assert against is not None
+    against = gaps[best]
+    assert against is not None  # gains has no method without a gap, which mypy cannot see
     won, lost = (best, base) if gains[best] > 0 else (base, best)
     first = f"{won}: {name[:1].lower()}{name[1:]} {mean_of(of_methods[won])} against {mean_of(of_methods[lost])} of {lost}"
     among = f", the best of {len(of_methods)} methods" if len(of_methods) > 2 else ""
@@ -93,7 +93,9 @@ def _of_run(run: Run) -> str:
                 ends = Interval(*(float("nan") if end is None else end for end in (low, high)))
                 return f"{begin}tuned answers win {win_share(value, ends)} against the raw model, by {metric[9:]}"
             return f"{begin}{in_words(metric)} {_before(known, metric, value)}"
-    return f"{begin}{_did(run)}"
+    done, _ = facts.rounds(run)
+    words = [run.command, facts.algorithm(run), facts.model(run), f"{done} rounds" if done else ""]
+    return f"{begin}nothing was measured" + "".join(f", {word}" for word in words if word)
 
 
 def _begun(run: Run) -> str:
@@ -114,9 +116,3 @@ def _before(known: Curves, metric: str, value: float) -> str:
     first = min(curve)
     moment = f"after {known.axis} {first:g}" if first else "before training"
     return f"{short(value)} after {known.axis} {max(curve):g}, {short(curve[first])} {moment}"
-
-
-def _did(run: Run) -> str:
-    done, _ = facts.rounds(run)
-    words = [run.command, facts.algorithm(run), facts.model(run), f"{done} rounds" if done else ""]
-    return "nothing was measured" + "".join(f", {word}" for word in words if word)

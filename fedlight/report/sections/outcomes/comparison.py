@@ -51,12 +51,12 @@ Measures = dict[tuple[str, str], dict[str, dict[str, Scores]]]
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a table for each measure that several methods have on the same rows; None without any."""
-    found = measures(runs)
-    tables = [_table(name, of_methods) for (name, _), of_methods in found.items()]
+    by_measure = measures(runs)
+    tables = [_table(name, of_methods) for (name, _), of_methods in by_measure.items()]
     parts: list[Part] = [table for table in tables if table.lines]
     if not parts:
         return None
-    most = max(len(of_seeds) for of_methods in found.values() for of_seeds in of_methods.values())
+    most = max(len(of_seeds) for of_methods in by_measure.values() for of_seeds in of_methods.values())
     intro = "Which differences are more than chance, with 95 % intervals of paired differences."
     notes: tuple[str, ...] = ()
     if most < 2:
@@ -69,11 +69,11 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 def measures(runs: Sequence[Run]) -> Measures:
     """Return the measures that at least two methods have on the same rows."""
-    found: Measures = {}
+    by_measure: Measures = {}
 
     def add(name: str, rows: str, run: Run, scores: Scores) -> None:
         if scores:
-            of_methods = found.setdefault((name, rows), {})
+            of_methods = by_measure.setdefault((name, rows), {})
             of_methods.setdefault(run.method, {}).setdefault(str(run.seed), scores)
 
     stages = common_stages(run.csv("clients.csv") for run in runs)
@@ -87,10 +87,10 @@ def measures(runs: Sequence[Run]) -> Measures:
         for task in tasks(run):
             add(f"Task {task}", facts.task_class(run, task), run, _of_questions(run, task))
         for metric, value in last_metrics(run).items():
-            if METRICS.search(metric) and (one := number(value)) is not None:
+            if METRICS.search(metric) and (score := number(value)) is not None:
                 rows = measured_on(run, metric.startswith("test/"), metric.endswith("loss"))
-                add(capitalized(in_words(metric)), rows, run, {SINGLE: one})
-    return {about: of_methods for about, of_methods in found.items() if len(of_methods) > 1}
+                add(capitalized(in_words(metric)), rows, run, {SINGLE: score})
+    return {about: of_methods for about, of_methods in by_measure.items() if len(of_methods) > 1}
 
 
 def measured_on(run: Run, is_test: bool, is_loss: bool = False) -> str:
@@ -112,7 +112,7 @@ def _of_questions(run: Run, task: str) -> Scores:
     for row in task_rows(run, task):
         if (score := number(row.get("score"))) is not None:
             scores.setdefault(f"{row.get('row')} {row.get('prompt')}", []).append(score)
-    return {question: fmean(own) for question, own in scores.items()}
+    return {question: fmean(values) for question, values in scores.items()}
 
 
 def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Difference | None:
@@ -123,35 +123,29 @@ def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Diff
         theirs: those of the method that it is compared with.
 
     Examples:
-        >>> found = difference({"0": {"a": 1.0, "b": 0.5}}, {"0": {"a": 0.5, "b": 0.0, "c": 1.0}})
-        >>> found.mean, found.pairs, found.over_pairs, found.seeds
+        >>> gap = difference({"0": {"a": 1.0, "b": 0.5}}, {"0": {"a": 0.5, "b": 0.0, "c": 1.0}})
+        >>> gap.mean, gap.pairs, gap.over_pairs, gap.seeds
         (0.5, 2, Interval(low=nan, high=nan), 1)
     """
     by_seed = {
-        seed: {pair: value - theirs[seed][pair] for pair, value in own.items() if pair in theirs[seed]}
-        for seed, own in ours.items()
+        seed: {pair: value - theirs[seed][pair] for pair, value in scores.items() if pair in theirs[seed]}
+        for seed, scores in ours.items()
         if seed in theirs
     }
-    by_seed = {seed: own for seed, own in by_seed.items() if own}
+    by_seed = {seed: gaps for seed, gaps in by_seed.items() if gaps}
     if not by_seed:
         return None
-    values = [value for own in by_seed.values() for value in own.values()]
-    pairs = [pair for own in by_seed.values() for pair in own]
-    means = [fmean(own.values()) for own in by_seed.values()]
-    is_single = set(pairs) == {SINGLE}
+    values = [value for gaps in by_seed.values() for value in gaps.values()]
+    pairs = [pair for gaps in by_seed.values() for pair in gaps]
+    means = [fmean(gaps.values()) for gaps in by_seed.values()]
+    number = 0 if set(pairs) == {SINGLE} else len(pairs)
     over_pairs = Interval(math.nan, math.nan)
     if len(set(pairs)) >= FEWEST_PAIRS:
         over_pairs = bootstrap_interval(values, pairs)  # a client of several seeds is drawn with all of them
-    return Difference(
-        fmean(values),
-        0 if is_single else len(pairs),
-        over_pairs,
-        student_interval(means),
-        len(by_seed),
-    )
+    return Difference(fmean(values), number, over_pairs, student_interval(means), len(by_seed))
 
 
-def verdict(found: Difference) -> str:
+def verdict(gap: Difference) -> str:
     """Return in words whether a difference is more than chance; every interval that is known has to leave out zero.
 
     Examples:
@@ -162,35 +156,35 @@ def verdict(found: Difference) -> str:
         >>> verdict(Difference(0.1, 9, Interval(0.05, 0.2), Interval(math.nan, math.nan), 1))
         'beyond noise for these models'
     """
-    known = [ends for ends in (found.over_pairs, found.over_seeds) if not math.isnan(ends.low)]
+    known = [ends for ends in (gap.over_pairs, gap.over_seeds) if not math.isnan(ends.low)]
     if not known:
         return UNKNOWN
     if any(low <= 0 <= high for low, high in known):
         return WITHIN
-    return BEYOND if found.seeds > 1 else f"{BEYOND} for these models"
+    return BEYOND if gap.seeds > 1 else f"{BEYOND} for these models"
 
 
 def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     """Compare every method with the first one."""
     first, *others = of_methods
     compared = {method: difference(of_methods[method], of_methods[first]) for method in others}
-    shared = {method: found for method, found in compared.items() if found is not None}
+    shared = {method: gap for method, gap in compared.items() if gap is not None}
     what = "clients" if name == "Accuracy by client" else "questions"
-    is_single = all(not found.pairs for found in shared.values())
+    is_single = all(not gap.pairs for gap in shared.values())
     lines = [
         {
             "method": method,
-            "verdict": verdict(found),  # first, as a phone shows two columns
+            "verdict": verdict(gap),  # first, as a phone shows two columns
             "mean": mean_of(of_methods[method]),
-            "difference": f"{found.mean:+.3f}",
-            **({} if is_single else {f"over {what}": _ends(found.over_pairs), "pairs": f"{found.pairs:,}"}),
-            "over seeds": _ends(found.over_seeds),
-            "seeds": str(found.seeds),
+            "difference": f"{gap.mean:+.3f}",
+            **({} if is_single else {f"over {what}": _ends(gap.over_pairs), "pairs": f"{gap.pairs:,}"}),
+            "over seeds": _ends(gap.over_seeds),
+            "seeds": str(gap.seeds),
         }
-        for method, found in shared.items()
+        for method, gap in shared.items()
     ]
     caption = f"Against {first}, whose mean is {mean_of(of_methods[first])}; of what both have."
-    if any(found.pairs and math.isnan(found.over_pairs.low) for found in shared.values()):
+    if any(gap.pairs and math.isnan(gap.over_pairs.low) for gap in shared.values()):
         caption += f" An interval over {what} takes {FEWEST_PAIRS} of them."
     if len(lines) > 1:
         caption += f" Of {len(lines)} comparisons one in twenty would be beyond noise by chance."
@@ -203,7 +197,7 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
 
 def mean_of(of_seeds: Mapping[str, Scores]) -> str:
     """Return the mean over all clients or questions and seeds as text."""
-    return short(fmean(value for own in of_seeds.values() for value in own.values()))
+    return short(fmean(value for scores in of_seeds.values() for value in scores.values()))
 
 
 def _ends(ends: Interval) -> str:

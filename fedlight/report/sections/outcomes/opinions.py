@@ -15,13 +15,13 @@ PEOPLE = "people.csv"
 MOST = 5
 """Methods whose selectors are drawn."""
 OTHERS = "no client"
-Place = tuple[float, float]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a map for the first seed of each recipe that has written where people stand; None without any."""
     charts: list[Chart] = []
     notes: list[str] = []
+    # Reversed: the first seed stays.
     for run in {run.home: run for run in reversed(runs) if run.csv(PEOPLE)}.values():
         beside = [other for other in runs if other.folder.parent == run.folder.parent]
         chart, left = _chart(run, beside)
@@ -43,34 +43,38 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
     place = {person: at for person, (_, at) in people.items()}
     of_methods: dict[str, dict[str, str]] = {}
     for other in beside:
-        found = {
+        selectors = {
             row["client"]: f"selector {row['selector']}"
             for row in other.csv("clients.csv")
             if row.get("selector") and row.get("client") in place
         }
-        if len({*found.values()}) > 1:
-            of_methods[other.method] = found
+        if len({*selectors.values()}) > 1:  # one selector for all is no grouping
+            of_methods[other.method] = selectors
     shown = dict(list(of_methods.items())[:MOST])
     known = {person: f"group {group}" for person, (group, _) in people.items() if group}
     panels = {"Polis' own groups": known} if known else {}
     panels |= shown
-    if len({name for own in panels.values() for name in own.values()}) > len(COLORS):
-        panels = {title: dict.fromkeys(own, "in a group") for title, own in panels.items()}
+    # Too many to tell apart.
+    if len({name for named in panels.values() for name in named.values()}) > len(COLORS):
+        panels = {title: dict.fromkeys(named, "in a group") for title, named in panels.items()}
     if not panels:
         panels = {"all people": dict.fromkeys(place, "person")}
     groups = {
-        title: {name: _places(own, name, place) for name in sorted({*own.values()})}
-        for title, own in panels.items()
+        title: {
+            name: np.array([place[person] for person, label in named.items() if label == name])
+            for name in sorted({*named.values()})
+        }
+        for title, named in panels.items()
     }
     rows = [
         {"person": person, "x": at[0], "y": at[1]}
-        | {title: own.get(person, "") for title, own in panels.items()}
+        | {title: named.get(person, "") for title, named in panels.items()}
         for person, at in place.items()
     ]
     ground = np.array([*place.values()]).reshape(-1, 2)
     in_words = "; ".join(
-        f"{title}: " + ", ".join(f"{name} has {len(points):,}" for name, points in own.items())
-        for title, own in groups.items()
+        f"{title}: " + ", ".join(f"{name} has {len(points):,}" for name, points in sets.items())
+        for title, sets in groups.items()
     )
     return Chart(
         f"opinions_{slug(run.label)}",
@@ -82,7 +86,3 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
         rows,
         draw_groups_of_points(ground, groups, OTHERS, across=2) if len(groups) > 1 else None,
     ), len(of_methods) - len(shown)
-
-
-def _places(own: dict[str, str], name: str, place: dict[str, Place]) -> np.ndarray:
-    return np.array([place[person] for person, of_person in own.items() if of_person == name])

@@ -49,21 +49,21 @@ def _metrics(title: str, runs: Sequence[Run], everything: bool, beside: tuple[st
     for run in runs:
         for name, value in last_metrics(run).items():
             wanted = everything or name.startswith(LAST)
-            if wanted and not name.startswith((*NOT_SHOWN, *beside)) and (found := number(value)) is not None:
-                values.setdefault(run.method, {}).setdefault(name, []).append(found)
+            if wanted and not name.startswith((*NOT_SHOWN, *beside)) and (score := number(value)) is not None:
+                values.setdefault(run.method, {}).setdefault(name, []).append(score)
     if not values:
         return []
     names = list(dict.fromkeys(name for of_method in values.values() for name in of_method))
-    lines = [[method, *(spread(own.get(name, [])) for name in names)] for method, own in values.items()]
+    lines = [[method, *(spread(scores.get(n, [])) for n in names)] for method, scores in values.items()]
     header = ["run", *(name.removeprefix("test/") for name in names)]
     return [Table(title, header, lines, _caption(values), folded=len(names) > MANY_LINES)]
 
 
 def last_metrics(run: Run) -> dict[str, Any]:
     """Return the last metrics of a stage, or the last that a command's logger wrote."""
-    found = run.done().get("metrics")
-    if isinstance(found, dict):
-        return found
+    metrics = run.done().get("metrics")
+    if isinstance(metrics, dict):
+        return metrics
     return {
         name: text
         for row in run.metrics()
@@ -93,58 +93,58 @@ def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
 
 
 def _caption(values: dict[str, dict[str, Any]]) -> str:
-    most = max(len(found) for of_method in values.values() for found in of_method.values())
+    most = max(len(numbers) for of_method in values.values() for numbers in of_method.values())
     return f"Mean ± standard deviation over {most} seeds." if most > 1 else ""
 
 
 def tables_by_group(runs: Sequence[Run]) -> dict[str, Table]:
     """Return a table for each task with several groups, by its name: a line for each group, the lowest mean first."""
-    found: dict[str, dict[str, Scored]] = {}
+    by_task: dict[str, dict[str, Scored]] = {}
     for run in runs:
         for task in tasks(run):
             of_run = _scored(run, task)
             if len(of_run) > 1:
-                of_method = found.setdefault(task, {}).setdefault(run.method, {})
-                for group, own in of_run.items():
-                    of_method.setdefault(group, []).extend(own)
-    return {task: _table(task, of_methods) for task, of_methods in found.items()}
+                of_method = by_task.setdefault(task, {}).setdefault(run.method, {})
+                for group, scored in of_run.items():
+                    of_method.setdefault(group, []).extend(scored)
+    return {task: _table(task, of_methods) for task, of_methods in by_task.items()}
 
 
 def _scored(run: Run, task: str) -> Scored:
-    found: Scored = {}
+    by_group: Scored = {}
     for row in task_rows(run, task):
         if (score := number(row.get("score"))) is not None:
-            found.setdefault(str(row.get("group", "")), []).append((f"{row.get('row')}", score))
-    return found
+            by_group.setdefault(str(row.get("group", "")), []).append((f"{row.get('row')}", score))
+    return by_group
 
 
 def _table(task: str, of_methods: Mapping[str, Scored]) -> Table:
     questions: dict[str, set[str]] = {}
     for scored in of_methods.values():
-        for group, own in scored.items():
-            questions.setdefault(group, set()).update(question for question, _ in own)
-    large = [group for group, own in questions.items() if len(own) >= FEWEST]
+        for group, pairs in scored.items():
+            questions.setdefault(group, set()).update(question for question, _ in pairs)
+    large = [group for group, asked in questions.items() if len(asked) >= FEWEST]
     small = [group for group in questions if group not in large]
     pooled = {
         method: {
             **{group: scored.get(group, []) for group in large},
-            "": [(f"{group} {one}", score) for group in small for one, score in scored.get(group, [])],
+            "": [(f"{group} {row}", score) for group in small for row, score in scored.get(group, [])],
         }
         for method, scored in of_methods.items()
     }
 
     def mean_of(group: str) -> float:
-        means = [fmean(score for _, score in own[group]) for own in pooled.values() if own[group]]
-        return fmean(means) if means else math.inf
+        means = [fmean(score for _, score in scored[group]) for scored in pooled.values() if scored[group]]
+        return fmean(means) if means else math.inf  # groups without an answer come last
 
-    lines = [
-        [group or "(none)", f"{len(questions[group]):,}", *(_cell(own[group]) for own in pooled.values())]
-        for group in sorted(large, key=lambda group: (mean_of(group), group))
-    ]
+    def line(name: str, number: int, group: str) -> list[str]:
+        return [name, f"{number:,}", *(_cell(scored[group]) for scored in pooled.values())]
+
+    in_order = sorted(large, key=lambda group: (mean_of(group), group))
+    lines = [line(group or "(none)", len(questions[group]), group) for group in in_order]
     if small:
         whole = sum(len(questions[group]) for group in small)
-        name = f"{len(small):,} with fewer than {FEWEST} questions"
-        lines.append([name, f"{whole:,}", *(_cell(own[""]) for own in pooled.values())])
+        lines.append(line(f"{len(small):,} with fewer than {FEWEST} questions", whole, ""))
     caption = "Mean score and its 95 % interval over questions, the lowest group first."
     return Table(f"{task} by group", ["group", "questions", *of_methods], lines, caption, first=FIRST)
 
@@ -162,7 +162,7 @@ def _ends(low: float, high: float) -> str:
 
 def judges_by_category(runs: Sequence[Run]) -> list[Table]:
     """Return how often judges agree with the majority of people, for each stage of `judge_agreement` with categories."""
-    found = []
+    tables = []
     for run in runs:
         rows = run.csv("agreement.csv")
         judges = list(dict.fromkeys(row.get("judge", "") for row in rows))
@@ -170,8 +170,8 @@ def judges_by_category(runs: Sequence[Run]) -> list[Table]:
         for row in rows:
             by_category.setdefault(row.get("category", ""), {})[row.get("judge", "")] = row
         pairs = {
-            category: max(number(row.get("pairs_decided")) or 0.0 for row in own.values())
-            for category, own in by_category.items()
+            category: max(number(row.get("pairs_decided")) or 0.0 for row in by_judge.values())
+            for category, by_judge in by_category.items()
         }
         shown = [category for category in by_category if category != ALL and pairs[category] >= FEWEST]
         if not shown:
@@ -190,8 +190,8 @@ def judges_by_category(runs: Sequence[Run]) -> list[Table]:
             which = "category" if left == 1 else "categories"
             caption += f" {left:,} {which} with fewer than {FEWEST} pairs left out: see agreement.csv."
         title = f"{run.method}: judges and people by category"
-        found.append(Table(title, ["category", "most pairs", *judges], lines, caption, first=FIRST))
-    return found
+        tables.append(Table(title, ["category", "most pairs", *judges], lines, caption, first=FIRST))
+    return tables
 
 
 def _agreement(row: Mapping[str, Any]) -> str:
