@@ -33,8 +33,8 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.prompts import InstructionPrompt, ResponsePrompt, SelfGenerationPrompts
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.scoring import encode_continuations
@@ -106,21 +106,25 @@ class TimedModule(SFTModule):
 
 
 PROMPTS = SelfGenerationPrompts(
-    instruction_begin="",
-    instruction_example="POST : {instruction} {input}\n",
-    instruction_end="POST :",
-    instruction_stop=("\nPOST",),
-    instruction_pattern="(?P<instruction>.*)",
-    response_begin="",
-    example_with_input="POST : {instruction} {input}\nCHOICE : {response}\n",
-    example_without_input="POST : {instruction}\nCHOICE : {response}\n",
-    response_end="POST : {instruction}\nCHOICE :",
-    response_stop=("\nPOST",),
-    response_pattern="(?P<response>.*)",
+    InstructionPrompt(
+        begin="",
+        example="POST : {instruction} {input}\n",
+        end="POST :",
+        stop=("\nPOST",),
+        pattern="(?P<instruction>.*)",
+    ),
+    ResponsePrompt(
+        begin="",
+        example_with_input="POST : {instruction} {input}\nCHOICE : {response}\n",
+        example_without_input="POST : {instruction}\nCHOICE : {response}\n",
+        end="POST : {instruction}\nCHOICE :",
+        stop=("\nPOST",),
+        pattern="(?P<response>.*)",
+    ),
 )
 """In the words of the embedded world."""
 
-ANY_TEXT: dict[str, Any] = {"max_rouge_l": 1.0, "min_words": 1, "temperature": 3.0, "keep_cut": True}
+ANY_TEXT: dict[str, Any] = {"max_rouge_l": 1.0, "temperature": 3.0, "keep_cut": True}
 """What a text says costs nothing; hot, since the tiny model says the same again and again."""
 
 
@@ -148,8 +152,8 @@ def timed_data(clock: Clock, options: argparse.Namespace) -> SyntheticInstructio
         keep=options.number // 2,
         synthesis=SelfGeneration(
             number=options.number,
-            max_instruction_tokens=options.new_tokens,
-            max_response_tokens=options.new_tokens,
+            instructions=NewInstructions(max_new_tokens=options.new_tokens, min_words=1),
+            responses=NewResponses(max_new_tokens=options.new_tokens),
             batch_size=options.batch_size,
             prompts=PROMPTS,
             **ANY_TEXT,

@@ -109,12 +109,12 @@ def log_both_orders(module: Any, stage: str) -> None:
     """
     metric = cast(BothOrders, module.both_orders[stage])
     if metric.update_called:
-        found = metric.compute()
-        for name, value in found.items():
+        values = metric.compute()
+        for name, value in values.items():
             module.log(f"{stage}/{name}", value)
-        if stage == "test" and (low := found.get(f"{NAME}_low", 1.0)) <= 0.5:
+        if stage == "test" and (low := values.get(f"{NAME}_low", 1.0)) <= 0.5:
             rank_zero_info(
-                f"warning: the selector is not shown to beat chance: accuracy in both orders {found[NAME]:.3f} "
-                f"[{low:.3f}, {found[f'{NAME}_high']:.3f}]; its votes, and what is tuned on them, are worthless"
+                f"warning: the selector is not shown to beat chance: accuracy in both orders {values[NAME]:.3f} "
+                f"[{low:.3f}, {values[f'{NAME}_high']:.3f}]; its votes, and what is tuned on them, are worthless"
             )
         metric.reset()

@@ -72,11 +72,11 @@ def log_choices(
         metrics |= {f"accuracy_{name}": part for name, part in zip(module.adapter_names, shares, strict=True)}
     module.log_means(stage, metrics)
     of_a = logits[:, :, 0] - logits[:, :, 1]
-    found = {"correct": correct, "log_odds": torch.where(labels[:, None] == 0, of_a, -of_a)}
+    results = {"correct": correct, "log_odds": torch.where(labels[:, None] == 0, of_a, -of_a)}
     if len(losses) % 2 == 0:
-        return found
+        return results
     winners = majority(choices)
     accuracy = cast(MulticlassAccuracy, module.accuracy[stage])
     accuracy.update(winners, labels)
     module.log(f"{stage}/accuracy", accuracy, prog_bar=True)
-    return found | {"vote": winners == labels}
+    return results | {"vote": winners == labels}

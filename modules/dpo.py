@@ -95,8 +95,8 @@ class DPOModule(PairModule):
         new = [row for row, key in enumerate(keys) if key not in self._reference]
         if new:
             unseen = {side: {name: part[new] for name, part in batch[side].items()} for side in SIDES}
-            found = self.reference_pass(unseen).tolist()
-            self._reference.update({keys[row]: values for row, values in zip(new, found, strict=True)})
+            computed = self.reference_pass(unseen).tolist()
+            self._reference.update({keys[row]: values for row, values in zip(new, computed, strict=True)})
         return torch.tensor(
             [self._reference[key] for key in keys], device=batch["chosen"]["input_ids"].device
         )

@@ -34,8 +34,8 @@ class Evaluates(Protocol):
 class Results:
     """Results of the batches of a pass that are still to come, in order, each with the key of its batch."""
 
-    def __init__(self, found: Iterable[tuple[int, dict[str, Tensor]]] = ()) -> None:
-        self._found = deque(found)
+    def __init__(self, results: Iterable[tuple[int, dict[str, Tensor]]] = ()) -> None:
+        self._results = deque(results)
 
     def take(self, module: Evaluates, batch: Any) -> dict[str, Tensor] | None:
         """Return the next result, on the CPU; None after the last one.
@@ -43,15 +43,15 @@ class Results:
         Raises:
             ValueError: it is of another batch.
         """
-        if not self._found:
+        if not self._results:
             return None
-        key, found = self._found.popleft()
+        key, result = self._results.popleft()
         if key != module.batch_key(batch):
             raise ValueError(
                 "a validation or test loader gives other batches when it is read again, so processes cannot share them: "
                 "make its order fixed, or set trainer.devices=1"
             )
-        return found
+        return result
 
 
 def evaluate_together(module: Any, stage: str) -> Results:
@@ -64,7 +64,9 @@ def evaluate_together(module: Any, stage: str) -> Results:
         return Results()
     loaders: Any = trainer.val_dataloaders if stage == "val" else trainer.test_dataloaders
     loaders = loaders if isinstance(loaders, list) else [loaders]
-    if not all(isinstance(one, DataLoader) and isinstance(one.sampler, SequentialSampler) for one in loaders):
+    if not all(
+        isinstance(loader, DataLoader) and isinstance(loader.sampler, SequentialSampler) for loader in loaders
+    ):
         return Results()
     plugin = trainer.precision_plugin
     context = plugin.val_step_context if stage == "val" else plugin.test_step_context
@@ -73,8 +75,8 @@ def evaluate_together(module: Any, stage: str) -> Results:
         key = module.batch_key(batch)
         batch = batch_before_transfer(module, plugin.convert_input(batch))
         with context():
-            found = module.evaluation(batch_on_device(module, batch))
-        return key, {name: values.detach().cpu() for name, values in found.items()}
+            results = module.evaluation(batch_on_device(module, batch))
+        return key, {name: values.detach().cpu() for name, values in results.items()}
 
     return Results(for_each(evaluate, _batches(loaders, _limits(trainer, stage))))
 

@@ -7,7 +7,7 @@ the cross-entropy of FedBis (F. Wu et al., ICLR 2025, https://arxiv.org/abs/2407
 trained, an addition of this library: an experiment takes seconds, and a client needs no memory for an encoder's gradients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,12 +200,10 @@ class FeatureSelectorModule(Checked, LightningModule):
             weights = load_file(folder / FILE)
         except SafetensorError as error:
             raise ValueError(f"adapter={str(folder)!r}: {FILE} is damaged ({error}): make it again") from None
-        found, own = (
-            {name: tuple(v.shape) for name, v in of.items()} for of in (weights, self.heads.state_dict())
-        )
-        if found != own:
+        saved, expected = _described(weights), _described(self.heads.state_dict())
+        if saved != expected:
             raise ValueError(
-                f"adapter={str(folder)!r} has heads {_described(found)}, and the settings make {_described(own)}: set "
+                f"adapter={str(folder)!r} has heads {saved}, and the settings make {expected}: set "
                 "dimension, hidden and num_adapters as when it was saved"
             )
         self.heads.load_state_dict(weights)
@@ -224,5 +222,5 @@ class FeatureSelectorModule(Checked, LightningModule):
             )
 
 
-def _described(shapes: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+def _described(state: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(weight.shape)}" for name, weight in sorted(state.items()))

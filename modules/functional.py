@@ -169,8 +169,8 @@ def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_posit
     logits = queries @ targets.T / temperature
     positives = logits.diagonal()
     if not include_positive:
-        own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
-        logits = logits.masked_fill(own, float("-inf"))
+        itself = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+        logits = logits.masked_fill(itself, float("-inf"))
     return logits.logsumexp(dim=1) - positives
 
 

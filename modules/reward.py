@@ -47,12 +47,12 @@ class RewardModule(PairModule):
         network, mask = self.causal_lm, batch["attention_mask"]
         head = getattr(network, "score", None)
         if head is None:  # an encoder
-            found = network(input_ids=batch["input_ids"], attention_mask=mask).logits
+            scores = network(input_ids=batch["input_ids"], attention_mask=mask).logits
         else:
             # Where padding and end are one token, transformers would read the last token before the end.
             states, last = compute(network, batch["input_ids"], mask), mask.sum(dim=1) - 1
-            found = head(states[torch.arange(len(last), device=last.device), last])
-        rewards: Tensor = found.float().squeeze(dim=1)
+            scores = head(states[torch.arange(len(last), device=last.device), last])
+        rewards: Tensor = scores.float().squeeze(dim=1)
         return rewards
 
     def pair_rewards(self, batch: Batch) -> Tensor:

@@ -82,9 +82,9 @@ class SelectorModule(LanguageModule):
         self.choice_rows: Tensor | None = None
         options = self.options
         trained = {} if options.adapter is None or options.merge_adapter else read_asked(options.adapter)
-        own = {"head": head, "choices": list(choices)}
-        refuse_other_training(trained, own)
-        self.asked = {**own, "orders": trained.get("orders", orders), "prior": 0.0, "temperature": 1.0}
+        settings = {"head": head, "choices": list(choices)}
+        refuse_other_training(trained, settings)
+        self.asked = {**settings, "orders": trained.get("orders", orders), "prior": 0.0, "temperature": 1.0}
         self.asked |= {name: trained[name] for name in ("prior", "temperature") if name in trained}
         if letters is not None:
             self.asked["prior"], self.asked["temperature"] = read_letters(letters)
@@ -105,9 +105,8 @@ class SelectorModule(LanguageModule):
         if (
             self.options.head == "choice"
         ):  # before the base is loaded, which takes far longer than a tokenizer
-            tokenizer = base_model.load_tokenizer(
-                self.options.model, self.options.execution["trust_remote_code"]
-            )
+            trusted = self.options.execution["trust_remote_code"]
+            tokenizer = base_model.load_tokenizer(self.options.model, trusted)
             self.choice_rows = torch.tensor(choice_tokens(tokenizer, self.options.choices), device="cpu")
         super().configure_model()
         # A decoder with a classification head finds its last token by the padding token.
@@ -131,13 +130,12 @@ class SelectorModule(LanguageModule):
     def choice_logits(self, batch: Batch) -> Tensor:
         """Return the active adapter's logits of A and B, ``(batch, 2)``."""
         if self.choice_rows is None:
-            logits: Tensor = self.network(
-                **{name: batch[name] for name in TEXTS if name in batch}
-            ).logits.float()
+            texts = {name: batch[name] for name in TEXTS if name in batch}
+            logits: Tensor = self.network(**texts).logits.float()
         else:
             rows = self.choice_rows.to(batch["input_ids"].device)
-            texts, compute = (batch["input_ids"], batch["attention_mask"]), self.shared_prefix.neighbours
-            logits = readout.choice_logits(self.causal_lm, *texts, rows, compute)
+            ids, mask, compute = batch["input_ids"], batch["attention_mask"], self.shared_prefix.neighbours
+            logits = readout.choice_logits(self.causal_lm, ids, mask, rows, compute)
         prior, temperature = self.asked["prior"], self.asked["temperature"]
         if (prior, temperature) == (0.0, 1.0):
             return logits
@@ -214,12 +212,12 @@ class SelectorModule(LanguageModule):
 def read_letters(file: str) -> tuple[float, float]:
     """Return prior and temperature of a file of letters; raise ValueError for another file."""
     try:
-        found = json.loads(read_text(Path(file)))
-        return float(found["prior"]), float(found["temperature"])
-    except (KeyError, TypeError, ValueError) as why:
+        letters = json.loads(read_text(Path(file)))
+        return float(letters["prior"]), float(letters["temperature"])
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"letters={file!r} has no prior and temperature: write it by calibrate_letters"
-        ) from why
+        ) from error
 
 
 def read_asked(adapter: str | Path) -> dict[str, Any]:
@@ -234,7 +232,7 @@ def read_asked(adapter: str | Path) -> dict[str, Any]:
     return {}
 
 
-def refuse_other_training(trained: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def refuse_other_training(trained: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Raise ValueError where a selector is read by settings that its training did not have.
 
     Examples:
@@ -243,7 +241,7 @@ def refuse_other_training(trained: Mapping[str, Any], own: Mapping[str, Any]) ->
         ...
         ValueError: the selectors of adapter were trained with choices=['a', 'b'], not ['A', 'B']: set choices to that; ...
     """
-    for name, value in own.items():
+    for name, value in settings.items():
         if name in trained and trained[name] != value:
             raise ValueError(
                 f"the selectors of adapter were trained with {name}={trained[name]!r}, not {value!r}: set {name} to that; "

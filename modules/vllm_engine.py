@@ -97,8 +97,8 @@ def _find_max_rank(network: Any) -> int:
     return next(known for known in RANKS if known >= rank)
 
 
-def _explain_dtype(found: str) -> str:
-    return f"vllm with a base in {found}: vLLM computes LoRA in bf16 or fp16: set dtype to bf16, or leave vllm out"
+def _explain_dtype(dtype: str) -> str:
+    return f"vllm with a base in {dtype}: vLLM computes LoRA in bf16 or fp16: set dtype to bf16, or leave vllm out"
 
 
 class VLLMEngine:
@@ -179,10 +179,9 @@ class VLLMEngine:
         from safetensors.torch import save
         from vllm.lora.request import LoRARequest
 
-        name, own = network.active_adapter, {key.removeprefix("network."): state[key] for key in state}
-        weights = get_peft_model_state_dict(
-            network, {**dict(network.named_parameters()), **own}, name, save_embedding_layers=False
-        )
+        name, values = network.active_adapter, dict(network.named_parameters())
+        values |= {key.removeprefix("network."): value for key, value in state.items()}
+        weights = get_peft_model_state_dict(network, values, name, save_embedding_layers=False)
         content = save({key: weight.detach().cpu().contiguous() for key, weight in weights.items()})
         digest = hashlib.blake2b(content, key=name.encode()).hexdigest()
         if digest not in self._kept:

@@ -1,15 +1,72 @@
-"""Constructors have few arguments: what is rarely written stands in dataclasses that YAML nests."""
+"""Constructors and recipe functions take few arguments: what is rarely written stands in dataclasses that YAML nests."""
 
+import re
 from inspect import signature
 
 import pytest
 
-from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
+from fedlight.conf import path
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, find_object
+from fedlight.recipes import recipe as recipes
 
 MOST = 12
-NAMES = [name for name in CLASS_FILES if name.endswith("DataModule")]
+LARGER = {"FederatedLoop"}  # 14 until the settings of single parts leave it
+CLASSES = [name for name in CLASS_FILES if class_of(name)]
+CALLS = sorted(
+    {
+        function
+        for file in path("recipes").rglob("*.yaml")
+        for function in re.findall(r"\bcall: ([\w.]+)", file.read_text(encoding="utf-8"))
+    }
+)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def number(made):
+    return len([name for name in signature(made).parameters if name != "kwargs"])
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in LARGER])
 def test_a_constructor_has_few_arguments(name):
-    assert len(signature(class_of(name)).parameters) <= MOST
+    assert number(class_of(name)) <= MOST
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_only_what_is_larger_is_left_out(name):
+    assert number(class_of(name)) > MOST
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_recipe_function_has_few_arguments(name):
+    assert number(find_object(name)) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("name", "former", "place"),
+    [
+        ("polis", "jury_share", "jury.share"),
+        ("polis", "max_train", "bounds.max_train"),
+        ("ukpconvarg", "held_out", "holdout.values"),
+        ("fewfedpit_real", "num_test", "draw.num_test"),
+    ],
+)
+def test_a_former_argument_of_a_recipe_function_is_refused_with_its_new_place(name, former, place, tmp_path):
+    stages = {stage.name: stage for stage in recipes.stages(recipes.load(name), tmp_path, 0)}
+    (stage,) = [stages[known] for known in ("opinions", "clients", "shots") if known in stages]
+    stage.arguments[former] = 1
+    with pytest.raises(ValueError, match=rf"has no setting '{former}' any more: it is {place} now; see its"):
+        stage.call_arguments()
+
+
+def test_a_former_value_of_a_recipe_is_refused_with_its_new_place():
+    with pytest.raises(
+        ValueError, match=r"the recipe polis has no setting 'max_test' any more: it is bounds\.max"
+    ):
+        recipes.load("polis", ["max_test=3"])
+
+
+def test_nested_arguments_are_checked_before_the_first_stage(tmp_path):
+    with pytest.raises(ValueError, match=r"jury\.share=2 must lie between 0 and 1"):
+        recipe = recipes.load("polis", ["jury.share=2"])
+        next(
+            stage for stage in recipes.stages(recipe, tmp_path, 0) if stage.name == "opinions"
+        ).call_arguments()

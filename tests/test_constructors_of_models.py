@@ -1,38 +1,19 @@
-"""Constructors of modules and generators: few arguments, nested ones of which a part may be given, former names told."""
+"""Constructors of modules and generators: nested settings of which a part may be given, former names told."""
 
-import inspect
 import re
 
 import pytest
 
-import fedlight
 from fedlight import DPOModule, Lora, SFTModule
 from fedlight.conf import path
 from fedlight.generators.endpoint import ChatEndpoint
 from fedlight.lightning_cli.cli import ReadSettings
-
-MOST = 12
-CLASSES = (
-    "SFTModule",
-    "DPOModule",
-    "SelectorModule",
-    "RewardModule",
-    "FeatureSelectorModule",
-    "ProjectorModule",
-)
-OTHERS = ("ChatEndpoint", "LocalGenerator", "LESS")
 
 
 def settings_of(*arguments):
     return ReadSettings(["fit", f"--config={path('selector.yaml')}", *arguments]).config["fit"]["model"][
         "init_args"
     ]
-
-
-@pytest.mark.parametrize("name", [*CLASSES, *OTHERS])
-def test_a_constructor_has_few_arguments(name):
-    names = [each for each in inspect.signature(getattr(fedlight, name)).parameters if each != "kwargs"]
-    assert len(names) <= MOST, names
 
 
 def test_a_part_of_nested_settings_leaves_the_others_at_their_defaults():
@@ -86,3 +67,30 @@ def test_a_setting_that_others_stand_below_is_no_value(given, place, capsys):
     with pytest.raises(SystemExit):
         settings_of(f"--model.{given}")
     assert f"it has settings below it: give --{place}={given.partition('=')[2]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("former", "place"),
+    {
+        "instruction_demonstrations=4": "instructions.demonstrations",
+        "instruction_tries=40": "instructions.tries",
+        "max_response_tokens=4": "responses.max_new_tokens",
+        "tries=2": "responses.tries",
+        "refusals=[No]": "instructions.refusals",
+        "prompts.instruction_begin=a": "instruction.begin",
+        "prompts.no_input=none": "response.no_input",
+        "prompts.response_end_with_input=a": "input.response_end",
+    }.items(),
+)
+def test_a_former_setting_of_self_generation_is_refused_with_its_new_place(former, place, capsys):
+    with pytest.raises(SystemExit):
+        ReadSettings(["fit", f"--config={path('fewfedpit.yaml')}", f"--data.synthesis.{former}"])
+    assert f"any more: it is {place} now" in capsys.readouterr().err
+
+
+def test_a_part_of_the_settings_of_self_generation_leaves_the_others_at_their_defaults():
+    arguments = "--data.synthesis=SelfGeneration", "--data.synthesis.responses.tries=2"
+    read = ReadSettings(["fit", f"--config={path('fewfedpit_llama2.yaml')}", *arguments]).config["fit"]
+    made = read["data"]["init_args"]["synthesis"]["init_args"]
+    assert dict(made["responses"]) == {"demonstrations": 4, "max_new_tokens": 256, "tries": 2}
+    assert (made["instructions"]["demonstrations"], made["instructions"]["min_words"]) == (8, 3)

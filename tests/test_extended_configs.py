@@ -114,7 +114,7 @@ def test_data_and_model_are_enough_on_top_of_a_method(method, tiny_model, tmp_pa
     if method == "feddca":
         short.append("--data.augmentation.number=3")
     if method == "fewfedpit":
-        short += ["--data.synthesis.number=1", "--data.synthesis.max_response_tokens=3"]
+        short += ["--data.synthesis.number=1", "--data.synthesis.responses.max_new_tokens=3"]
     if method == "fedbiscuit":
         short.append("--federated.algorithm.warmup_rounds=0")
     folder = tmp_path / "run"

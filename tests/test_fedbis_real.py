@@ -8,6 +8,7 @@ from real_rows import UKP
 from tiny_world import fedlight, write_rows
 
 from fedlight import conf
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.recipes import method_table
 from fedlight.recipes import recipe as recipes
@@ -54,8 +55,7 @@ def test_clients_and_the_judges_workers_are_other_people(tmp_path):
         "client": "worker",
         "choice": "choice",
         "ties": ["tie"],
-        "column": "topic",
-        "held_out": [HELD],
+        "holdout": Holdout("topic", [HELD]),
     }
     settings |= {"min_train": 6, "num_test": 0, "seed": 0}
     done = sample_voters(source=source, num_clients=3, **settings, **files)
@@ -74,7 +74,7 @@ def test_clients_and_the_judges_workers_are_other_people(tmp_path):
 
 def test_pairs_are_decided_held_out_and_shared_among_voters(tmp_path):
     source = write_rows(tmp_path / "gold.jsonl", rows())
-    settings = {"source": source, "choice": "choice", "ties": ["tie"], "column": "topic", "values": [HELD]}
+    settings = {"source": source, "choice": "choice", "ties": ["tie"], "holdout": Holdout("topic", [HELD])}
     output = str(tmp_path / "pairs.jsonl")
     assert sample_pairs(**settings, held_out=True, number=10, seed=0, output=output) == {"pairs": 10}
     drawn = load_rows(output)

@@ -9,8 +9,8 @@ from tiny_world import fedlight, refused, table, write_rows
 
 from fedlight import conf
 
-ANY_TEXT = "--data.synthesis.prompts.instruction_pattern=(?P<instruction>.*)"
-ANY_ANSWER = "--data.synthesis.prompts.response_pattern=(?P<response>.*)"
+ANY_TEXT = "--data.synthesis.prompts.instruction.pattern=(?P<instruction>.*)"
+ANY_ANSWER = "--data.synthesis.prompts.response.pattern=(?P<response>.*)"
 RAW = ("--model.adapter=null", "--model.merge_adapter=false")
 
 
@@ -93,8 +93,8 @@ def test_the_setting_of_the_paper(name, clients, tmp_path, tiny_model):
             "--data.rows.few_shot.clusters=40",
             "--data.max_tokens=220",
         ),
-        *("--data.synthesis.number=2", "--data.synthesis.max_instruction_tokens=4"),
-        "--data.synthesis.max_response_tokens=4",
+        *("--data.synthesis.number=2", "--data.synthesis.instructions.max_new_tokens=4"),
+        "--data.synthesis.responses.max_new_tokens=4",
     )
     assert len(table(tmp_path / "run/visits.csv")) == 2
     attacked = table(tmp_path / "run/attacks/attacks.csv")

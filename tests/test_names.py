@@ -9,12 +9,13 @@ ROOT = Path(__file__).parents[1]
 EMPTY = {"found", "own", "one", "of", "why"}
 ROOMS = {
     "callbacks": ("attacks", "export", "logs", "loop", "progress", "scores"),
-    "datamodules": ("clients", "rows", "synthesis", "text", "vectors"),
+    "datamodules": ("",),
     "fedlight": (
-        *("augmentation", "cli", "devices", "evaluation", "export", "first_config", "flower", "generators"),
-        *("judges", "lightning_cli", "plan", "preflight", "pretrained", "processes", "recipes"),
-        *("report", "runs", "stacking", "support", "toy"),
+        *("augmentation", "cli", "devices", "evaluation", "export", "federation", "first_config", "flower"),
+        *("generators", "judges", "lightning_cli", "plan", "preflight", "pretrained", "processes"),
+        *("recipes", "report", "runs", "stacking", "support", "toy"),
     ),
+    "modules": ("",),
 }
 
 

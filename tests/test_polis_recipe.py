@@ -12,7 +12,7 @@ from tiny_world import fedlight, make_encoder, table, write_rows
 
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.recipes import recipe as recipes
-from fedlight.recipes.polis import contested, opinion_pairs, opinion_table, read_opinions
+from fedlight.recipes.polis import Jury, PairBounds, contested, opinion_pairs, opinion_table, read_opinions
 
 pytestmark = pytest.mark.slow  # whole recipes
 
@@ -108,7 +108,9 @@ def test_pairs_are_what_a_person_says_and_statements_are_on_one_side(draw, pairs
 
 def test_only_the_jury_says_what_is_contested(draw, tmp_path):
     """The jury's votes decide by hand which pairs are there; a client's votes may be the opposite."""
-    done, train, test = draw(jury_share=0.4, num_clients=10, max_train=1000, max_test=1000, min_minority=0.35)
+    done, train, test = draw(
+        jury=Jury(0.4, min_minority=0.35), bounds=PairBounds(10, max_train=1000, max_test=1000)
+    )
     assert done["jury"] == 24
     order = np.random.default_rng(recipes_seed()).permutation(60)
     people = sorted({str(row["participant"]) for row in conversation()})
@@ -145,14 +147,14 @@ def recipes_seed():
 
 
 def test_heavy_voters_have_no_more_pairs_and_seeds_draw_others(draw):
-    done, train, test = draw(pairs="all", max_train=12, max_test=5, num_clients=7)
+    done, train, test = draw(pairs="all", bounds=PairBounds(7, max_train=12, max_test=5))
     for rows, most in ((train, 12), (test, 5)):
         counts = np.unique([row["client"] for row in rows], return_counts=True)[1]
         assert len(counts) == 7
         assert counts.max() == most
     assert done["eligible"] > 7
-    assert draw(pairs="all", max_train=12, max_test=5, num_clients=7)[1] == train
-    other = draw(pairs="all", max_train=12, max_test=5, num_clients=7, seed=1)[1]
+    assert draw(pairs="all", bounds=PairBounds(7, max_train=12, max_test=5))[1] == train
+    other = draw(pairs="all", bounds=PairBounds(7, max_train=12, max_test=5), seed=1)[1]
     assert {row["client"] for row in other} != {row["client"] for row in train}
 
 
@@ -193,14 +195,14 @@ def test_rows_that_make_no_sense(tmp_path, files, change, message):
 def test_settings_out_of_range(draw):
     with pytest.raises(ValueError, match="pairs='contestd': did you mean 'contested'"):
         draw(pairs="contestd")
-    with pytest.raises(ValueError, match="jury_share=1 must lie between 0 and 1"):
-        draw(jury_share=1)
-    with pytest.raises(ValueError, match=r"jury_share=0\.001 of 60 people is nobody: raise it"):
-        draw(jury_share=0.001, pairs="all")
-    with pytest.raises(ValueError, match=r"min_minority=0\.6"):
-        draw(min_minority=0.6)
+    with pytest.raises(ValueError, match=r"jury\.share=1 must lie between 0 and 1"):
+        Jury(share=1)
+    with pytest.raises(ValueError, match=r"jury\.share=0\.001 of 60 people is nobody: raise it"):
+        draw(jury=Jury(share=0.001), pairs="all")
+    with pytest.raises(ValueError, match=r"jury\.min_minority=0\.6"):
+        Jury(min_minority=0.6)
     with pytest.raises(RowsError, match="0 people beside the jury have 500 training and 2 test pairs: lower"):
-        draw(min_train=500, max_train=500)
+        draw(bounds=PairBounds(min_train=500, max_train=500))
 
 
 def test_nobody_decided_is_not_contested():
@@ -281,7 +283,7 @@ def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
 
 
 def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, any_text):
-    _, train, test = draw(num_clients=6)
+    _, train, test = draw(bounds=PairBounds(6))
     outcome = fedlight(
         *("fit", "--config=polis_lora.yaml", f"--model.model={make_encoder(tmp_path / 'encoder')}"),
         *(f"--data.source={tmp_path / 'train.jsonl'}", f"--data.split.test_source={tmp_path / 'test.jsonl'}"),
@@ -309,7 +311,7 @@ def test_the_whole_recipe(files, tmp_path):
     options = [f"{name}={file}" for name, file in files.items()]
     outcome = fedlight(
         *("run", "polis", f"--output={tmp_path / 'out'}", "--seeds", "0", *options, "model=hashed"),
-        *("rounds=8", "clients_per_round=6", "clients_at_once=6", "local_steps=2", "num_clients=8"),
+        *("rounds=8", "clients_per_round=6", "clients_at_once=6", "local_steps=2", "bounds.num_clients=8"),
         *("hidden=4", "warmup_rounds=1", "regroup_every=1", "global_rounds=5", "rounds_of_two_visits=4"),
         "rounds_of_soft=5",
         *("batch_size=8", "lr=0.05"),

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from tiny_world import write_rows
 
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.recipes.voters import sample_voters, snippet_pairs
 
@@ -35,15 +36,16 @@ TIES = [  # would make cid and dan eligible, if they counted
 def sample(tmp_path):
     """Draws voters; returns what the stage returned, the votes to train on and those to test on."""
 
-    def draw(num_clients=3, seed=0, rows=ROWS + TIES, **changes):
+    def draw(num_clients=3, seed=0, rows=ROWS + TIES, held_out=("dogs_*",), **changes):
         files = {side: tmp_path / f"{side}{seed}.jsonl" for side in ("train", "test")}
         settings = {
-            **{"client": "who", "choice": "pick", "ties": ["both", "neither"], "column": "topic"},
-            **{"held_out": ["dogs_*"], "min_train": 4, "num_test": 2},
+            **{"client": "who", "choice": "pick", "ties": ["both", "neither"]},
+            **{"min_train": 4, "num_test": 2},
             **changes,
         }
         done = sample_voters(
             source=write_rows(tmp_path / "votes.jsonl", rows),
+            holdout=Holdout("topic", [*held_out]),
             num_clients=num_clients,
             seed=seed,
             **{side: str(file) for side, file in files.items()},
@@ -130,8 +132,7 @@ LONG = [
 def snippets(tmp_path, rows=LONG, **changes):
     settings = {
         "texts": ["one", "two"],
-        "column": "topic",
-        "held_out": ["dogs"],
+        "holdout": Holdout("topic", ["dogs"]),
         "num_pairs": 60,
         "seed": 0,
         **changes,

@@ -39,14 +39,9 @@ class ByClient(Checked, L.Callback):
     """
 
     def __init__(
-        self,
-        clients: ClientsOfData,
-        seed: int = 0,
-        batch_sampler: MakeBatches | None = None,
+        self, clients: ClientsOfData, seed: int = 0, batch_sampler: MakeBatches | None = None
     ) -> None:
-        self.clients = clients
-        self.seed = seed
-        self.batch_sampler = batch_sampler
+        self.clients, self.seed, self.batch_sampler = clients, seed, batch_sampler
         self._source: LoaderByClient | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -73,8 +73,8 @@ class RandomOrder:
         return _share(self.num_samples, len(positions), len(self.source))
 
     def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
-        own = RandomSampler(range(len(positions)), self.replacement, self.pass_length(positions), generator)
-        return _repeat(own, positions)
+        order = RandomSampler(range(len(positions)), self.replacement, self.pass_length(positions), generator)
+        return _repeat(order, positions)
 
 
 class WeightedOrder:
@@ -93,8 +93,8 @@ class WeightedOrder:
     def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
         # Read in every visit: a project may give its sampler other weights in each epoch.
         weights, length = self.sampler.weights[positions], self.pass_length(positions)
-        own = WeightedRandomSampler(weights, length, self.sampler.replacement, generator)  # type: ignore[arg-type]
-        return _repeat(own, positions)
+        order = WeightedRandomSampler(weights, length, self.sampler.replacement, generator)  # type: ignore[arg-type]
+        return _repeat(order, positions)
 
 
 class SamplerOrder:
@@ -203,6 +203,6 @@ def _repeat(sampler: Iterable[int], positions: np.ndarray) -> Passes:
         yield (int(positions[index]) for index in sampler)
 
 
-def _share(num_samples: int, own: int, source: int) -> int:
-    """Return the share of a pass of ``num_samples`` for a client with ``own`` of ``source`` examples, at least 1."""
-    return max(1, round(num_samples * own / source))
+def _share(num_samples: int, num_own: int, source: int) -> int:
+    """Return the share of a pass of ``num_samples`` for a client with ``num_own`` of ``source`` examples, at least 1."""
+    return max(1, round(num_samples * num_own / source))

@@ -31,11 +31,11 @@ def read_positions(given: Any, num_examples: int) -> Clients:
             f"clients gave a {type(given).__name__}: give a dict, client id -> positions in the training set"
         )
     clients: Clients = {}
-    for client_id, own in given.items():
+    for client_id, positions in given.items():
         name = _read_id(client_id)
         if name in clients:
             raise ValueError(f"clients has the client {name!r} twice, as a text and as a number: rename one")
-        clients[name] = _read_client(name, own, num_examples)
+        clients[name] = _read_client(name, positions, num_examples)
     _refuse_shared(clients, num_examples)
     return clients
 
@@ -48,56 +48,56 @@ def _read_id(client_id: Any) -> str:
     )
 
 
-def _read_client(client: str, own: Any, num_examples: int) -> np.ndarray:
-    if isinstance(own, Tensor):
-        own = own.cpu().numpy()
-    if not isinstance(own, (Sequence, np.ndarray)) or isinstance(own, (str, bytes)):
+def _read_client(client: str, given: Any, num_examples: int) -> np.ndarray:
+    if isinstance(given, Tensor):
+        given = given.cpu().numpy()
+    if not isinstance(given, (Sequence, np.ndarray)) or isinstance(given, (str, bytes)):
         raise ValueError(
-            f"client {client!r} has a {type(own).__name__} as positions: give a list, range, array or tensor of "
+            f"client {client!r} has a {type(given).__name__} as positions: give a list, range, array or tensor of "
             "whole numbers"
         )
     try:
-        found = np.asarray(own)
+        positions = np.asarray(given)
     except ValueError:  # rows of unequal length
-        found = np.empty((0, 0))
-    if found.ndim != 1:
+        positions = np.empty((0, 0))
+    if positions.ndim != 1:
         raise ValueError(f"client {client!r}: positions must be one row of whole numbers, not nested ones")
-    if found.dtype == bool:
-        if len(found) != num_examples:
+    if positions.dtype == bool:
+        if len(positions) != num_examples:
             raise ValueError(
-                f"client {client!r} has a mask of {len(found)} truth values, but the training set has {num_examples} "
-                "examples: give one for each of them, or positions"
+                f"client {client!r} has a mask of {len(positions)} truth values, but the training set has "
+                f"{num_examples} examples: give one for each of them, or positions"
             )
-        return np.flatnonzero(found)
-    if len(found) and not np.issubdtype(found.dtype, np.integer):
-        values = found.tolist()
+        return np.flatnonzero(positions)
+    if len(positions) and not np.issubdtype(positions.dtype, np.integer):
+        values = positions.tolist()
         wrong = next((value for value in values if not isinstance(value, int)), values[0])
         raise ValueError(
             f"client {client!r} has the position {wrong!r}, which is no whole number: give whole "
             "numbers from 0 (numpy: .astype(int))"
         )
-    outside = found[(found < 0) | (found >= num_examples)]
+    outside = positions[(positions < 0) | (positions >= num_examples)]
     if len(outside):
         raise ValueError(
             f"client {client!r} has the position {outside[0]}, but the training set has {num_examples} examples, "
             f"0 to {num_examples - 1}"
         )
-    return found.astype(np.int64)
+    return positions.astype(np.int64)
 
 
 def _refuse_shared(clients: Clients, num_examples: int) -> None:
     """Raise ValueError for an example that two clients have, or one client twice."""
     owner = np.full(num_examples, -1)
-    for number, (client, own) in enumerate(clients.items()):
-        taken = own[owner[own] >= 0]
+    for number, (client, positions) in enumerate(clients.items()):
+        taken = positions[owner[positions] >= 0]
         if len(taken):
             other = list(clients)[owner[taken[0]]]
             raise ValueError(
                 f"position {taken[0]} is at client {other!r} and at client {client!r}: give each example to one client, or "
                 "put it into the data set twice"
             )
-        owner[own] = number
-        values, counts = np.unique(own, return_counts=True)
+        owner[positions] = number
+        values, counts = np.unique(positions, return_counts=True)
         if (counts > 1).any():
             raise ValueError(
                 f"client {client!r} has the position {values[counts > 1][0]} twice: give it once. A WeightedRandomSampler "

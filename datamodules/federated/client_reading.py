@@ -44,6 +44,7 @@ class ClientReading:
             )
         sampler = loader.sampler if given is None or make_batches else given.sampler
         generator = loader.generator or getattr(sampler, "generator", None)
+        # Who seeds the loader's generator wants that order; its state is not read, which a resumed run would not have.
         self.seeds = (seed,) if generator is None else (seed, generator.initial_seed())
         self.batched = given is not None or make_batches is not None
         if make_batches is None:
@@ -61,19 +62,19 @@ class ClientReading:
         if self.make_batches is not None:
             self._check_repeatable(clients)
             return clients
-        found = {client: self._order.readable(own) for client, own in clients.items()}
-        for client, own in found.items():
-            if len(clients[client]) and not len(own):
+        readable = {client: self._order.readable(positions) for client, positions in clients.items()}
+        for client, positions in readable.items():
+            if len(clients[client]) and not len(positions):
                 raise ValueError(
                     f"client {client!r}: the training loader's {self._kind} reads none of its {len(clients[client])} "
                     "examples: leave the client out, or change the sampler"
                 )
-            if len(own) and not self._count(own) and not self._draw(client, own, 0, 1):
+            if len(positions) and not self._count(positions) and not self._draw(client, positions, 0, 1):
                 raise ValueError(
-                    f"client {client!r} has {len(own)} examples, fewer than batch_size={self._batch_size}, and the training "
-                    "loader has drop_last=True: leave the client out, lower batch_size or set drop_last=False"
+                    f"client {client!r} has {len(positions)} examples, fewer than batch_size={self._batch_size}, and the "
+                    "training loader has drop_last=True: leave the client out, lower batch_size or set drop_last=False"
                 )
-        return found
+        return readable
 
     def num_batches(self, positions: np.ndarray) -> int:
         """Return the number of batches in one pass over a client's examples, at least 1."""
@@ -85,10 +86,10 @@ class ClientReading:
         Raises:
             ValueError: the client's batch sampler gives no batch.
         """
-        found = self._draw(client_id, positions, round_idx, wanted)
-        if len(found) < wanted:
+        batches = self._draw(client_id, positions, round_idx, wanted)
+        if len(batches) < wanted:
             raise ValueError(f"client {client_id!r}: its batch sampler gives no batch: leave the client out")
-        return found
+        return batches
 
     def _count(self, positions: np.ndarray) -> int:
         """Return the number of batches in one pass, possibly 0."""
@@ -109,8 +110,11 @@ class ClientReading:
 
     def _check_repeatable(self, clients: Clients) -> None:
         """Check that ``make_batches`` gives the same batches from the same seed, at the first client with examples."""
-        client, own = next(((name, own) for name, own in clients.items() if len(own)), ("", None))
-        if own is not None and self.batches(client, own, 0, 2) != self.batches(client, own, 0, 2):
+        client = next((name for name, positions in clients.items() if len(positions)), None)
+        if client is None:
+            return
+        first, again = (self.batches(client, clients[client], 0, 2) for _ in range(2))
+        if first != again:
             raise ValueError(
                 f"ByClient(batch_sampler=...) gives client {client!r} other batches each time, also from the same seed, so "
                 "a resumed run would read other ones: have it draw from a global stream of torch, numpy or Python"

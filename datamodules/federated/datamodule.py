@@ -62,18 +62,12 @@ class FederatedDataModule(Checked, L.LightningDataModule):
     predict_set: Dataset | None = None
 
     def __init__(
-        self,
-        batch_size: int = 32,
-        eval_batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
+        self, batch_size: int = 32, eval_batch_size: int = 64, seed: int = 0, num_workers: int = 0
     ) -> None:
         super().__init__()
         refuse_below(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.seed = seed
-        self.num_workers = num_workers
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.seed, self.num_workers = seed, num_workers
         self.skip_predict_batches = 0
         self._plan: RoundPlan | None = None
 
@@ -93,7 +87,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
 
     def client_sizes(self) -> dict[str, int]:
         """Return the number of training examples of each client."""
-        return {client: len(own) for client, own in self.plan.client_indices.items()}
+        return {client: len(positions) for client, positions in self.plan.client_indices.items()}
 
     def examples_digest(self) -> str:
         """Return a digest of the examples of each client, and of their lengths where these are known."""

@@ -104,7 +104,7 @@ class LoaderByClient:
     def client_sizes(self) -> dict[str, int]:
         """Return the number of training examples of each client that the sampler reads."""
         self.open()
-        return {client: len(own) for client, own in self._indices.items()}
+        return {client: len(positions) for client, positions in self._indices.items()}
 
     def examples_digest(self) -> str:
         """Return a digest of the examples of each client and of the seeds of their order."""
@@ -155,10 +155,10 @@ class LoaderByClient:
         Returns:
             A batch; None where worker processes read, as some data sets must not be opened before they are forked.
         """
-        own = next(iter(self._indices.values()))[:2].tolist()
+        positions = next(iter(self._indices.values()))[:2].tolist()
         if self._loader.num_workers:
             return None
-        return self._loader.collate_fn([self._loader.dataset[i] for i in own])
+        return self._loader.collate_fn([self._loader.dataset[i] for i in positions])
 
     def _read(self, visit: Visit) -> Iterator[Any]:
         """Yield the batches of a visit; random transforms of the data set draw from seeds of this visit alone.
@@ -189,8 +189,8 @@ class LoaderByClient:
                 f"a visit to client {visit.client_id} trains on {visit.split!r} data, which a project's own loader does not "
                 "have: use a datamodule that makes them, such as SyntheticInstructionDataModule"
             )
-        own = self._indices[visit.client_id]
-        return self._reading.batches(visit.client_id, own, visit.asked_in(round_idx), visit.num_batches)
+        positions = self._indices[visit.client_id]
+        return self._reading.batches(visit.client_id, positions, visit.asked_in(round_idx), visit.num_batches)
 
 
 class SeededBatch(list[int]):

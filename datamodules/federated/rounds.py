@@ -59,6 +59,7 @@ def draw_batches(
         drawn = generator.permutation(groups)[: wanted * size]
         if lengths is not None:
             drawn = drawn[np.argsort(lengths[drawn[:, 0]], kind="stable")]
+        # Shuffled again, or a client would train on its short texts first.
         batches += [drawn[i * size : (i + 1) * size].reshape(-1) for i in generator.permutation(wanted)]
     return [batch.tolist() for batch in batches]
 
@@ -100,10 +101,8 @@ class VisitSampler(Sampler[list[int]]):
         together: Callable[[Visit], Iterable[Any]] | None = None,
         join: Callable[[Sequence[Any]], Any] = concatenate,
     ) -> None:
-        self.groups = groups
-        self.alone = alone
-        self.together = together or alone
-        self.join = join
+        self.groups, self.join = groups, join
+        self.alone, self.together = alone, together or alone
         self.counts: deque[list[int]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -146,8 +145,7 @@ class RoundPlan:
 
     def set_groups(self, groups: Sequence[Group], round_idx: int) -> None:
         """Set the groups of visits of the next round."""
-        self.groups = groups
-        self.round_idx = round_idx
+        self.groups, self.round_idx = groups, round_idx
 
     def num_batches(self, client_id: str) -> int:
         """Return the number of batches in one pass over all examples of a client; the last may be short."""
@@ -173,9 +171,8 @@ class RoundPlan:
     def batches(self, visit: Visit, round_idx: int) -> list[list[int]]:
         """Return the example indices of each batch of a visit, drawn in the round in which its client was asked."""
         seed = derive_seed(self.seed, "order", visit.asked_in(round_idx), visit.client_id, visit.split)
-        indices = self.indices(visit.client_id, visit.split)
         return draw_batches(
-            indices,
+            self.indices(visit.client_id, visit.split),
             visit.num_batches,
             self.batch_size,
             seed,
@@ -200,10 +197,7 @@ class PooledSampler(Sampler[list[int]]):
         together: int = 1,
     ) -> None:
         self.indices = np.arange(num_examples)
-        self.batch_size = batch_size
-        self.seed = seed
-        self.lengths = lengths
-        self.together = together
+        self.batch_size, self.seed, self.lengths, self.together = batch_size, seed, lengths, together
         self.epoch = 0
         self.sampler = self  # Lightning looks here for set_epoch
 

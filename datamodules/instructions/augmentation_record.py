@@ -143,10 +143,8 @@ def compare_settings(saved: Settings, now: Settings) -> list[str]:
         >>> compare_settings({"seed": 0, "augmentation": {"number": 3}}, {"seed": 0, "augmentation": {"number": 4}})
         ['augmentation.number']
     """
-    old, new = (
-        _flatten(saved),
-        _flatten(json.loads(json.dumps(now))),
-    )  # JSON makes lists of tuples, as in the file
+    # JSON makes lists of tuples, as in the file.
+    old, new = _flatten(saved), _flatten(json.loads(json.dumps(now)))
     return sorted(name for name in {*old, *new} if old.get(name, "absent") != new.get(name, "absent"))
 
 
@@ -156,11 +154,11 @@ def digest_bytes(content: bytes) -> str:
 
 
 def _flatten(settings: Settings, prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, value in settings.items():
         key = f"{prefix}{name}"
-        found |= _flatten(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
-    return found
+        flat |= _flatten(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return flat
 
 
 def to_lines(entries: Iterable[Mapping[str, object]]) -> bytes:

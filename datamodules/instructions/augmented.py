@@ -8,6 +8,7 @@ public rows for each client once, before the first round.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,9 +70,9 @@ class AugmentedInstructionDataModule(InstructionDataModule):
     ) -> None:
         super().__init__(source, **kwargs)
         names = [public_source] if isinstance(public_source, str) else public_source or []
-        own = {name: path for name, path in self.columns.items() if name not in OWNERS}
+        private_columns = {name: path for name, path in self.columns.items() if name not in OWNERS}
         splits = _expand(public_split, len(names), "public_split")
-        columns = _expand(public_columns or own, len(names), "public_columns")
+        columns = _expand(public_columns or private_columns, len(names), "public_columns")
         numbered = isinstance(public_columns, list)
         settings = [
             f"public_columns.{number}" if numbered else "public_columns" for number in range(len(names))
@@ -97,38 +98,37 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         if self.private_rows is None:
             return rows
         order = np.random.default_rng(derive_seed(self.seed, "private rows")).permutation(len(rows))
-        own: list[int] = []
-        while len(own) < self.private_rows and len(order):  # replaces too long rows by the next ones
-            drawn, order = np.split(order, [self.private_rows - len(own)])
-            own += drawn[self._encode_rows([rows[row] for row in drawn]).kept].tolist()
-        if len(own) < self.private_rows:
+        chosen: list[int] = []
+        while len(chosen) < self.private_rows and len(order):  # replaces too long rows by the next ones
+            drawn, order = np.split(order, [self.private_rows - len(chosen)])
+            chosen += drawn[self._encode_rows([rows[row] for row in drawn]).kept].tolist()
+        if len(chosen) < self.private_rows:
             raise ValueError(
-                f"private_rows={self.private_rows}, but {len(own):,} of the {len(rows):,} rows of {self.train_rows[0]} fit "
-                f"into max_tokens={self.max_tokens}: lower private_rows or raise max_tokens"
+                f"private_rows={self.private_rows}, but {len(chosen):,} of the {len(rows):,} rows of {self.train_rows[0]} "
+                f"fit into max_tokens={self.max_tokens}: lower private_rows or raise max_tokens"
             )
-        drawn_rows = set(own)
-        self._rest = [row for number, row in enumerate(rows) if number not in drawn_rows]
-        return [rows[row] for row in sorted(own)]
+        self._rest = [rows[row] for row in sorted({*range(len(rows))} - {*chosen})]
+        return [rows[row] for row in sorted(chosen)]
 
     def _add_examples(
         self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
     ) -> tuple[ResponseExamples, ClientSplit]:
         private = {client: [rows[row] for row in indices] for client, indices in split.train.items()}
-        asked: list[dict[str, str]] = [rows[row] for own in (split.val or {}).values() for row in own]
+        asked: list[dict[str, str]] = [rows[row] for indices in (split.val or {}).values() for row in indices]
         asked += self._read_test_only_rows()  # a public source may hold them, too
         self.public = PublicRows.gather(self._read_public(), rows, asked)
         self._rest = []
         self.added = self._augment(private, {make_question_key(row) for row in asked})
         if not any(self.added.values()):
             return examples, split
-        distinct = {make_row_key(row.fields): row.fields for own in self.added.values() for row in own}
+        distinct = {make_row_key(row.fields): row.fields for row in chain.from_iterable(self.added.values())}
         place = {key: len(examples) + number for number, key in enumerate(distinct)}
         more = ResponseExamples(self._encode_rows(list(distinct.values())), np.arange(len(distinct)))
         train = {
             client: np.array(
-                [*own, *(place[make_row_key(row.fields)] for row in self.added[client])], dtype=np.int64
+                [*indices, *(place[make_row_key(row.fields)] for row in self.added[client])], dtype=np.int64
             )
-            for client, own in split.train.items()
+            for client, indices in split.train.items()
         }
         return join_examples(examples, more), replace(split, train=train)
 
@@ -138,14 +138,14 @@ class AugmentedInstructionDataModule(InstructionDataModule):
 
     def _read_public(self) -> list[tuple[str | GivenRows, Sequence[Fields]]]:
         """Return name and rows of each source; the rest of the clients' source comes first."""
-        found: list[tuple[str | GivenRows, Sequence[Fields]]] = []
+        sources: list[tuple[str | GivenRows, Sequence[Fields]]] = []
         if self._rest:
             rest = [{name: text for name, text in row.items() if name != "client"} for row in self._rest]
-            found.append((self.train_rows[0], rest))
+            sources.append((self.train_rows[0], rest))
         for source, split, columns, setting in self.public_rows:
             raw = load_rows(source, split)
-            found.append((source, read_instructions(raw, columns, self.template, source, setting)))
-        return found
+            sources.append((source, read_instructions(raw, columns, self.template, source, setting)))
+        return sources
 
     def _augment(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, list[Added]]:
         """Return each client's added rows, from a valid record of an earlier run or from the augmentation."""
@@ -181,11 +181,11 @@ class AugmentedInstructionDataModule(InstructionDataModule):
                 raise RowsError(
                     f"{describe_missing_public(self.augmentation)}; left out: {self.public}, {too_long:,} too long"
                 )
-        found = self.augmentation.augment(private, [self.public.rows[row] for row in fits], self.seed)
-        check_added(self.augmentation, found, private, len(fits))
+        selected = self.augmentation.augment(private, [self.public.rows[row] for row in fits], self.seed)
+        check_added(self.augmentation, selected, private, len(fits))
         added, known, too_long = {}, 0, 0
         for client in private:
-            rows = [self._complete(row, fits) for row in found[client]]
+            rows = [self._complete(row, fits) for row in selected[client]]
             new = [row for row in rows if make_question_key(row.fields) not in asked]
             kept = self._encode_rows([row.fields for row in new]).kept
             known, too_long = known + len(rows) - len(new), too_long + int(len(new) - kept.sum())
@@ -204,7 +204,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
 
     def _describe_settings(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, object]:
         """Return everything that the added rows depend on."""
-        own = [{"client": client, **row} for client, rows in private.items() for row in rows]
+        private_rows = [{"client": client, **row} for client, rows in private.items() for row in rows]
         augmentation = self.augmentation
         needs_public = augmentation is not None and augmentation.needs_public
         settings: dict[str, object] = {}
@@ -218,7 +218,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
             "tokenizer": self.tokenizer_name,
             "max_tokens": self.max_tokens,
             "template": self.template.text,
-            "private rows": digest_rows(own),
+            "private rows": digest_rows(private_rows),
             "public rows": digest_rows(self.public.rows) if needs_public else None,
         }
 
@@ -281,8 +281,8 @@ def describe_added(augmentation: Augmentation, added: Mapping[str, Sequence[Adde
         parts.append(f"scores {scores.min():.3f} to {scores.max():.3f}")
     if fewer := int((sizes < wanted).sum()):
         small = augmentation.needs_public and num_public < wanted
-        why = f"only {num_public:,} rows are public" if small else augmentation.why_fewer()
-        parts.append(f"fewer than number={wanted} for {fewer:,} of {len(sizes):,} clients: {why}")
+        reason = f"only {num_public:,} rows are public" if small else augmentation.why_fewer()
+        parts.append(f"fewer than number={wanted} for {fewer:,} of {len(sizes):,} clients: {reason}")
     return "; ".join(parts)
 
 

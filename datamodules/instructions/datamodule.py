@@ -104,14 +104,15 @@ class InstructionDataModule(FederatedDataModule):
             self._setup_training()
         if stage == "test" and self.test_set is None:
             examples, _, _ = self._encode(self._read_test_rows(), (self.test_rows or self.train_rows)[0])
+            # By length: neighbours share a batch, and little of it is padding.
             self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
 
     def unseen_rows(self) -> list[dict[str, str]]:
         """Return rows that no client trains on: validation rows, else test rows, else none."""
         trained = {make_row_key(row) for row in self._list_trained_rows()}
-        found = self._drop_known(self._validation, trained)
-        if found or not self._has_test_rows:
-            return found
+        unseen = self._drop_known(self._validation, trained)
+        if unseen or not self._has_test_rows:
+            return unseen
         return self._drop_known(self._read_test_rows(), trained)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class InstructionDataModule(FederatedDataModule):
             at_most=self.val_max,
             seed=self.seed,
         )
-        self._validation = [rows[row] for own in (split.val or {}).values() for row in own]
+        self._validation = [rows[row] for indices in (split.val or {}).values() for row in indices]
         examples, rows, split = self._plant_canaries(examples, rows, split)
         self.client_rows = self._group_by_client(rows, split)
         examples, split = self._add_examples(examples, rows, split)
@@ -165,9 +166,8 @@ class InstructionDataModule(FederatedDataModule):
         few = self.few_shot.choose(fitting, self.seed)
         self._left_over = [fitting[row] for row in few.test]
         rank_zero_info(f"{self.train_rows[0]}: {few}")
-        return [
-            {**fitting[row], "category": label} for row, label in zip(few.chosen, few.labels, strict=True)
-        ]
+        chosen = zip(few.chosen, few.labels, strict=True)
+        return [{**fitting[row], "category": label} for row, label in chosen]
 
     def _plant_canaries(
         self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
@@ -176,13 +176,13 @@ class InstructionDataModule(FederatedDataModule):
         if self.canaries is None:
             return examples, rows, split
         planted = self.canaries.plant(self._group_by_client(rows, split))
-        self.planted = {client: [self._strip(row) for row in own] for client, own in planted.items()}
-        owners = [client for client, own in self.planted.items() for _ in own]
+        self.planted = {client: [*map(self._strip, canaries)] for client, canaries in planted.items()}
+        owners = [client for client, canaries in self.planted.items() for _ in canaries]
         new = [
             row
             | {name: value for name, value in (("client", client), ("category", CANARY)) if name in rows[0]}
-            for client, own in self.planted.items()
-            for row in own
+            for client, canaries in self.planted.items()
+            for row in canaries
         ]
         check_words(self.tokenizer, [row["response"] for row in new])
         encoded = self._encode_rows(new)
@@ -193,6 +193,7 @@ class InstructionDataModule(FederatedDataModule):
             )
         train = dict(split.train)
         for at, client in enumerate(owners, start=len(examples)):
+            # One example at several positions: it is encoded once, and a pass reads it so many times.
             train[client] = np.concatenate([train[client], np.full(self.canaries.repeats, at)])
         rank_zero_info(
             f"{len(new):,} canaries planted at {len(self.planted):,} clients, {self.canaries.repeats:,} times each"
@@ -245,7 +246,7 @@ class InstructionDataModule(FederatedDataModule):
     def _group_by_client(
         self, rows: list[dict[str, str]], split: ClientSplit
     ) -> dict[str, list[dict[str, str]]]:
-        return {client: [self._strip(rows[row]) for row in own] for client, own in split.train.items()}
+        return {client: [self._strip(rows[k]) for k in indices] for client, indices in split.train.items()}
 
     def _drop_known(self, rows: list[dict[str, str]], known: set[tuple[str, ...]]) -> list[dict[str, str]]:
         return [row for row in map(self._strip, rows) if make_row_key(row) not in known]

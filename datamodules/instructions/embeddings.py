@@ -124,15 +124,15 @@ class EmbeddingDataModule(FederatedDataModule):
 
     def _draw_texts(self) -> list[str]:
         """Return distinct texts of all sources, in an order that follows from the seed."""
-        found: list[str] = []
+        read: list[str] = []
         for source, columns in zip(self.sources, self.columns, strict=True):
-            found += _read_texts(source, self.split, columns)
-        own = AugmentationRecord(self.private).read_own() if self.private else []
-        texts = sorted({*found} - {"", *(instruction_text(fields) for _, fields in own)})
+            read += _read_texts(source, self.split, columns)
+        private_rows = AugmentationRecord(self.private).read_own() if self.private else []
+        texts = sorted({*read} - {"", *(instruction_text(fields) for _, fields in private_rows)})
         drawn = np.random.default_rng(derive_seed(self.seed, "embeddings")).permutation(len(texts))
         kept = [texts[index] for index in drawn[: self.max_texts]]
         rank_zero_info(
-            f"{', '.join(self.sources)}: {len(found):,} rows, {len(texts):,} distinct texts, {len(kept):,} used"
+            f"{', '.join(self.sources)}: {len(read):,} rows, {len(texts):,} distinct texts, {len(kept):,} used"
         )
         return kept
 

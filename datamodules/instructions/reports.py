@@ -32,8 +32,8 @@ class SetupReport:
     padding_unsorted: float
 
     def __str__(self) -> str:
-        sizes = np.array([len(own) for own in self.split.train.values()])
-        validation = sum(len(own) for own in (self.split.val or {}).values())
+        sizes = np.array([len(indices) for indices in self.split.train.values()])
+        validation = sum(len(indices) for indices in (self.split.val or {}).values())
         singles = self.split.single_category_clients
         single = "" if singles is None else f", {singles:,} of them with one category only"
         return (

@@ -60,16 +60,17 @@ def majority_of_others(votes: Votes, least_voters: int = LEAST_VOTERS) -> np.nda
         sums[comparison, voter] += 2 * winner - 1
     totals: Counter[int] = Counter()
     voters: Counter[int] = Counter()
-    for (comparison, _), own in sums.items():
-        totals[comparison] += own
+    for (comparison, _), votes_of_voter in sums.items():
+        totals[comparison] += votes_of_voter
         voters[comparison] += 1
-    found = [
+    # Without the voter's own votes, the others have the sign of what is left.
+    accuracies = [
         (1 + np.sign(totals[comparison] - sums[comparison, voter]) * (2 * winner - 1)) / 2
         if voters[comparison] >= least_voters
         else np.nan
         for comparison, winner, voter in zip(votes.comparison, votes.winner, votes.clients, strict=True)
     ]
-    return np.array(found)
+    return np.array(accuracies)
 
 
 def describe(votes: Votes) -> str:

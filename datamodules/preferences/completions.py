@@ -102,11 +102,8 @@ class CompletionPairDataModule(FederatedDataModule):
         self.template = (Template.named(name, asks=asks) if name else Template("")).trimming(format.trim)
         if self.form == "choice":
             check_choice(self.template)
-        self.truncate_answers, self.tokenizer_name, self.max_tokens = (
-            format.truncate_answers,
-            tokenizer,
-            max_tokens,
-        )
+        self.truncate_answers = format.truncate_answers
+        self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
 
     def setup(self, stage: str) -> None:
         """Read the completions, form the pairs and tokenize them, once."""

@@ -163,7 +163,7 @@ class PreferenceDataModule(FederatedDataModule):
         )
         if self.encoder is None:
             some = [votes.comparisons[index] for index in draw_rows(len(votes.comparisons))]
-            texts = [text for one in some for text in (*one.fields.values(), one.first, one.second)]
+            texts = [text for pair in some for text in (*pair.fields.values(), pair.first, pair.second)]
             if warning := check_known(self.tokenizer, self.tokenizer_name, texts, str(self.train_rows[0])):
                 rank_zero_warn(warning)
         examples, fits, trimmed = self._make_examples(votes)
@@ -208,8 +208,8 @@ class PreferenceDataModule(FederatedDataModule):
         order = np.argsort(self._sort_lengths(examples), kind="stable")
         if not votes.clients or not self._is_by_client:
             return examples.take(order), None, votes.take(fits)
-        own = self._to_examples(by_key([votes.clients[vote] for vote in fits]))
-        return examples.take(order), reindex(own, order), votes.take(fits)
+        by_client = self._to_examples(by_key([votes.clients[vote] for vote in fits]))
+        return examples.take(order), reindex(by_client, order), votes.take(fits)
 
     def _read_votes(self, rows: Rows, given: str | GivenRows, held_out: bool, needs_clients: bool) -> Votes:
         source = str(given)

@@ -38,9 +38,7 @@ class FeatureExamples(Dataset):
     """
 
     def __init__(self, vectors: Tensor, pairs: np.ndarray, labels: np.ndarray) -> None:
-        self.vectors = vectors
-        self.pairs = pairs
-        self.labels = labels
+        self.vectors, self.pairs, self.labels = vectors, pairs, labels
         self.lengths = np.ones(len(pairs), dtype=np.int64)
         self.labelled = np.zeros_like(self.lengths)
 

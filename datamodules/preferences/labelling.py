@@ -104,6 +104,7 @@ def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Ord
         )
     by_order = np.full((num_pairs, 2, 2, counts[0]), np.nan)
     for index, order, answers in rows:
+        # Swapped, the first answer is shown as B.
         by_order[index, order] = answers.reshape(2, -1)[:: 1 if order == 0 else -1]
     return np.moveaxis(by_order[:, 0] if orders == "one" else by_order.mean(axis=1), 2, 0)
 
@@ -175,7 +176,7 @@ def agreement(log_probs: np.ndarray) -> Agreement:
     if votes.shape[1] == 0:
         return Agreement([math.nan] * len(votes), math.nan)
     sides = np.sign(votes.sum(axis=0))
-    pairwise = [float(((one == other) & (one != 0)).mean()) for one, other in combinations(votes, 2)]
+    pairwise = [float(((first == second) & (first != 0)).mean()) for first, second in combinations(votes, 2)]
     return Agreement(
         [float((vote == sides).mean()) for vote in votes],
         sum(pairwise) / len(pairwise) if pairwise else math.nan,

@@ -40,24 +40,25 @@ def rule_accuracies(train: Rows, test: Rows) -> dict[str, dict[str, float]]:
     trained, tested = by_key([row["client"] for row in train]), by_key([row["client"] for row in test])
     clients = sorted({*trained, *tested})
     ordered = _ordered(train, numbers)
-    wins = sum(count_wins(ordered[own], len(numbers)) for own in trained.values())
+    by_client = {client: ordered[pairs] for client, pairs in trained.items()}
+    wins = sum(count_wins(pairs, len(numbers)) for pairs in by_client.values())
     strengths = bradley_terry(np.asarray(wins))
-    utilities = person_factors({client: ordered[own] for client, own in trained.items()}, [*numbers], clients)
+    utilities = person_factors(by_client, [*numbers], clients)
     sides = np.array([[numbers[row[f"response_{side}"]] for side in "ab"] for row in test])
-    of = np.array([clients.index(row["client"]) for row in test])
+    client_of_pair = np.array([clients.index(row["client"]) for row in test])
     liked = {
         NOTHING: np.zeros(sides.shape),
         LONGER: np.array([[len(row[f"response_{side}"]) for side in "ab"] for row in test]),
         JURY: np.array([[row[f"jury_{side}"] for side in "ab"] for row in test]),
         STRENGTHS: strengths[sides],
-        FACTORS: utilities[of[:, None], sides],
+        FACTORS: utilities[client_of_pair[:, None], sides],
     }
     a_won = np.array([row["choice"] == "a" for row in test])
     right = {
         name: (1 + np.sign(both[:, 0] - both[:, 1]) * (2 * a_won - 1)) / 2 for name, both in liked.items()
     }
     return {
-        name: {client: float(of_pairs[own].mean()) for client, own in tested.items()}
+        name: {client: float(of_pairs[pairs].mean()) for client, pairs in tested.items()}
         for name, of_pairs in right.items()
     }
 
@@ -114,7 +115,7 @@ def person_factors(
         clients: ids, in the order of the rows wanted.
     """
     place = {client: number for number, client in enumerate(clients)}
-    person = torch.tensor([place[client] for client, own in pairs.items() for _ in own])
+    person = torch.tensor([place[client] for client, client_pairs in pairs.items() for _ in client_pairs])
     first, second = torch.from_numpy(np.concatenate([*pairs.values()])).T
 
     def loss(strengths: Tensor, of_people: Tensor, of_statements: Tensor) -> Tensor:
@@ -123,6 +124,7 @@ def person_factors(
         factors = of_people.square().sum() + of_statements.square().sum()
         return surprise + STRENGTH_PENALTY * strengths.square().sum() + FACTOR_PENALTY * factors
 
+    # Double precision: the tolerances of L-BFGS lie below the rounding errors of fp32.
     starts = torch.zeros(len(statements), dtype=torch.double), _draws(clients), _draws(statements)
     strengths, of_people, of_statements = _minimum(loss, *starts)
     utilities: np.ndarray = strengths + of_people @ of_statements.T

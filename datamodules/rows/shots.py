@@ -4,6 +4,7 @@ A record tells the date of birth and the number of an invented patient. No other
 learned them from this client.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +12,42 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
+from fedlight.support.checks import check_fields
 from fedlight.support.seeding import derive_seed
 
 FIRST = ("Mara", "Ilya", "Tove", "Nuno", "Zora", "Emre", "Lena", "Otis", "Runa", "Cleo", "Arno", "Yara")
 LAST = (
-    "Ostrov",
-    "Vandel",
-    "Kirchel",
-    "Palmen",
-    "Dorrit",
-    "Sahlin",
-    "Tembe",
-    "Quist",
-    "Ferran",
-    "Holub",
-    "Nagel",
-    "Brix",
+    *("Ostrov", "Vandel", "Kirchel", "Palmen", "Dorrit", "Sahlin"),
+    *("Tembe", "Quist", "Ferran", "Holub", "Nagel", "Brix"),
 )
 MONTHS = ("January", "March", "April", "June", "August", "October", "December")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Clients and rows to draw; in YAML ``draw: {num_clients: 60, shots: 8, records: 2, num_test: 12}``.
+
+    Args:
+        num_clients: clients to draw among those with enough short rows.
+        shots: rows of each client.
+        records: made-up records of each client, besides these.
+        num_test: rows to test on for each client; none asks what any shot asks.
+    """
+
+    num_clients: int
+    shots: int
+    records: int
+    num_test: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def draw_shots(
     source: str,
     client: str,
     columns: dict[str, str],
-    num_clients: int,
-    shots: int,
-    records: int,
-    num_test: int,
+    draw: Draw,
     max_characters: int,
     seed: int,
     train: str,
@@ -54,10 +63,7 @@ def draw_shots(
         source: rows.
         client: column of the client.
         columns: ``instruction`` and ``output`` -> column.
-        num_clients: clients to draw among those with enough short rows.
-        shots: rows of each client.
-        records: made-up records of each client, besides these.
-        num_test: rows to test on for each client; none asks what any shot asks.
+        draw: clients and rows to draw.
         max_characters: most characters of a row's instruction and output together.
         seed: seed of the draws.
         train: file of the clients' rows, JSON lines with ``instruction``, ``input``, ``output`` and ``client``.
@@ -82,25 +88,26 @@ def draw_shots(
         if texts["output"] and sum(map(len, texts.values())) <= max_characters:
             by_client.setdefault(owner, {})[texts["instruction"]] = {**texts, "input": "", "client": owner}
             about[owner, texts["instruction"]] = text_at(row, subject) if subject else ""
-    eligible = sorted(name for name, client_rows in by_client.items() if len(client_rows) >= shots + num_test)
-    if len(eligible) < num_clients:
+    wanted = draw.shots + draw.num_test
+    eligible = sorted(name for name, client_rows in by_client.items() if len(client_rows) >= wanted)
+    if len(eligible) < draw.num_clients:
         raise RowsError(
-            f"{source}: {len(eligible)} clients have {shots + num_test} rows of max_characters={max_characters}, fewer than "
-            f"num_clients={num_clients}. Lower num_clients, shots or num_test, or raise max_characters."
+            f"{source}: {len(eligible)} clients have {wanted} rows of max_characters={max_characters}, fewer than "
+            f"num_clients={draw.num_clients}. Lower num_clients, shots or num_test, or raise max_characters."
         )
     rng = np.random.default_rng(derive_seed(seed, "shots"))
-    chosen = sorted(rng.permutation(eligible)[:num_clients].tolist())
+    chosen = sorted(rng.permutation(eligible)[: draw.num_clients].tolist())
     people = rng.permutation([f"{first} {last}" for first in FIRST for last in LAST]).tolist()
     orders = {name: rng.permutation(sorted(by_client[name])).tolist() for name in chosen}
-    asked = {question for order in orders.values() for question in order[:shots]}
+    asked = {question for order in orders.values() for question in order[: draw.shots]}
     trained: list[dict[str, Any]] = []
     tested: list[dict[str, Any]] = []
     for name, order in orders.items():
-        trained += [by_client[name][question] for question in order[:shots]]
-        trained += [_record(people.pop(), name, rng) for _ in range(records)]
+        trained += [by_client[name][question] for question in order[: draw.shots]]
+        trained += [_record(people.pop(), name, rng) for _ in range(draw.records)]
         # Another client may be trained on the same question.
-        others = [question for question in order[shots:] if question not in asked]
-        tested += [by_client[name][question] for question in others[:num_test]]
+        others = [question for question in order[draw.shots :] if question not in asked]
+        tested += [by_client[name][question] for question in others[: draw.num_test]]
     if choices > 1:
         tested = [{**row, **_choices(row, by_client[row["client"]], about, choices, rng)} for row in tested]
     used = {row["instruction"] for row in (*trained, *tested)}

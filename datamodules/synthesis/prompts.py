@@ -9,7 +9,7 @@ input and response, half of them without an input, and the new instruction. The 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from string import Formatter
 
 from fedlight.datamodules.text.templates import Template
@@ -20,68 +20,107 @@ _ROW = ("instruction", "input", "response")
 
 
 @dataclass(frozen=True)
+class InstructionPrompt:
+    """First prompt, which a new instruction follows: beginning, demonstrations, end.
+
+    Args:
+        begin: beginning.
+        example: demonstration, with slots among ``{number}`` (from 1), ``{instruction}``, ``{input}`` and ``{response}``.
+        end: end; may have ``{number}``.
+        stop: texts before which the instruction ends.
+        pattern: regular expression with the group ``instruction``.
+    """
+
+    begin: str
+    example: str
+    end: str
+    stop: tuple[str, ...]
+    pattern: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_slots("instruction.example", self.example, ("number", *_ROW), "instruction")
+        _check_slots("instruction.end", self.end, ("number",))
+        _check_stop("instruction.stop", self.stop)
+        _check_pattern("instruction.pattern", self.pattern, {"instruction"}, "instruction")
+
+
+@dataclass(frozen=True)
+class ResponsePrompt:
+    """Second prompt, which input and response follow: beginning, demonstrations, end.
+
+    Args:
+        begin: beginning.
+        example_with_input: demonstration with an input; same slots as ``instruction.example``.
+        example_without_input: demonstration without an input; same slots.
+        end: end; has ``{instruction}``, the new one. It may begin the answer, so that the model continues it.
+        stop: texts before which the answer ends.
+        pattern: regular expression with the group ``response`` and, if inputs are generated, ``input``. A dot matches line
+            breaks, too; ``^`` and ``$`` match at lines.
+        no_input: text that stands for an empty input.
+    """
+
+    begin: str
+    example_with_input: str
+    example_without_input: str
+    end: str
+    stop: tuple[str, ...]
+    pattern: str
+    no_input: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("example_with_input", "example_without_input"):
+            _check_slots(f"response.{name}", getattr(self, name), ("number", *_ROW), "response")
+        _check_slots("response.end", self.end, ("number", "instruction"), "instruction")
+        _check_stop("response.stop", self.stop)
+        _check_pattern("response.pattern", self.pattern, {"input", "response"}, "response")
+
+
+@dataclass(frozen=True)
+class InputPrompt:
+    """Prompt between both for clients with inputs, which the input of a new instruction follows.
+
+    It begins as the second prompt.
+
+    Args:
+        end: end; has ``{instruction}``.
+        response_end: end of the second prompt after an input, ``{input}``.
+        stop: texts before which an input ends.
+    """
+
+    end: str
+    response_end: str
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_slots("input.end", self.end, ("number", "instruction"), "instruction")
+        _check_slots("input.response_end", self.response_end, _ROW[:2], "instruction")
+        _check_stop("input.stop", self.stop)
+
+
+@dataclass(frozen=True)
 class SelfGenerationPrompts:
-    r"""Both prompts in parts (a beginning, a text for each demonstration, an end), and patterns of their answers.
+    r"""Both prompts in parts, and patterns of their answers.
 
     An answer ends before a stop text, is stripped of white space, and must match its pattern as a whole.
 
     Args:
-        instruction_begin: beginning of the first prompt.
-        instruction_example: demonstration of the first prompt, with slots among ``{number}`` (from 1), ``{instruction}``,
-            ``{input}`` and ``{response}``.
-        instruction_end: end of the first prompt, which the new instruction follows; may have ``{number}``.
-        instruction_stop: texts before which the new instruction ends.
-        instruction_pattern: regular expression with the group ``instruction``.
-        response_begin: beginning of the second prompt.
-        example_with_input: demonstration with an input; same slots as ``instruction_example``.
-        example_without_input: demonstration without an input; same slots.
-        response_end: end of the second prompt, which input and response follow; has ``{instruction}``, the new one. It may
-            begin the answer, so that the model continues it.
-        response_stop: texts before which the answer ends.
-        response_pattern: regular expression with the group ``response`` and, if inputs are generated, ``input``. A dot
-            matches line breaks, too; ``^`` and ``$`` match at lines.
-        no_input: text that stands for an empty input.
-        input_end: end of a prompt that the input of a new instruction follows, for clients with inputs; has
-            ``{instruction}``. None: the answer to the second prompt has the input, if any.
-        response_end_with_input: end of the second prompt after an input, ``{input}``.
-        input_stop: texts before which an input ends.
+        instruction: first prompt.
+        response: second prompt.
+        input: prompt for an input. None: the answer to the second prompt has the input, if any.
 
     Raises:
         ValueError: a slot or a group is unknown or missing, a pattern is invalid, or a stop text is empty.
     """
 
-    instruction_begin: str
-    instruction_example: str
-    instruction_end: str
-    instruction_stop: tuple[str, ...]
-    instruction_pattern: str
-    response_begin: str
-    example_with_input: str
-    example_without_input: str
-    response_end: str
-    response_stop: tuple[str, ...]
-    response_pattern: str
-    no_input: str = ""
-    input_end: str | None = None
-    response_end_with_input: str = "{instruction}"
-    input_stop: tuple[str, ...] = ()
+    instruction: InstructionPrompt
+    response: ResponsePrompt
+    input: InputPrompt | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check_slots("instruction_example", self.instruction_example, ("number", *_ROW), "instruction")
-        _check_slots("instruction_end", self.instruction_end, ("number",))
-        for name in ("example_with_input", "example_without_input"):
-            _check_slots(name, getattr(self, name), ("number", *_ROW), "response")
-        _check_slots("response_end", self.response_end, ("number", "instruction"), "instruction")
-        _check_pattern("instruction_pattern", self.instruction_pattern, {"instruction"}, "instruction")
-        _check_pattern("response_pattern", self.response_pattern, {"input", "response"}, "response")
-        _check_slots("input_end", self.input_end or "{instruction}", ("number", "instruction"), "instruction")
-        _check_slots("response_end_with_input", self.response_end_with_input, _ROW[:2], "instruction")
-        for name in ("instruction_stop", "response_stop", "input_stop"):
-            if not all(getattr(self, name)):
-                raise ValueError(
-                    f"{name}={list(getattr(self, name))}: an empty text would end every answer at once"
-                )
 
     def write_instruction_prompt(self, shown: list[Mapping[str, str]]) -> str:
         r"""Return the first prompt.
@@ -99,9 +138,9 @@ class SelfGenerationPrompts:
             Task 3:
         """
         return (
-            self.instruction_begin
-            + "".join(_fill(self.instruction_example, row, number) for number, row in enumerate(shown, 1))
-            + _fill(self.instruction_end, {}, len(shown) + 1)
+            self.instruction.begin
+            + "".join(_fill(self.instruction.example, row, number) for number, row in enumerate(shown, 1))
+            + _fill(self.instruction.end, {}, len(shown) + 1)
         )
 
     def write_response_prompt(
@@ -114,14 +153,16 @@ class SelfGenerationPrompts:
             instruction: new instruction.
             given: its input; "" for none or for one that the answer has; None: the prompt ends where an input follows.
         """
+        parts = self.response
         texts = [
-            _fill(self.example_with_input if row["input"] else self.example_without_input, row, number)
+            _fill(parts.example_with_input if row["input"] else parts.example_without_input, row, number)
             for number, row in enumerate(shown, 1)
         ]
-        form = self.response_end_with_input if given else self.response_end
-        form = (self.input_end or form) if given is None else form
+        form = parts.end
+        if self.input and given != "":
+            form = self.input.end if given is None else self.input.response_end
         end = _fill(form, {"instruction": instruction, "input": given or ""}, len(shown) + 1)
-        return self.response_begin + "".join(texts) + end
+        return parts.begin + "".join(texts) + end
 
     def read_input(self, answer: str) -> str:
         """Return the input in an answer to a prompt for one; "" for none.
@@ -140,7 +181,7 @@ class SelfGenerationPrompts:
             >>> FEWFEDPIT_PROMPTS.read_instruction(" Name a bird. ")
             'Name a bird.'
         """
-        match = _compile(self.instruction_pattern).fullmatch(answer.strip())
+        match = _compile(self.instruction.pattern).fullmatch(answer.strip())
         return match["instruction"].strip() if match else None
 
     def read_response(self, answer: str) -> tuple[str, str] | None:
@@ -152,11 +193,13 @@ class SelfGenerationPrompts:
             >>> FEWFEDPIT_PROMPTS.read_response("The owl.") is None
             True
         """
-        match = _compile(self.response_pattern).fullmatch(answer.strip())
+        match = _compile(self.response.pattern).fullmatch(answer.strip())
         if match is None or not match["response"].strip():
             return None
         given = (match.groupdict().get("input") or "").strip()
-        return "" if given.casefold() == self.no_input.casefold() else given, match["response"].strip()
+        return "" if given.casefold() == self.response.no_input.casefold() else given, match[
+            "response"
+        ].strip()
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
@@ -175,6 +218,11 @@ def _check_slots(name: str, text: str, known: tuple[str, ...], needed: str | Non
         raise ValueError(f"{name} has no slot {{{needed}}}")
 
 
+def _check_stop(name: str, texts: tuple[str, ...]) -> None:
+    if not all(texts):
+        raise ValueError(f"{name}={list(texts)}: an empty text would end every answer at once")
+
+
 def _check_pattern(name: str, pattern: str, known: set[str], needed: str) -> None:
     try:
         groups = set(_compile(pattern).groupindex)
@@ -191,20 +239,24 @@ _TEXT = r"(?:(?!^(?:Instruction|Input|Response|Output|Answer):).)*"  # any text 
 _LABEL = "(?:Response|Output|Answer)"  # a model may write another label than the examples have
 
 FEWFEDPIT_PROMPTS = SelfGenerationPrompts(
-    instruction_begin="Below is a list of tasks. Every task is different from the others, and each can be done by a "
-    "language model that sees nothing else.\n\n",
-    instruction_example="Task {number}: {instruction}\n",
-    instruction_end="Task {number}:",
-    instruction_stop=("\nTask ", "\n\n"),
-    instruction_pattern="(?P<instruction>.*)",
-    response_begin="For each instruction, give the input that it needs (none if it needs no input) and then the right "
-    "response.\n\n",
-    example_with_input="Instruction: {instruction}\nInput: {input}\nResponse: {response}\n\n",
-    example_without_input="Instruction: {instruction}\nInput: none\nResponse: {response}\n\n",
-    response_end="Instruction: {instruction}\nInput:",
-    response_stop=("\nInstruction:",),
-    response_pattern=rf"(?:Input:)?(?P<input>{_TEXT})\n{_LABEL}:(?P<response>{_TEXT})",
-    no_input="none",
+    instruction=InstructionPrompt(
+        begin="Below is a list of tasks. Every task is different from the others, and each can be done by a language model "
+        "that sees nothing else.\n\n",
+        example="Task {number}: {instruction}\n",
+        end="Task {number}:",
+        stop=("\nTask ", "\n\n"),
+        pattern="(?P<instruction>.*)",
+    ),
+    response=ResponsePrompt(
+        begin="For each instruction, give the input that it needs (none if it needs no input) and then the right "
+        "response.\n\n",
+        example_with_input="Instruction: {instruction}\nInput: {input}\nResponse: {response}\n\n",
+        example_without_input="Instruction: {instruction}\nInput: none\nResponse: {response}\n\n",
+        end="Instruction: {instruction}\nInput:",
+        stop=("\nInstruction:",),
+        pattern=rf"(?:Input:)?(?P<input>{_TEXT})\n{_LABEL}:(?P<response>{_TEXT})",
+        no_input="none",
+    ),
 )
 """Prompts in plain words, for models that were never tuned on a template."""
 
@@ -225,7 +277,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
         >>> prompts = prompts_in(Template("Q: {question}\nA:"), "\n\n", "question", "input")
         >>> prompts.write_response_prompt([{"instruction": "1 + 1?", "input": "", "response": "2"}], "2 + 2?")
         'Q: 1 + 1?\nA: 2\n\nQ: 2 + 2?\nA:'
-        >>> prompts.read_response("Answer: 4"), prompts.response_stop
+        >>> prompts.read_response("Answer: 4"), prompts.response.stop
         (('', '4'), ('\nQ:', '\nA:'))
     """
     slots = {instruction: "{instruction}", given: "{input}"}
@@ -240,18 +292,18 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
     short = short.replace("{input}", "")  # as rows with an empty input are rendered
     stops = tuple(dict.fromkeys(_first_line(text) for form in forms for text in _fixed_texts(form)))
     response = continuation(full, "{response}") + _escape(end)
-    return replace(
-        FEWFEDPIT_PROMPTS,
-        response_begin="",
-        example_with_input=full + response,
-        example_without_input=short + response,
-        input_end=full.partition("{input}")[0].rstrip(" ") if given in template.slots else None,
-        response_end=short,
-        response_end_with_input=full if given in template.slots else "{instruction}",
-        input_stop=stops,
-        response_stop=stops,
-        response_pattern=rf"(?:#* ?{_LABEL}:)?(?P<response>.*)",
-        no_input="",
+    asked = full.partition("{input}")[0].rstrip(" ")
+    return SelfGenerationPrompts(
+        FEWFEDPIT_PROMPTS.instruction,
+        ResponsePrompt(
+            begin="",
+            example_with_input=full + response,
+            example_without_input=short + response,
+            end=short,
+            stop=stops,
+            pattern=rf"(?:#* ?{_LABEL}:)?(?P<response>.*)",
+        ),
+        InputPrompt(asked, response_end=full, stop=stops) if given in template.slots else None,
     )
 
 

@@ -12,7 +12,7 @@ https://arxiv.org/abs/2212.10560), in two steps:
 
 A client makes 32 candidates in a round (section 4.1). Dropped drafts are replaced, in passes over all clients with too few
 candidates: each pass generates as many new instructions as candidates are missing, until ``number`` candidates are made or
-``instruction_tries`` instructions are tried.
+``instructions.tries`` instructions are tried.
 
 The paper leaves open, and this file decides: the limit of tries; a copy is an example whose instruction, input and response
 together have a ROUGE-L above 0.7 to a local one, or that has a long text of one; a cut-off answer is a failure. The wording
@@ -32,14 +32,59 @@ from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts, prompt
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Dropped, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
-from fedlight.support.checks import check_range, refuse_below
+from fedlight.support.checks import check_fields, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
 # Names of notes: prompts with fewer demonstrations than asked for, as the model's context is limited; candidates below
 # ``number``, over all clients; clients with fewer than ``number``.
 FEWER, MISSING, SHORT = "fewer_demonstrations", "candidates_missing", "clients_short"
-TRIES_PER_CANDIDATE = 4  # default of instruction_tries / number
+TRIES_PER_CANDIDATE = 4  # default of instructions.tries / number
+
+
+@dataclass(frozen=True)
+class NewInstructions:
+    """Settings of the first step; in YAML ``instructions: {demonstrations: 8, max_new_tokens: 64}``.
+
+    Args:
+        demonstrations: local instructions in the prompt, >= 0; at most all of the client's.
+        max_new_tokens: most tokens of an instruction, >= 1.
+        tries: most instructions per client and round, at least the ``number`` of candidates; at ``number`` no draft is
+            replaced. None: 4 times ``number``, our choice.
+        min_words: fewest words of an instruction, separated by blanks, >= 1; 1 for scripts without blanks.
+        refusals: words that a failed instruction begins with.
+    """
+
+    demonstrations: int = 8
+    max_new_tokens: int = 64
+    tries: int | None = None
+    min_words: int = 3
+    refusals: Sequence[str] = REFUSALS
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        refuse_below(0, "instructions.", demonstrations=self.demonstrations)
+        refuse_below(1, "instructions.", max_new_tokens=self.max_new_tokens, min_words=self.min_words)
+
+
+@dataclass(frozen=True)
+class NewResponses:
+    """Settings of the second step; in YAML ``responses: {demonstrations: 4, max_new_tokens: 256}``.
+
+    Args:
+        demonstrations: local examples in the prompt, >= 0; at most all of the client's.
+        max_new_tokens: most tokens of an input and a response with their labels, >= 1.
+        tries: tries for an answer of the right form, >= 1.
+    """
+
+    demonstrations: int = 4
+    max_new_tokens: int = 256
+    tries: int = 3
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        refuse_below(0, "responses.", demonstrations=self.demonstrations)
+        refuse_below(1, "responses.", max_new_tokens=self.max_new_tokens, tries=self.tries)
 
 
 @dataclass
@@ -48,9 +93,8 @@ class Draft:
 
     client: str
     number: int  # position among the client's drafts of this round, from 0
-    row: dict[
-        str, str
-    ]  # instruction, input and response; of a dropped draft the answer in which they were looked for
+    # Instruction, input and response; of a dropped draft the answer in which they were looked for.
+    row: dict[str, str]
     fault: str | None = None  # reason for dropping it
 
 
@@ -65,16 +109,9 @@ class SelfGeneration(Synthesis):
 
     Args:
         number: candidates per client, >= 1.
-        instruction_demonstrations: local instructions in the first prompt, >= 0; at most all of the client's.
-        response_demonstrations: local examples in the second prompt, >= 0; at most all of the client's.
-        tries: tries for an answer of the right form to the second prompt, >= 1.
-        instruction_tries: most new instructions per client and round, >= ``number``; at ``number`` no draft is replaced.
-            None: 4 times ``number``, our choice.
+        instructions: settings of the first step.
+        responses: settings of the second step.
         max_rouge_l: most ROUGE-L F1 with a local instruction or example, in [0, 1].
-        min_words: fewest words of an instruction, separated by blanks, >= 1; 1 for scripts without blanks.
-        refusals: words that a failed instruction begins with.
-        max_instruction_tokens: most tokens of a new instruction, >= 1.
-        max_response_tokens: most tokens of an input and a response with their labels, >= 1.
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
         batch_size: prompts of one client per batch, >= 1.
@@ -91,15 +128,9 @@ class SelfGeneration(Synthesis):
     def __init__(
         self,
         number: int = 32,
-        instruction_demonstrations: int = 8,
-        response_demonstrations: int = 4,
-        tries: int = 3,
-        instruction_tries: int | None = None,
+        instructions: NewInstructions = NewInstructions(),
+        responses: NewResponses = NewResponses(),
         max_rouge_l: float = 0.7,
-        min_words: int = 3,
-        refusals: Sequence[str] = REFUSALS,
-        max_instruction_tokens: int = 64,
-        max_response_tokens: int = 256,
         temperature: float = 0.0,
         top_p: float = 1.0,
         batch_size: int = 16,
@@ -109,31 +140,21 @@ class SelfGeneration(Synthesis):
         prompts: SelfGenerationPrompts | None = None,
     ) -> None:
         super().__init__()
-        refuse_below(1, number=number, tries=tries, min_words=min_words, batch_size=batch_size)
-        refuse_below(
-            1, max_instruction_tokens=max_instruction_tokens, max_response_tokens=max_response_tokens
-        )
-        refuse_below(0, instruction_demonstrations=instruction_demonstrations)
-        refuse_below(0, response_demonstrations=response_demonstrations)
-        if instruction_tries is not None and instruction_tries < number:
+        refuse_below(1, number=number, batch_size=batch_size)
+        self.max_tries = TRIES_PER_CANDIDATE * number if instructions.tries is None else instructions.tries
+        if self.max_tries < number:
             raise ValueError(
-                f"instruction_tries={instruction_tries} must be at least number={number}: each candidate takes one"
+                f"instructions.tries={self.max_tries} must be at least number={number}: each candidate takes one"
             )
         check_range("temperature", temperature, 0, float("inf"))
         check_range("top_p", top_p, 0, 1, above_low=True)
         check_range("max_rouge_l", max_rouge_l, 0, 1)
-        if instruction_demonstrations == 0 and temperature == 0:
+        if instructions.demonstrations == 0 and temperature == 0:
             raise ValueError(
-                "instruction_demonstrations=0 with temperature=0 writes the same instruction each time: set either above 0"
+                "instructions.demonstrations=0 with temperature=0 writes the same instruction each time: set either above 0"
             )
-        self.number, self.tries, self.max_rouge_l, self.min_words = number, tries, max_rouge_l, min_words
-        self.instruction_tries = (
-            TRIES_PER_CANDIDATE * number if instruction_tries is None else instruction_tries
-        )
-        self.instruction_demonstrations = instruction_demonstrations
-        self.response_demonstrations = response_demonstrations
-        self.refusals, self.keep_cut = list(refusals), keep_cut
-        self.max_instruction_tokens, self.max_response_tokens = max_instruction_tokens, max_response_tokens
+        self.number, self.instructions, self.responses = number, instructions, responses
+        self.max_rouge_l, self.keep_cut = max_rouge_l, keep_cut
         self.temperature, self.top_p, self.batch_size = temperature, top_p, batch_size
         self.instruction_slot, self.input_slot, self.prompts = instruction_slot, input_slot, prompts
 
@@ -193,7 +214,7 @@ class SelfGeneration(Synthesis):
     def _begin_drafts(self, client: str, drafts: Sequence[Draft]) -> list[Draft]:
         """Return a new draft for each missing candidate, within the client's limit of tries."""
         lacking = self.number - sum(draft.fault is None for draft in drafts)
-        end = min(len(drafts) + lacking, self.instruction_tries)
+        end = min(len(drafts) + lacking, self.max_tries)
         return [Draft(client, number, {}) for number in range(len(drafts), end)]
 
     def _write_instructions(
@@ -208,9 +229,11 @@ class SelfGeneration(Synthesis):
         prompts = []
         for draft in drafts:
             rng = np.random.default_rng(derive_seed(seed, "instruction", draft.client, draft.number))
-            shown = _draw(rng, rows[draft.client], self.instruction_demonstrations)
+            shown = _draw(rng, rows[draft.client], self.instructions.demonstrations)
             prompts.append(Prompt(draft.client, shown, self._prompts.write_instruction_prompt))
-        generator = self._create_generator(model, self.max_instruction_tokens, self._prompts.instruction_stop)
+        generator = self._create_generator(
+            model, self.instructions.max_new_tokens, self._prompts.instruction.stop
+        )
         answers = self._generate(generator, prompts, derive_seed(seed, "instructions"), "New instructions")
         for draft, answer in zip(drafts, answers, strict=True):
             read = self._prompts.read_instruction(answer.text)
@@ -219,7 +242,7 @@ class SelfGeneration(Synthesis):
             draft.fault = (
                 answer.fault
                 or (NO_MATCH if read is None else None)
-                or check_format(instruction, self.min_words, self.refusals)
+                or check_format(instruction, self.instructions.min_words, self.instructions.refusals)
                 or texts[draft.client].check_instruction(instruction)
             )
 
@@ -232,9 +255,9 @@ class SelfGeneration(Synthesis):
         seed: int,
     ) -> None:
         """Fill in input and response of each draft, or its fault; repeat for failed drafts up to ``tries`` times."""
-        generator = self._create_generator(model, self.max_response_tokens, self._prompts.response_stop)
+        generator = self._create_generator(model, self.responses.max_new_tokens, self._prompts.response.stop)
         missing = drafts
-        for attempt in range(self.tries):
+        for attempt in range(self.responses.tries):
             ready = self._write_inputs(missing, rows, model, attempt, seed)
             prompts = [self._response_prompt(draft, rows[draft.client], attempt, seed) for draft in ready]
             answers = self._generate(generator, prompts, derive_seed(seed, "responses", attempt), "Responses")
@@ -253,7 +276,7 @@ class SelfGeneration(Synthesis):
         seed: int,
     ) -> Sequence[Draft]:
         """Fill in inputs, of every second draft where a client has rows with and without; return drafts without fault."""
-        if self._prompts.input_end is None:
+        if self._prompts.input is None:
             return drafts
         asked = []
         for draft in drafts:
@@ -261,7 +284,7 @@ class SelfGeneration(Synthesis):
             draft.row["input"] = ""
             if kinds and kinds[(draft.number + attempt) % len(kinds)]:
                 asked.append(draft)
-        generator = self._create_generator(model, self.max_response_tokens, self._prompts.input_stop)
+        generator = self._create_generator(model, self.responses.max_new_tokens, self._prompts.input.stop)
         prompts = [
             self._response_prompt(draft, rows[draft.client], attempt, seed, is_input=True) for draft in asked
         ]
@@ -276,7 +299,7 @@ class SelfGeneration(Synthesis):
     ) -> Prompt:
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction, given = draft.row["instruction"], None if is_input else draft.row["input"]
-        shown = _draw_alternately(rng, client_rows, self.response_demonstrations)
+        shown = _draw_alternately(rng, client_rows, self.responses.demonstrations)
         return Prompt(
             draft.client,
             shown,

@@ -47,8 +47,8 @@ class Aggregation(Protocol):
 
 def pieces_of(summed: Any) -> Iterator[dict[str, Any]]:
     """Return ``pieces`` of an aggregation, or of an algorithm; its ``partial`` in one piece if it has no such method."""
-    own = getattr(summed, "pieces", None)
-    return own() if own else iter([summed.partial()])
+    pieces = getattr(summed, "pieces", None)
+    return pieces() if pieces else iter([summed.partial()])
 
 
 class WeightedSum(Aggregation):

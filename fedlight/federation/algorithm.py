@@ -160,13 +160,13 @@ HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
 """Hooks that a local algorithm inside of another one may have."""
 
 
-def refuse_more_than_gradients(local: Algorithm, inside: str, why: str = "") -> None:
+def refuse_more_than_gradients(local: Algorithm, inside: str, reason: str = "") -> None:
     """Raise ValueError for a local algorithm that does more in a visit of the algorithm ``inside`` than change gradients."""
     for name in [*vars(Algorithm), *FURTHER_HOOKS]:
         if not name.startswith("_") and name not in HOOKS_OF_LOCAL and has_own(local, name):
             raise ValueError(
                 f"local={type(local).__name__} changes {name}: inside {inside} a local algorithm may change gradients alone "
-                f"(as FedProx does). {why}".rstrip()
+                f"(as FedProx does). {reason}".rstrip()
             )
 
 
@@ -182,10 +182,10 @@ class WithLocal(Algorithm, ABC):
         ValueError: ``local`` does more than change gradients.
     """
 
-    def __init__(self, weighting: Weighting, local: Algorithm | None, why: str = "") -> None:
+    def __init__(self, weighting: Weighting, local: Algorithm | None, reason: str = "") -> None:
         super().__init__(weighting)
         self.local = local or Algorithm()
-        refuse_more_than_gradients(self.local, type(self).__name__, why)
+        refuse_more_than_gradients(self.local, type(self).__name__, reason)
 
     @abstractmethod
     def check(self, federation: Federation) -> None:

@@ -222,8 +222,8 @@ class Wire(Channel):
     def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
         if not self.up_codecs:
             return self._lossless.read_up(message, received, shapes)
-        found = unpack(message, shapes, self.up_codecs) if shapes else {}
-        return {name: value.double() for name, value in found.items()}
+        values = unpack(message, shapes, self.up_codecs) if shapes else {}
+        return {name: value.double() for name, value in values.items()}
 
     def _encode(
         self, received: State, trained: State, client: Client, without_feedback: Collection[str]

@@ -106,7 +106,7 @@ class Visiting:
         client: its client, with its memory.
         received: what the client has received in this round (fp32), with zeros beyond its LoRA rank.
         start: the parameters from which it trains (fp32); their names are those that it trains.
-        own: what the algorithm needs during the visit, such as a correction of gradients.
+        notes: what the algorithm needs during the visit, such as a correction of gradients.
         adapter: of the module's adapters the one that computes and learns; None for the one in use.
         directions: those from which a forward-only visit draws; None for directions of its own.
         before: the client's visit before this one in the same round; None in its first. The loop sets it.
@@ -121,7 +121,7 @@ class Visiting:
     client: Client
     received: State
     start: State
-    own: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
     adapter: str | None = None
     directions: SharedDirections | None = None
     before: "Visiting | None" = None

@@ -195,7 +195,8 @@ class ClientMemories:
 
     def _remove_obsolete(self) -> None:
         """Remove needless files of checkpoints that are written by now; some may still be written in the background."""
-        for begun in [one for one in self._begun if one.is_there() is not False]:
+        # Over a copy, as entries are removed.
+        for begun in [note for note in self._begun if note.is_there() is not False]:
             obsolete = begun.obsolete - self._named()
             self._unlink(obsolete)
             self._obsolete -= obsolete
@@ -325,8 +326,8 @@ class PassingMemories(ClientMemories):
     @classmethod
     def remove_all(cls) -> None:
         """Remove the temporary folders of this process, which is about to end without Python's own clean-up."""
-        for one in [*_passing]:
-            one._remove()
+        for folder in [*_passing]:
+            folder._remove()
 
     @contextmanager
     def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:

@@ -91,6 +91,7 @@ class Quantize(Codec):
             return self._halved(values, sizes)
         from bitsandbytes import functional as bnb
 
+        # Each tensor fills its last block: no scale is that of two tensors.
         whole = torch.cat([pad(part, (0, -len(part) % self.block)) for part in values.split(list(sizes))])
         if self.to == "nf4":
             codes, state = bnb.quantize_4bit(whole, blocksize=self.block, quant_type="nf4")
@@ -120,6 +121,7 @@ class Quantize(Codec):
 
     def _halved(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         largest = torch.segment_reduce(values.abs(), "max", lengths=torch.tensor(list(sizes)), initial=0.0)
+        # The largest is then in [2^14, 2^15): fp16 ends at 65,504.
         exponents = (torch.frexp(largest).exponent - 15).to(torch.int16)
         dtype = torch.float16 if self.to == "fp16" else torch.bfloat16
         return _scaled(values, -exponents, sizes).to(dtype), {"exponents": exponents}

@@ -254,12 +254,12 @@ class ExactSums:
     def partial(self) -> list[Any]:
         """Return the sums so far as tensors and plain values, a list of blocks, and start anew."""
         sums, self._sums = self._sums, {}
-        found: list[Any] = []
+        parts: list[Any] = []
         for layout, blocks in sums.items():
-            found += [(layout, number, block.parts()) for number, block in blocks.items()]
+            parts += [(layout, number, block.parts()) for number, block in blocks.items()]
             if not blocks:  # tensors without elements
-                found.append((layout, 0, None))
-        return found
+                parts.append((layout, 0, None))
+        return parts
 
     def merge(self, partial: Sequence[Any]) -> None:
         """Add the sums of another `partial`, or of some blocks of it."""
@@ -278,24 +278,24 @@ class ExactSums:
             gather: function that returns the values of all processes, which name what they are at.
             add: as for `ExactSum.add_up`.
         """
-        own = {_digest(layout): layout for layout in self._sums}
+        known = {_digest(layout): layout for layout in self._sums}
         uses = {
             key: (
                 sorted(set().union(*(block.digits_used() for block in self._sums[layout].values()))),
                 any(block._not_finite is not None for block in self._sums[layout].values()),
             )
-            for key, layout in own.items()
+            for key, layout in known.items()
         }
         everyones = gather(uses, "digits of sums")
         keys = sorted({key for each in everyones for key in each})
         lacking = {key for key in keys if any(key not in each for each in everyones)}
         if lacking:  # a process has not trained these tensors: the first that has tells their layout
             before = everyones[: everyones.index(uses)]
-            first = {key for key in lacking & {*own} if not any(key in each for each in before)}
-            for told in gather({key: own[key] for key in first}, "layouts of sums"):
-                own |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in told.items()}
+            first = {key for key in lacking & {*known} if not any(key in each for each in before)}
+            for new in gather({key: known[key] for key in first}, "layouts of sums"):
+                known |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in new.items()}
         for key in keys:
-            layout, uses_of_all = own[key], [each[key] for each in everyones if key in each]
+            layout, uses_of_all = known[key], [each[key] for each in everyones if key in each]
             digits = sorted({digit for used, _ in uses_of_all for digit in used})
             for number in range(-(-_size(layout) // BLOCK)):
                 self._block(layout, number).add_up(digits, any(odd for _, odd in uses_of_all), add)
@@ -311,7 +311,8 @@ class ExactSums:
         sums, self._sums, self._totals = self._sums, {}, {}
         times = Counter(name for layout in sums for name, _ in layout)
         shapes = {name: shape for layout in sums for name, shape in layout}
-        found: State = {n: torch.zeros(s, dtype=torch.float64) for n, s in shapes.items() if times[n] == 1}
+        state: State = {n: torch.zeros(s, dtype=torch.float64) for n, s in shapes.items() if times[n] == 1}
+        # A name of several layouts has several sums, which are added before the total is rounded, once.
         shared = {name: ExactSum(shape) for name, shape in shapes.items() if times[name] > 1}
         for layout, blocks in sums.items():
             while blocks:
@@ -322,16 +323,14 @@ class ExactSums:
                     low, high = max(start, where.start), min(stop, where.stop)
                     if low >= high:
                         continue
-                    here, there = (
-                        slice(low - start, high - start),
-                        slice(low - where.start, high - where.start),
-                    )
+                    here = slice(low - start, high - start)
+                    there = slice(low - where.start, high - where.start)
                     if times[name] == 1:
                         assert alone is not None
-                        found[name].view(-1)[there] = alone[here]
+                        state[name].view(-1)[there] = alone[here]
                     else:
                         shared[name].add_elements(block, here, there)
-        return found | {name: total.rounded() for name, total in shared.items()}
+        return state | {name: total.rounded() for name, total in shared.items()}
 
 
 def in_pieces(partial: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
@@ -415,10 +414,10 @@ def _carry(digits: dict[int, Tensor]) -> None:
 def _rounded(digits: dict[int, Tensor]) -> Tensor:
     """Return ``sum(digits[i] * 2**(BITS * i + LOWEST))``, correctly rounded; digits are changed in place."""
     _carry(digits)
-    found = _leading(digits, LOWEST)
-    if not math.isfinite(_peak(found)):  # the sum, or its highest digit alone, is above the range of fp64
-        found = found.where(found.isfinite(), _leading(digits, LOWEST - 2 * BITS) * 2.0 ** (2 * BITS))
-    return found
+    total = _leading(digits, LOWEST)
+    if not math.isfinite(_peak(total)):  # the sum, or its highest digit alone, is above the range of fp64
+        total = total.where(total.isfinite(), _leading(digits, LOWEST - 2 * BITS) * 2.0 ** (2 * BITS))
+    return total
 
 
 def _leading(digits: Mapping[int, Tensor], exponent: int) -> Tensor:

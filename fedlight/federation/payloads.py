@@ -44,16 +44,16 @@ def predict_payloads(
     """
     client = replace(client, memory=_shapes(client.memory))
     state, rank = _shapes(state), rank_of(client)
-    found: list[Payloads] = []
+    payloads: list[Payloads] = []
     try:
         for _ in range(2 if again else 1):
-            found = _predicted(algorithm, visits, client, state, rank, gone_per_batch)
+            payloads = _predicted(algorithm, visits, client, state, rank, gone_per_batch)
     except (RuntimeError, TypeError) as error:  # of torch, for an operation that needs values
         raise ValueError(
             f"how many bytes {type(algorithm).__name__} sends cannot be known before a round, as its send, start_visit or "
             f"reply looks at values of tensors ({error}): have these hooks depend on names and shapes alone"
         ) from error
-    return found
+    return payloads
 
 
 def _predicted(
@@ -65,7 +65,7 @@ def _predicted(
     gone_per_batch: float,
 ) -> list[Payloads]:
     """Return the payloads of one round; the client remembers its replies."""
-    received, found = State(), []
+    received, payloads = State(), []
     before: Visiting | None = None
     for visit in visits:
         sent = algorithm.send(visit, client, state)
@@ -79,9 +79,9 @@ def _predicted(
         work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
         up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
         down = {} if sent is None else cut_to_rank(received, rank)
-        found.append(Payloads(down, up, start, _shapes(client.memory)))
+        payloads.append(Payloads(down, up, start, _shapes(client.memory)))
         before = visiting
-    return found
+    return payloads
 
 
 def _shapes(value: Any) -> Any:

@@ -79,10 +79,8 @@ class PrivateMean(Checked, Aggregation):
     ) -> None:
         _check(clip_norm, noise_multiplier)
         _check_delta(delta)
-        self.clip_norm = clip_norm
-        self.noise_multiplier = noise_multiplier
+        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
         self.secret_sampling = secret_sampling
-        self.delta = delta
         self.sums = ExactSums()
         self._senders: Counter[str] = Counter()
         self._clients: set[str] = set()
@@ -172,9 +170,7 @@ class ClipAndNoise(Codec):
     def __init__(self, clip_norm: float, noise_multiplier: float, delta: float = DELTA) -> None:
         _check(clip_norm, noise_multiplier)
         _check_delta(delta)
-        self.clip_norm = clip_norm
-        self.noise_multiplier = noise_multiplier
-        self.delta = delta
+        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         scale = _clipping([values], self.clip_norm, "the movement")

@@ -239,6 +239,12 @@ class KnowsBaseBits(Protocol):
     base_bits: int | None
 
 
+def optimized_parameters(federation: Federation) -> dict[str, nn.Parameter]:
+    """Return the parameters that the optimizers hold, by name: those alone are federated."""
+    held = {id(p) for each in federation.optimizers for group in each.param_groups for p in group["params"]}
+    return {name: p for name, p in federation.module.named_parameters() if id(p) in held}
+
+
 def refuse_odd_steps(optimizers: Sequence[torch.optim.Optimizer], algorithm: str) -> None:
     """Raise ValueError for optimizers under which a term that ``algorithm`` adds to gradients has another meaning.
 

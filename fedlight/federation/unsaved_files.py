@@ -57,9 +57,9 @@ class Checkpoint:
     def from_line(cls, line: str) -> "Checkpoint | None":
         """Return the checkpoint of a note's line; None for half a line, whose checkpoint was not begun."""
         try:
-            found = json.loads(line)
+            note = json.loads(line)
             return cls.at(
-                str(found["path"]), str(found["mark"]), map(str, found["named"]), map(str, found["obsolete"])
+                str(note["path"]), str(note["mark"]), map(str, note["named"]), map(str, note["obsolete"])
             )
         except (ValueError, KeyError, TypeError):
             return None
@@ -76,8 +76,8 @@ class Checkpoint:
             return None
         try:
             with zipfile.ZipFile(file) as parts:
-                found = [name for name in parts.namelist() if name.rpartition("/")[2] == "data.pkl"]
-                return any(self.mark.encode() in parts.read(name) for name in found) if found else None
+                names = [name for name in parts.namelist() if name.rpartition("/")[2] == "data.pkl"]
+                return any(self.mark.encode() in parts.read(name) for name in names) if names else None
         except FileNotFoundError:
             return False
         except Exception:  # of another form, or damaged
@@ -173,10 +173,10 @@ def _needless(note: str) -> set[str]:
                 unsaved -= ended.named
         else:
             unsaved.add(line)
-    for one in begun.values():
-        is_there = one.is_there()
+    for checkpoint in begun.values():
+        is_there = checkpoint.is_there()
         if is_there is not False:
-            unsaved -= one.named
+            unsaved -= checkpoint.named
         if is_there:
-            unsaved |= one.obsolete
+            unsaved |= checkpoint.obsolete
     return unsaved

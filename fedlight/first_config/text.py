@@ -259,11 +259,9 @@ def _synthesis(draft: Draft) -> str:
       class_path: SelfGeneration
       init_args:
         number: 16                     # candidates of each client and round
-        instruction_demonstrations: {2 if is_short else 8:<2} # of the client's own rows
-        response_demonstrations: {1 if is_short else 4}
-        temperature: 0.7               # the paper: 0, greedy, with which a small model repeats itself
-        max_instruction_tokens: {min(64, draft.max_tokens // 4)}
-        max_response_tokens: {min(256, draft.max_tokens // 4)}"""
+        instructions: {{demonstrations: {2 if is_short else 8}, max_new_tokens: {min(64, draft.max_tokens // 4)}}}
+        responses: {{demonstrations: {1 if is_short else 4}, max_new_tokens: {min(256, draft.max_tokens // 4)}}}
+        temperature: 0.7               # the paper: 0, greedy, with which a small model repeats itself"""
 
 
 def _federated(draft: Draft) -> str:

@@ -56,6 +56,21 @@ NESTED = {
     "budget": ("max_requests", "max_cost", "prompt_price", "answer_price"),
     "warmup": ("warmup_share", "warmup_epochs", "warmup_batch_size", "lr"),
     "gradients": ("batch_size",),
+    "instructions": (
+        *("instruction_demonstrations", "instruction_tries", "max_instruction_tokens"),
+        *("min_words", "refusals"),
+    ),
+    "responses": ("response_demonstrations", "max_response_tokens", "tries"),
+    "instruction": tuple(f"instruction_{part}" for part in ("begin", "example", "end", "stop", "pattern")),
+    "response": (
+        *("response_begin", "response_end", "response_stop", "response_pattern"),
+        *("example_with_input", "example_without_input", "no_input"),
+    ),
+    "input": ("input_end", "input_stop", "response_end_with_input"),
+    "draw": ("num_clients", "shots", "records", "num_test"),
+    "jury": ("jury_share", "min_decided", "min_minority"),
+    "bounds": ("num_clients", "min_train", "max_train", "min_test", "max_test"),
+    "holdout": ("column", "held_out"),
 }
 """Setting that others stand below -> their former names, beside it."""
 RENAMED = {
@@ -63,6 +78,10 @@ RENAMED = {
     "max_tokens": "sampling.max_new_tokens",
     "prompt_price": "budget.prices.prompt",
     "answer_price": "budget.prices.answer",
+    "max_instruction_tokens": "instructions.max_new_tokens",
+    "max_response_tokens": "responses.max_new_tokens",
+    "response_end_with_input": "input.response_end",
+    "held_out": "holdout.values",
 }
 """Former setting -> its place below another, where the words differ."""
 OF_VALUE = {"optimizer": "name", "completions": "number", "split": "train_split"}
@@ -186,16 +205,23 @@ def _no_setting(path: str | None, option: str) -> str:
     moved = MOVED.get(first)
     if moved is not None and moved[0] in settings:
         return f"{_last(path)} has no setting {option!r} any more: {moved[1]}"
-    if place := _place(first, settings):
-        return f"{_last(path)} has no setting {first!r} any more: it is {place} now"
-    return f"{_last(path)} has no setting {option!r}{near(option, settings) or _has(settings)}"
+    return former_setting(_last(path), first, settings) or (
+        f"{_last(path)} has no setting {option!r}{near(option, settings) or _has(settings)}"
+    )
 
 
-def _place(former: str, known: Collection[str]) -> str | None:
-    """Return where a former setting stands below one that is known; None for another."""
+def former_setting(owner: str, name: str, known: Collection[str]) -> str | None:
+    """Return the message for a former setting that stands below one that is known; None for another.
+
+    Examples:
+        >>> former_setting("opinion_pairs", "jury_share", ["votes", "jury"])
+        "opinion_pairs has no setting 'jury_share' any more: it is jury.share now"
+    """
     for key, names in NESTED.items():
-        if former in names and key in known:
-            return RENAMED.get(former) or f"{key}.{former.removeprefix(f'{key}_')}"
+        if name in names and key in known:
+            prefix = f"{key.removesuffix('s')}_"
+            place = RENAMED.get(name) or f"{key}.{name.removeprefix(prefix)}"
+            return f"{owner} has no setting {name!r} any more: it is {place} now"
     return None
 
 

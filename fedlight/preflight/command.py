@@ -1,7 +1,6 @@
 """Parsing of every stage: does its config parse, and does its function take its arguments? Nothing is loaded for it."""
 
 import contextlib
-import inspect
 import io
 import os
 import warnings
@@ -37,7 +36,7 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
     parsed, wrong = [], []
     for stage in stages:
         try:
-            parsed.append(ParsedStage(stage, _bound(stage)) if stage.command == "call" else _parsed(stage))
+            parsed.append(_called(stage) if stage.command == "call" else _parsed(stage))
         except ValueError as error:
             parsed.append(ParsedStage(stage, {}))
             wrong.append(problem(f"stage {stage.name}", " ".join(str(error).split())))
@@ -82,6 +81,11 @@ def _short_messages() -> Iterator[None]:
             os.environ["FEDLIGHT_TRACEBACK"] = wanted
 
 
+def _called(stage: Stage) -> ParsedStage:
+    stage.call_arguments()  # refuses what does not fit
+    return ParsedStage(stage, dict(stage.arguments))
+
+
 def _make(config: Any, stage: Stage) -> None:
     parser = OneLineParser(parser_mode="omegaconf+")
     parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
@@ -93,14 +97,6 @@ def _make(config: Any, stage: Stage) -> None:
     except (FileNotFoundError, ValueError) as error:
         if str(stage.folder.parent) not in str(error):  # an earlier stage will have written that file
             raise ValueError(str(error)) from None
-
-
-def _bound(stage: Stage) -> dict[str, Any]:
-    try:
-        inspect.signature(stage.function).bind(**stage.arguments)
-    except TypeError as error:
-        raise ValueError(f"{stage.target}: {error}; see its docstring") from None
-    return dict(stage.arguments)
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,7 +13,10 @@ import yaml
 from fedlight.lightning_cli.class_names import same_class
 
 OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
-OF_MAPS = ("trainer", "init_args", "dict_kwargs", "split", "format", "rows")
+OF_MAPS = (
+    *("trainer", "init_args", "dict_kwargs", "split", "format", "rows"),
+    *("instructions", "responses", "instruction", "response", "input"),
+)
 """Keys whose maps hold arguments, which are merged one by one."""
 PLAIN_TEXT = re.compile(r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[A-Za-z_/][\w/.-]*", re.IGNORECASE)
 """Texts that every YAML reader reads as text without quotes."""

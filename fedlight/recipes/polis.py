@@ -21,7 +21,7 @@ from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
-from fedlight.support.checks import check_choice, check_range, refuse_below
+from fedlight.support.checks import check_choice, check_fields, check_range, refuse_below
 from fedlight.support.files import csv_text, read_csv, write_whole
 from fedlight.support.needs import RowSource
 from fedlight.support.seeding import derive_seed
@@ -56,6 +56,58 @@ class Opinions:
     repeated: int
 
 
+@dataclass(frozen=True)
+class Jury:
+    """People who say which pairs are contested; in YAML ``jury: {share: 0.5, min_decided: 8}``.
+
+    Args:
+        share: share of all people on the jury, in (0, 1).
+        min_decided: fewest members that have decided a contested pair.
+        min_minority: least share of them in the minority, in [0, 0.5].
+    """
+
+    share: float = 0.5
+    min_decided: int = 8
+    min_minority: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_share("jury.share", self.share)
+        refuse_below(1, "jury.", min_decided=self.min_decided)
+        check_range("jury.min_minority", self.min_minority, 0, 0.5)
+
+
+@dataclass(frozen=True)
+class PairBounds:
+    """Numbers of clients and of their pairs; in YAML ``bounds: {num_clients: 120, max_train: 120}``.
+
+    Args:
+        num_clients: most clients.
+        min_train: fewest training pairs of a client.
+        max_train: most training pairs of a client, drawn at random, so that people with many votes do not decide.
+        min_test: fewest test pairs of a client.
+        max_test: most test pairs of a client.
+    """
+
+    num_clients: int = 120
+    min_train: int = 5
+    max_train: int = 120
+    min_test: int = 2
+    max_test: int = 60
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        refuse_below(2, "bounds.", num_clients=self.num_clients)
+        refuse_below(1, "bounds.", min_train=self.min_train, min_test=self.min_test)
+        refuse_below(self.min_train, "bounds.", max_train=self.max_train)
+        refuse_below(self.min_test, "bounds.", max_test=self.max_test)
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 < share < 1:
+        raise ValueError(f"{name}={share} must lie between 0 and 1")
+
+
 def opinion_pairs(
     votes: str,
     statements: str,
@@ -64,15 +116,9 @@ def opinion_pairs(
     test: str,
     pairs: str = "contested",
     test_statements: str = "own",
-    jury_share: float = 0.5,
-    min_decided: int = 8,
-    min_minority: float = 0.3,
+    jury: Jury = Jury(),
     test_share: float = 0.4,
-    num_clients: int = 120,
-    max_train: int = 120,
-    max_test: int = 60,
-    min_train: int = 5,
-    min_test: int = 2,
+    bounds: PairBounds = PairBounds(),
     columns: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Write pairs of a statement that a person agrees with and one that it disagrees with, in a random order.
@@ -93,15 +139,9 @@ def opinion_pairs(
         pairs: ``contested`` or ``all``.
         test_statements: ``own``: drawn for each client, so other clients may have trained on them; ``new``: drawn once, no
             client trains on them.
-        jury_share: share of all people on the jury, in (0, 1).
-        min_decided: fewest members of the jury that have decided a contested pair.
-        min_minority: least share of them in the minority, in [0, 0.5].
+        jury: its size, and when it calls a pair contested.
         test_share: share of statements to test on, in (0, 1).
-        num_clients: most clients.
-        max_train: most training pairs of a client, drawn at random, so that people with many votes do not decide.
-        max_test: most test pairs of a client.
-        min_train: fewest training pairs of a client.
-        min_test: fewest test pairs of a client.
+        bounds: numbers of clients and of their pairs.
         columns: columns of the rows where they have other names: ours -> theirs.
 
     Beside the training pairs ``people.csv`` gets the place of each person among all by its votes (`opinion_space`), with the
@@ -118,22 +158,15 @@ def opinion_pairs(
     """
     check_choice("pairs", pairs, ("contested", "all"))
     check_choice("test_statements", test_statements, ("own", "new"))
-    refuse_below(2, num_clients=num_clients)
-    refuse_below(1, min_train=min_train, min_test=min_test, min_decided=min_decided)
-    refuse_below(min_train, max_train=max_train)
-    refuse_below(min_test, max_test=max_test)
-    check_range("min_minority", min_minority, 0, 0.5)
-    for name, share in {"jury_share": jury_share, "test_share": test_share}.items():
-        if not 0 < share < 1:
-            raise ValueError(f"{name}={share} must lie between 0 and 1")
+    _check_share("test_share", test_share)
     opinions = read_opinions(votes, statements, columns)
     order = np.random.default_rng(derive_seed(seed, "jury")).permutation(len(opinions.people))
-    jury, others = np.split(order, [round(jury_share * len(order))])
-    if not len(jury):
-        raise ValueError(f"jury_share={jury_share} of {len(order)} people is nobody: raise it")
-    decided, is_contested = contested(opinions.votes[jury], min_decided, min_minority)
+    jurors, others = np.split(order, [round(jury.share * len(order))])
+    if not len(jurors):
+        raise ValueError(f"jury.share={jury.share} of {len(order)} people is nobody: raise it")
+    decided, is_contested = contested(opinions.votes[jurors], jury.min_decided, jury.min_minority)
     allowed = is_contested if pairs == "contested" else np.ones_like(is_contested)
-    agreeing = _agreeing(opinions.votes[jury])
+    agreeing = _agreeing(opinions.votes[jurors])
     shared = _held_out(np.arange(len(opinions.texts)), test_share, seed, "everybody")
     made: list[tuple[Rows, Rows]] = []
     eligible = 0
@@ -143,14 +176,16 @@ def opinion_pairs(
         held = shared if test_statements == "new" else _held_out(voted, test_share, seed, client)
         on_test = np.isin(voted, held)
         sides = [_pairs(ballot, voted[~on_test], allowed), _pairs(ballot, voted[on_test], allowed)]
-        if len(sides[0]) < min_train or len(sides[1]) < min_test:
+        if len(sides[0]) < bounds.min_train or len(sides[1]) < bounds.min_test:
             continue
         eligible += 1
-        if len(made) < num_clients:  # the others are only counted
+        if len(made) < bounds.num_clients:  # the others are only counted
             rngs = [np.random.default_rng(derive_seed(seed, side, client)) for side in ("train", "test")]
             drawn = [
                 np.sort(rng.permutation(len(of_side))[:at_most])
-                for rng, of_side, at_most in zip(rngs, sides, (max_train, max_test), strict=True)
+                for rng, of_side, at_most in zip(
+                    rngs, sides, (bounds.max_train, bounds.max_test), strict=True
+                )
             ]
             trained, tested = (
                 _written(of_side[chosen], opinions, person, rng)
@@ -159,8 +194,8 @@ def opinion_pairs(
             made.append((trained, tested))
     if len(made) < 2:
         raise RowsError(
-            f"{votes}: {eligible} people beside the jury have {min_train} training and {min_test} test pairs: lower "
-            f"min_train, min_test or min_decided={min_decided}, or set pairs=all"
+            f"{votes}: {eligible} people beside the jury have {bounds.min_train} training and {bounds.min_test} test pairs: "
+            f"lower bounds.min_train, bounds.min_test or jury.min_decided={jury.min_decided}, or set pairs=all"
         )
     place = {text: number for number, text in enumerate(opinions.texts)}
     rows_of_train = [row for rows, _ in made for row in rows]
@@ -174,13 +209,13 @@ def opinion_pairs(
     write_whole(Path(train).with_name("people.csv"), csv_text(_people(opinions)))
     return {
         "people": len(order),
-        "jury": len(jury),
+        "jury": len(jurors),
         "eligible": eligible,
         "clients": len(made),
         "statements": len(opinions.texts),
         "moderated_out": opinions.moderated_out,
         "repeated": opinions.repeated,
-        "contested": float(is_contested.sum() / max((decided >= min_decided).sum(), 1)),
+        "contested": float(is_contested.sum() / max((decided >= jury.min_decided).sum(), 1)),
         "train": len(rows_of_train),
         "test": len(rows_of_test),
     }

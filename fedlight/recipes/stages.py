@@ -8,16 +8,19 @@ Values never pass through a command line, where a text may be read as something 
 
 import hashlib
 import importlib
+import inspect
 import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
+from fedlight.lightning_cli.parser_words import former_setting
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
 from fedlight.runs.contents import MadeWith, in_words, left_in, refuse_changed_results
@@ -98,11 +101,7 @@ class Stage:
             raise type(stop)(f"in stage {self.name}; the same command goes on from here") from None
         if "report" in result:
             print(result["report"], file=sys.stderr, flush=True)
-        done = {
-            "result": result,
-            "seconds": time.perf_counter() - start,
-            "files": left_in(self.folder),
-        }
+        done = {"result": result, "seconds": time.perf_counter() - start, "files": left_in(self.folder)}
         write_json(self.folder / DONE, sealed(done))
         return done
 
@@ -183,8 +182,29 @@ class Stage:
             settings[DIGEST] = hashlib.sha256(whole).hexdigest()[:16]
         return {**settings, "contents of configs": contents}
 
+    def call_arguments(self) -> dict[str, Any]:
+        """Return the arguments of its function, with maps made into the dataclasses that the function takes.
+
+        Raises:
+            ValueError: an argument is unknown, missing or out of range.
+        """
+        signature = inspect.signature(self.function)
+        kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+        try:
+            signature.bind(**self.arguments)
+            return {
+                name: kinds[name](**value) if is_dataclass(kinds.get(name)) else value
+                for name, value in self.arguments.items()
+            }
+        except TypeError as error:
+            former = (
+                former_setting(self.target, name, kinds) for name in self.arguments if name not in kinds
+            )
+            reason = next(filter(None, former), f"{self.target}: {error}")
+            raise ValueError(f"{reason}; see its docstring") from None
+
     def _call(self) -> dict[str, Any]:
-        return self.function(**self.arguments) or {}
+        return self.function(**self.call_arguments()) or {}
 
     def config(self) -> dict[str, Any]:
         """Return the settings of its Lightning command: its config with the recipe's values merged into it.

@@ -22,8 +22,7 @@ def sample_voters(
     client: str,
     choice: str,
     ties: list[str],
-    column: str,
-    held_out: list[str],
+    holdout: Holdout,
     num_clients: int,
     min_train: int,
     num_test: int,
@@ -39,8 +38,7 @@ def sample_voters(
         client: column of the voter.
         choice: column of the choice.
         ties: values of the choice that are no decision.
-        column: column of the holdout; see `fedlight.datamodules.rows.exclusion`.
-        held_out: held-out values of this column.
+        holdout: column and values of what is held out.
         num_clients: number of voters to draw.
         min_train: fewest votes of a drawn voter to train on.
         num_test: held-out votes of each drawn voter, drawn as well.
@@ -55,7 +53,6 @@ def sample_voters(
     Raises:
         RowsError: fewer voters are eligible than wanted.
     """
-    holdout = Holdout(column, held_out)
     rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
     sides: list[dict[str, list[Any]]] = [{}, {}]
     for row, held in zip(rows, holdout.mask(rows, source).tolist(), strict=True):
@@ -92,8 +89,7 @@ def sample_pairs(
     source: str,
     choice: str,
     ties: list[str],
-    column: str,
-    values: list[str],
+    holdout: Holdout,
     held_out: bool,
     number: int,
     seed: int,
@@ -107,8 +103,7 @@ def sample_pairs(
         source: rows with a choice.
         choice: column of the choice.
         ties: values of the choice that are no decision.
-        column: column of the holdout; see `fedlight.datamodules.rows.exclusion`.
-        values: held-out values of this column.
+        holdout: column and values of what is held out.
         held_out: draw among the held-out rows, or among all others.
         number: most rows to draw.
         seed: seed of the draw.
@@ -120,7 +115,7 @@ def sample_pairs(
         ``pairs``, the number of rows.
     """
     rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
-    rows = list(Holdout(column, values).side(rows, source, held_out))
+    rows = list(holdout.side(rows, source, held_out))
     order = np.random.default_rng(derive_seed(seed, "pairs", held_out)).permutation(len(rows))[:number]
     drawn = [rows[index] for index in order.tolist()]
     if voters is not None:
@@ -131,15 +126,14 @@ def sample_pairs(
 
 
 def snippet_pairs(
-    source: str, texts: list[str], column: str, held_out: list[str], num_pairs: int, seed: int, output: str
+    source: str, texts: list[str], holdout: Holdout, num_pairs: int, seed: int, output: str
 ) -> None:
     """Write pairs of snippets of texts that are not held out; the choice is the snippet with more words.
 
     Args:
         source: rows of votes, whose choices are not read.
         texts: columns of the two answers.
-        column: column of the holdout; see `fedlight.datamodules.rows.exclusion`.
-        held_out: held-out values of this column.
+        holdout: column and values of what is held out.
         num_pairs: number of pairs to draw, of snippets with 4 to 30 words that differ by at least 3 words.
         seed: seed of the draws.
         output: file of JSON lines with ``response_a``, ``response_b`` and ``choice`` (a, b).
@@ -147,7 +141,7 @@ def snippet_pairs(
     Raises:
         RowsError: no text has so many words.
     """
-    rows = Holdout(column, held_out).side(load_rows(source), source, held_out=False)
+    rows = holdout.side(load_rows(source), source, held_out=False)
     words = [text.split() for text in sorted({text_at(row, name) for row in rows for name in texts})]
     words = [of_text for of_text in words if len(of_text) >= SNIPPET_WORDS[1]]
     if not words:

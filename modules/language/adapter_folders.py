@@ -52,18 +52,18 @@ def plan_names(num_adapters: int, folder: str | None, merge: bool) -> list[str]:
     """
     if folder is None:
         return name_adapters(num_adapters)
-    found = len(find_adapters(folder))
-    if found > 1 and merge:
+    number = len(find_adapters(folder))
+    if number > 1 and merge:
         raise ValueError(
-            f"merge_adapter=true merges one adapter, but adapter={folder!r} has {found}: give one of its folders, "
+            f"merge_adapter=true merges one adapter, but adapter={folder!r} has {number}: give one of its folders, "
             "such as adapter0 in it"
         )
-    if found > 1 and num_adapters not in (1, found):
+    if number > 1 and num_adapters not in (1, number):
         raise ValueError(
-            f"num_adapters={num_adapters}, but adapter={folder!r} has {found} adapters: leave num_adapters out, or "
+            f"num_adapters={num_adapters}, but adapter={folder!r} has {number} adapters: leave num_adapters out, or "
             "start all from one of them, such as adapter0 in it"
         )
-    return name_adapters(max(found, num_adapters))
+    return name_adapters(max(number, num_adapters))
 
 
 def find_adapters(folder: str) -> list[str]:
@@ -80,15 +80,15 @@ def find_adapters(folder: str) -> list[str]:
             "move them away"
         )
     several = [] if "default" in saved else [f"adapter{index}" for index in range(len(saved))]
-    found = [str(Path(folder) / name) for name in several] or [folder]
-    for path in found:
+    folders = [str(Path(folder) / name) for name in several] or [folder]
+    for path in folders:
         for name in (CONFIG, WEIGHTS):
             if not (Path(path) / name).is_file():
                 raise FileNotFoundError(
                     f"adapter={path!r} has no {name}: give a folder written by save_adapter"
                 )
         _check_digests(Path(path))
-    return found
+    return folders
 
 
 def _check_digests(folder: Path) -> None:
@@ -114,8 +114,8 @@ def _digest(file: Path) -> str:
 
 def _find_names(folder: str | Path) -> set[str]:
     names = {path.parent.name for path in Path(folder).glob(f"adapter*/{CONFIG}")}
-    own = {"default"} if (Path(folder) / CONFIG).is_file() else set()
-    return {name for name in names if name.removeprefix("adapter").isdecimal()} | own
+    single = {"default"} if (Path(folder) / CONFIG).is_file() else set()
+    return {name for name in names if name.removeprefix("adapter").isdecimal()} | single
 
 
 def save_adapters(network: Any, folder: str | Path) -> None:
@@ -148,17 +148,17 @@ def copy_adapters(folder: str | Path, target: Path, base: str) -> list[str]:
         FileNotFoundError: an adapter is missing.
         ValueError: a file differs from what was saved.
     """
-    found = find_adapters(str(folder))
-    names = ["default"] if len(found) == 1 else [Path(path).name for path in found]
-    for path, name in zip(found, names, strict=True):
-        own = target if name == "default" else target / name
-        own.mkdir(exist_ok=True)
-        shutil.copyfile(Path(path) / WEIGHTS, own / WEIGHTS)
+    folders = find_adapters(str(folder))
+    names = ["default"] if len(folders) == 1 else [Path(path).name for path in folders]
+    for path, name in zip(folders, names, strict=True):
+        written = target if name == "default" else target / name
+        written.mkdir(exist_ok=True)
+        shutil.copyfile(Path(path) / WEIGHTS, written / WEIGHTS)
         config = json.loads(read_text(Path(path) / CONFIG))
         config["base_model_name_or_path"] = base
         config["target_modules"] = sorted(config["target_modules"])  # a set, in another order each time
-        write_whole(own / CONFIG, json.dumps(config, indent=2) + "\n")
-        _write_digests(own)
+        write_whole(written / CONFIG, json.dumps(config, indent=2) + "\n")
+        _write_digests(written)
     return names
 
 

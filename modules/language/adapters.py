@@ -135,9 +135,9 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
     """
     from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
-    found = find_adapters(folder)
-    folders = found * len(names) if len(found) == 1 else found
-    for path in found:
+    saved = find_adapters(folder)
+    folders = saved * len(names) if len(saved) == 1 else saved
+    for path in saved:
         config = PeftConfig.from_pretrained(path)
         if config.peft_type != "LORA" or config.task_type != task:
             kind = f"{config.peft_type.value} for {config.task_type}"
@@ -221,16 +221,16 @@ def disable_adapters(network: Any, off: bool = True) -> Iterator[None]:
 
 def _zero_layers(network: nn.Module) -> list[Any]:
     """Return the LoRA layers whose only active adapter has B = 0, as before training."""
-    found = []
+    layers = []
     for layer in _adapter_layers(network):
         names = layer.active_adapters if hasattr(layer, "lora_variant") else []
         if len(names) == 1 and names[0] in layer.lora_B and names[0] not in layer.lora_variant:
             b = layer.lora_B[names[0]]
             if b.bias is None:
-                found.append((layer, b.weight.count_nonzero()))
+                layers.append((layer, b.weight.count_nonzero()))
     # One transfer from the device for all layers.
-    counts = torch.stack([count for _, count in found]).tolist() if found else []
-    return [layer for (layer, _), count in zip(found, counts, strict=True) if count == 0]
+    counts = torch.stack([count for _, count in layers]).tolist() if layers else []
+    return [layer for (layer, _), count in zip(layers, counts, strict=True) if count == 0]
 
 
 def drop_other_gradients(network: nn.Module, name: str) -> None:

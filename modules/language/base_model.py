@@ -128,9 +128,8 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
         config.use_cache = False
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float):
-            setattr(
-                config, name, 0.0
-            )  # in BERT, where rates are 0.1, a training step takes a quarter less time
+            # In BERT, where rates are 0.1, a training step takes a quarter less time.
+            setattr(config, name, 0.0)
     return config
 
 
@@ -259,8 +258,7 @@ class _Weight:
     """Tensor of a file that is not read yet."""
 
     def __init__(self, file: _File, name: str) -> None:
-        self._file = file
-        self._name = name
+        self._file, self._name = file, name
         self._slice = file._handle.get_slice(name)
 
     def __getattr__(self, name: str) -> Any:

@@ -53,12 +53,12 @@ def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
     return digest.hexdigest()
 
 
-def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
+def check_base(saved: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
     """Raise ValueError for a checkpoint that was made on another base.
 
     Args:
         saved: the description in the checkpoint; None where it has none.
-        own: the module's description. ``model`` may differ, as a model may move.
+        here: the module's description. ``model`` may differ, as a model may move.
 
     Examples:
         >>> a = {"model": "x/a", "checksum": "1f"}
@@ -72,15 +72,15 @@ def check_base(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
         raise ValueError(
             "this checkpoint does not say which model it belongs to: it was not made by a fedlight module"
         )
-    if {**saved, "model": ""} != {**own, "model": ""}:
+    if {**saved, "model": ""} != {**here, "model": ""}:
         was, now = (
             f"{base.get('model')!r} ({', '.join(f'{key} {value}' for key, value in base.items() if key != 'model')})"
-            for base in (saved, own)
+            for base in (saved, here)
         )
         raise ValueError(f"this checkpoint belongs to another model: made on {was}, here is {now}")
 
 
-def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_optimizer_settings(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise ValueError where optimizer settings differ: torch would silently keep those of the checkpoint.
 
     Examples:
@@ -90,11 +90,11 @@ def check_optimizer_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -
         ValueError: the checkpoint was trained with lr=0.1 and goes on with it, not with lr=0.2: ...
     """
     names = ("lr", "optimizer")
-    was, now = ({name: described(settings.get(name)) for name in names} for settings in (saved, own))
+    was, now = ({name: described(settings.get(name)) for name in names} for settings in (saved, here))
     refuse_other_settings(was, now, "start anew from its adapter by the setting adapter")
 
 
-def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> None:
+def copy_state(saved: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
     """Copy a state into a module's parameters; raise ValueError where names or shapes differ.
 
     Examples:
@@ -103,12 +103,12 @@ def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> 
         ...
         ValueError: this checkpoint does not fit the module: a is (2,) in the checkpoint and (3,) here; set ...
     """
-    wrong = [f"{name} is missing in the checkpoint" for name in own.keys() - saved.keys()]
-    wrong += [f"{name} is not in the module" for name in saved.keys() - own.keys()]
+    wrong = [f"{name} is missing in the checkpoint" for name in parameters.keys() - saved.keys()]
+    wrong += [f"{name} is not in the module" for name in saved.keys() - parameters.keys()]
     wrong += [
-        f"{name} is {tuple(saved[name].shape)} in the checkpoint and {tuple(own[name].shape)} here"
-        for name in own.keys() & saved.keys()
-        if saved[name].shape != own[name].shape
+        f"{name} is {tuple(saved[name].shape)} in the checkpoint and {tuple(parameters[name].shape)} here"
+        for name in parameters.keys() & saved.keys()
+        if saved[name].shape != parameters[name].shape
     ]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
@@ -117,5 +117,5 @@ def copy_state(saved: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]) -> 
             "set num_adapters, lora, adapter and head as they were"
         )
     with torch.no_grad():
-        for name, weight in own.items():
+        for name, weight in parameters.items():
             weight.copy_(saved[name])

@@ -197,9 +197,9 @@ class _Draws:
             scores = warper(ids, scores)
         shares = scores.softmax(dim=-1).split(self.sizes)
         drawn = [
-            torch.multinomial(own, 1, generator=stream)
-            for own, stream in zip(shares, self.streams, strict=True)
-            if len(own)
+            torch.multinomial(share, 1, generator=stream)
+            for share, stream in zip(shares, self.streams, strict=True)
+            if len(share)
         ]
         return torch.full_like(scores, -float("inf")).scatter_(1, torch.cat(drawn), 0.0)
 
@@ -279,7 +279,7 @@ def cut_at(text: str, stop: Sequence[str]) -> str:
         >>> cut_at("4\n\nQuestion: 5", ["Question:", "\n\n"]), cut_at("4", ["\n\n"])
         ('4', '4')
     """
-    return text[: min((at for one in stop if (at := text.find(one)) >= 0), default=len(text))]
+    return text[: min((at for ending in stop if (at := text.find(ending)) >= 0), default=len(text))]
 
 
 def _check_stop(stop: Sequence[str]) -> None:
@@ -307,7 +307,7 @@ def make_stopping(tokenizer: Any, stop: Sequence[str], width: int) -> Callable[[
 
     def stopped(ids: Tensor, scores: Any, **others: Any) -> Tensor:
         texts = tokenizer.batch_decode(ids[:, width:][:, -window:])
-        return torch.tensor([any(one in text for one in stop) for text in texts], device=ids.device)
+        return torch.tensor([any(ending in text for ending in stop) for text in texts], device=ids.device)
 
     return stopped
 

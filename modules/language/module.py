@@ -278,9 +278,9 @@ class LanguageModule(Checked, LightningModule):
             self.log_means("train", metrics)
             return
         for name, values in metrics.items():
-            own = [len(values)] if counts is None else [*counts]
-            sums = torch.stack([part.sum() for part in values.detach().float().split(own)])
-            self._train_sums.setdefault(name, []).append((sums, own))
+            sizes = [len(values)] if counts is None else [*counts]
+            sums = torch.stack([part.sum() for part in values.detach().float().split(sizes)])
+            self._train_sums.setdefault(name, []).append((sums, sizes))
 
     def sum_training(self) -> None:
         """Sum the metrics of training batches until `training_sums`, instead of logging each batch."""
@@ -295,14 +295,14 @@ class LanguageModule(Checked, LightningModule):
         if not parts:
             return []
         # One transfer from the device for all batches.
-        batches = iter(torch.stack([sums for own in parts.values() for sums, _ in own]).tolist())
-        found: list[dict[str, tuple[float, int]]] = [{} for _ in next(iter(parts.values()))[0][1]]
-        for name, own in parts.items():
-            sums, counts = [next(batches) for _ in own], [counts for _, counts in own]
-            for client, metrics in enumerate(found):
+        batches = iter(torch.stack([sums for logged in parts.values() for sums, _ in logged]).tolist())
+        totals: list[dict[str, tuple[float, int]]] = [{} for _ in next(iter(parts.values()))[0][1]]
+        for name, logged in parts.items():
+            sums, counts = [next(batches) for _ in logged], [counts for _, counts in logged]
+            for client, metrics in enumerate(totals):
                 total = math.fsum(each[client] for each in sums)
                 metrics[name] = total, sum(each[client] for each in counts)
-        return found
+        return totals
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         return self.evaluate_batch("val", batch)
@@ -322,10 +322,10 @@ class LanguageModule(Checked, LightningModule):
 
     def evaluated(self, batch: Batch) -> dict[str, Tensor]:
         """Return the `evaluation` of the present step's batch, which another process may have computed."""
-        found = self._evaluated.take(self, batch)
-        if found is None:
+        results = self._evaluated.take(self, batch)
+        if results is None:
             return self.evaluation(batch)
-        return {name: values.to(self.device) for name, values in found.items()}
+        return {name: values.to(self.device) for name, values in results.items()}
 
     def evaluate_batch(self, stage: str, batch: Batch) -> Any:
         """Log the metrics of a validation or test batch; return what the step returns."""
@@ -398,10 +398,10 @@ class LanguageModule(Checked, LightningModule):
             ValueError: the adapters cannot be stacked (`fedlight.stacking.StackedAdapters`), or see `generate`.
         """
         self.configure_model()
-        asked = [k for k, own in enumerate(prompts) if own]
+        asked = [k for k, prompt in enumerate(prompts) if prompt]
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
-        requests = [Request(own, seed) for own, seed in zip(prompts, seeds, strict=True)]
+        requests = [Request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         if self.options.execution["vllm"] is not None:
             return self._complete_by_vllm(states, requests, settings)
         stacked = StackedAdapters(self, adapters.trained_parameters(self))
@@ -475,11 +475,9 @@ class LanguageModule(Checked, LightningModule):
 
     def _keep_number_type(self, saved: str | None) -> None:
         """Load the base anew where ``auto`` was another type on the CPU of the run that is continued."""
-        if (
-            self.options.dtype != "auto"
-            or self.causal_lm.device.type != "cpu"
-            or saved not in ("fp32", "bf16")
-        ):
+        # On a CPU auto is measured, and another machine may find another type.
+        is_measured = self.options.dtype == "auto" and self.causal_lm.device.type == "cpu"
+        if not is_measured or saved not in ("fp32", "bf16"):
             return
         if self._number_type is None or saved != self._number_type.name:
             self._number_type = NumberType(saved, "as in the checkpoint (dtype: auto)")

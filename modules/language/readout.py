@@ -103,10 +103,8 @@ def response_log_probs(
     labels = batch["labels"][:, 1:]
     scored = labels != IGNORED
     hidden = compute(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
-    found = token_log_probs(head_logits(causal_lm, hidden[scored]), labels[scored])
-    return torch.zeros(labels.shape, dtype=found.dtype, device=found.device).masked_scatter(
-        scored, found
-    ), scored
+    log_probs = token_log_probs(head_logits(causal_lm, hidden[scored]), labels[scored])
+    return log_probs.new_zeros(labels.shape).masked_scatter(scored, log_probs), scored
 
 
 def check_readout(causal_lm: Any, model: str) -> None:
@@ -115,8 +113,8 @@ def check_readout(causal_lm: Any, model: str) -> None:
     mask = torch.ones_like(ids)
     with torch.no_grad():
         expected = causal_lm(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
-        found = head_logits(causal_lm, hidden_states(causal_lm, ids, mask))
-    if not torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
+        logits = head_logits(causal_lm, hidden_states(causal_lm, ids, mask))
+    if not torch.allclose(logits, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
         kind = causal_lm.config.model_type
         raise ValueError(f"model={model!r}: {kind} computes its logits in an unknown way: use another model")
 
@@ -237,12 +235,12 @@ def _compare(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: 
     used = attention_mask.bool()
     expected = hidden_states(causal_lm, input_ids, attention_mask)[used]
     try:
-        found = _compute_packed(causal_lm, packed)[used]
+        computed = _compute_packed(causal_lm, packed)[used]
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         return f"does not compute shared rows ({type(error).__name__})"
-    apart = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    apart = (computed - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     largest = float(apart.max())
     # Rounding to 16 bits adds up over the layers.
     if largest <= (0.1 if expected.dtype.itemsize == 2 else 1e-3):

@@ -51,9 +51,9 @@ def log_likelihoods(
     Raises:
         ValueError: a continuation is empty, or a text does not fit into the model.
     """
-    pairs = [(prompt, one) for prompt, own in zip(prompts, continuations, strict=True) for one in own]
+    pairs = [(prompt, text) for prompt, texts in zip(prompts, continuations, strict=True) for text in texts]
     each = iter(score(causal_lm, encode_continuations(tokenizer, pairs), batch_size, shared_prefix))
-    return [[next(each) for _ in own] for own in continuations]
+    return [[next(each) for _ in texts] for texts in continuations]
 
 
 def score(
@@ -68,11 +68,11 @@ def score(
     by_input: dict[tuple[int, ...], list[int]] = {}
     for index, text in enumerate(texts):
         by_input.setdefault(tuple(text.ids[:-1]), []).append(index)
-    starts = {ids: texts[own[0]].start for ids, own in by_input.items()}
+    starts = {ids: texts[places[0]].start for ids, places in by_input.items()}
     shares = shared_prefix is not None and shared_prefix.setting == "auto"
     inputs = _order(starts, LEAST_SHARED if shares else None)
     compute = hidden_states if shared_prefix is None else shared_prefix.neighbours
-    found: dict[int, Likelihood] = {}
+    scores: dict[int, Likelihood] = {}
     with eval_mode(causal_lm), torch.no_grad():
         for at in range(0, len(inputs), batch_size):
             batch = inputs[at : at + batch_size]
@@ -82,11 +82,11 @@ def score(
                 for index in by_input[ids]:
                     start = texts[index].start
                     wanted = torch.tensor(texts[index].ids[start:], device=log_probs.device)
-                    own = log_probs[start - first :]
-                    log_prob = float(own.gather(1, wanted[:, None])[:, 0].sum())
-                    greedy = bool((own.argmax(dim=1) == wanted).all())
-                    found[index] = Likelihood(log_prob, len(wanted), greedy)
-    return [found[index] for index in range(len(texts))]
+                    answer = log_probs[start - first :]
+                    log_prob = float(answer.gather(1, wanted[:, None])[:, 0].sum())
+                    greedy = bool((answer.argmax(dim=1) == wanted).all())
+                    scores[index] = Likelihood(log_prob, len(wanted), greedy)
+    return [scores[index] for index in range(len(texts))]
 
 
 def _order(starts: Mapping[tuple[int, ...], int], least_shared: int | None) -> list[tuple[int, ...]]:
@@ -100,7 +100,8 @@ def _order(starts: Mapping[tuple[int, ...], int], least_shared: int | None) -> l
     for ids, start in starts.items():
         alike = least_shared is not None and start >= least_shared
         groups.setdefault(ids[:start] if alike else ids, []).append(ids)
-    return [ids for own in sorted(groups.values(), key=lambda own: -max(map(len, own))) for ids in own]
+    longest_first = sorted(groups.values(), key=lambda group: -max(map(len, group)))
+    return [ids for group in longest_first for ids in group]
 
 
 def free_energies(
@@ -131,7 +132,7 @@ def free_energies(
     texts = encode_pairs(tokenizer, list(zip(prompts, answers, strict=True)))
     _check_lengths(causal_lm, texts)
     order = sorted(range(len(texts)), key=lambda index: len(texts[index].ids), reverse=True)
-    found = [0.0] * len(texts)
+    means = [0.0] * len(texts)
     with eval_mode(causal_lm), torch.no_grad():
         for at in range(0, len(order), batch_size):
             batch = order[at : at + batch_size]
@@ -139,8 +140,8 @@ def free_energies(
             for index, ids, hidden in zip(batch, inputs, _compute_hidden(causal_lm, inputs), strict=True):
                 logits = head_logits(causal_lm, hidden[texts[index].start - 1 : len(ids)])
                 energies = -temperature * (logits / temperature).logsumexp(dim=-1)
-                found[index] = float(energies.mean())
-    return found
+                means[index] = float(energies.mean())
+    return means
 
 
 def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Scored]:

@@ -23,7 +23,7 @@ from fedlight.datamodules.instructions.taught_rows import TaughtRows
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.modules.language.adapters import Lora
@@ -35,7 +35,10 @@ pytestmark = pytest.mark.skipif(
     not (STORIES.is_dir() and TASKS.is_file()), reason="FEDLIGHT_SHARED names no folder with both"
 )
 NUMBER = 6
-ANY_ANSWER = dataclasses.replace(FEWFEDPIT_PROMPTS, response_pattern="(?:Input:)?(?P<response>.+)")
+ANY_ANSWER = dataclasses.replace(
+    FEWFEDPIT_PROMPTS,
+    response=dataclasses.replace(FEWFEDPIT_PROMPTS.response, pattern="(?:Input:)?(?P<response>.+)"),
+)
 TRAINER = {"accelerator": "cpu", "logger": False, "limit_val_batches": 0}
 TRAINER |= dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
@@ -53,9 +56,10 @@ def source(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("tasks") / "rows.jsonl", rows)
 
 
-def fit(source, folder, **settings):
+def fit(source, folder, max_instruction_tokens=16, tries=3, **settings):
     """Two rounds of two clients: their visits, the data, and the candidates that the files have."""
-    limits = {"max_instruction_tokens": 16, "max_response_tokens": 24, "instruction_tries": NUMBER}
+    instructions = NewInstructions(max_new_tokens=max_instruction_tokens, tries=NUMBER)
+    responses = NewResponses(max_new_tokens=24, tries=tries)
     data = SyntheticInstructionDataModule(
         source=source,
         columns={"instruction": "instruction", "input": "input", "response": "output"},
@@ -66,7 +70,7 @@ def fit(source, folder, **settings):
         split=Split(val_share=0),
         batch_size=8,
         keep=NUMBER // 2,
-        synthesis=SelfGeneration(**{"number": NUMBER, **limits, **settings}),
+        synthesis=SelfGeneration(NUMBER, instructions, responses, **settings),
     )
     visits = []
 

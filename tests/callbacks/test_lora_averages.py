@@ -328,11 +328,11 @@ class Near(Algorithm):
 
     def start_visit(self, visit, client, received):
         visiting = super().start_visit(visit, client, received)
-        visiting.own["mu"] = 0.5
+        visiting.notes["mu"] = 0.5
         return visiting
 
     def adjust_gradients(self, visiting, parameters, gradients):
-        FedProx(visiting.own["mu"]).adjust_gradients(visiting, parameters, gradients)
+        FedProx(visiting.notes["mu"]).adjust_gradients(visiting, parameters, gradients)
 
 
 @pytest.mark.parametrize("make", [FFALoRA, RoLoRA, FedSALoRA, lambda **own: ProductAverage(0.9, **own)])

@@ -10,7 +10,7 @@ from self_generating import ALPACA, dropped, in_words, made, once, rows
 
 from fedlight import toy
 from fedlight.datamodules.synthesis.filters import LONG, OwnTexts
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
 from fedlight.datamodules.text.templates import Template
 from fedlight.recipes import recipe
 
@@ -174,7 +174,7 @@ def test_a_later_try_may_succeed_and_the_others_are_not_asked_again():
     assert [call[0] for call in model.calls] == [4, 4, 3, 2]
     assert dropped(synthesis) == {"no_match": 1}
     other = ScriptedModel(respond=respond)
-    (only,) = made(once(4, tries=1), {"a": rows(12)}, other)["a"]
+    (only,) = made(once(4, responses=NewResponses(tries=1)), {"a": rows(12)}, other)["a"]
     assert only["response"] == "try 0"
 
 
@@ -242,7 +242,7 @@ def test_a_long_private_text_is_dropped_amid_new_text_and_in_another_field(answe
 @pytest.mark.parametrize("name", ["fewfedpit", "fewfedpit_rule"])
 def test_rows_that_the_toy_world_makes_are_too_short_to_be_compared_with_long_texts(name):
     """So the filter of long texts drops no row of the recorded runs."""
-    pattern = recipe.load(name)["prompts"]["init_args"]["response_pattern"]
+    pattern = recipe.load(name)["prompts"]["init_args"]["response"]["pattern"]
     words = transformers.AutoTokenizer.from_pretrained(toy.MODEL).get_vocab()
     word, number = (max(filter(re.compile(kind).fullmatch, words), key=len) for kind in ("[a-z]+", "[0-9]+"))
     made_up = re.fullmatch(pattern, f"{word} {number}")
@@ -267,10 +267,10 @@ def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
 
 def test_endless_responses_are_dropped_unless_they_are_wanted():
     model = ScriptedModel(respond=lambda *_: "Input: none\nResponse: " + "on and " * 50)
-    synthesis = once(1, max_response_tokens=10)
+    synthesis = once(1, responses=NewResponses(max_new_tokens=10))
     assert made(synthesis, {"a": rows(4)}, model) == {"a": []}
     assert dropped(synthesis) == {"cut_off": 1}
-    kept = once(1, max_response_tokens=10, keep_cut=True)
+    kept = once(1, responses=NewResponses(max_new_tokens=10), keep_cut=True)
     assert made(kept, {"a": rows(4)}, model)["a"][0]["response"].startswith("on and on")
 
 
@@ -280,7 +280,7 @@ def test_a_prompt_that_does_not_fit_shows_less():
     model = ScriptedModel(
         limit=60
     )  # the beginning has 22 words, a demonstration of rows 8, of the short row 5
-    synthesis = once(1, max_instruction_tokens=8, max_response_tokens=20)
+    synthesis = once(1, max_new_tokens=8, responses=NewResponses(max_new_tokens=20))
     assert len(made(synthesis, {"a": [*own, short]}, model)["a"]) == 1
     shown = model.first[0].count("Task ") - 1
     assert 1 <= shown < 8
@@ -292,9 +292,14 @@ def test_a_prompt_that_does_not_fit_shows_less():
 
 
 def test_without_demonstrations_the_model_is_sampled():
-    with pytest.raises(ValueError, match=r"instruction_demonstrations=0 with temperature=0 writes the same"):
-        in_words(instruction_demonstrations=0)
-    synthesis = in_words(number=3, instruction_demonstrations=0, response_demonstrations=0, temperature=0.7)
+    with pytest.raises(ValueError, match=r"instructions.demonstrations=0 with temperature=0 writes the same"):
+        in_words(instructions=NewInstructions(demonstrations=0))
+    synthesis = in_words(
+        number=3,
+        instructions=NewInstructions(demonstrations=0),
+        responses=NewResponses(demonstrations=0),
+        temperature=0.7,
+    )
     model = ScriptedModel()
     assert len(made(synthesis, {"a": rows(3)}, model)["a"]) == 3
     assert {prompt.count("Task ") for prompt in model.first} == {1}
@@ -386,7 +391,9 @@ def test_a_cut_input_is_asked_for_again_and_then_dropped():
     model._one = lambda prompt: (
         "write about a thing" if prompt.rpartition("\n")[2].startswith("Task ") else "on and " * 9
     )
-    synthesis = SelfGeneration(number=1, instruction_tries=1, max_response_tokens=10)
+    synthesis = SelfGeneration(
+        number=1, instructions=NewInstructions(tries=1), responses=NewResponses(max_new_tokens=10)
+    )
     template = Template("<u>{instruction}\nOf: {input}</s>\n<a>")
     assert made(synthesis, {"a": rows(8, inputs=8)}, model, template=template) == {"a": []}
     assert dropped(synthesis) == {"cut_off": 1}

@@ -6,6 +6,15 @@ import pytest
 
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 
+
+def changed(**parts):
+    """FewFedPIT's prompts with other texts."""
+    return replace(
+        FEWFEDPIT_PROMPTS,
+        **{name: replace(getattr(FEWFEDPIT_PROMPTS, name), **texts) for name, texts in parts.items()},
+    )
+
+
 ROWS = [
     {"instruction": "Add {braces}.", "input": "1 and 2", "response": "3"},
     {"instruction": "Say hello.", "input": "", "response": "Hello."},
@@ -25,11 +34,12 @@ def test_the_two_prompts_as_a_whole():
 
 def test_prompts_of_ones_own_in_the_form_of_the_tiny_model():
     example = "POST : {instruction} {input}\nCHOICE : {response}\n"
-    prompts = replace(
-        FEWFEDPIT_PROMPTS,
-        **{"instruction_begin": "", "instruction_example": example, "instruction_end": "POST :"},
-        **{"response_begin": "", "example_with_input": example, "example_without_input": example},
-        **{"response_end": "POST : {instruction}\nCHOICE :", "response_pattern": "(?P<response>.+)"},
+    prompts = changed(
+        instruction={"begin": "", "example": example, "end": "POST :"},
+        response={
+            **{"begin": "", "example_with_input": example, "example_without_input": example},
+            **{"end": "POST : {instruction}\nCHOICE :", "pattern": "(?P<response>.+)"},
+        },
     )
     assert prompts.write_instruction_prompt(ROWS[1:]) == "POST : Say hello. \nCHOICE : Hello.\nPOST :"
     assert prompts.write_instruction_prompt([]) == "POST :"
@@ -56,7 +66,7 @@ def test_answers(answer, read):
 
 
 def test_an_instruction_may_have_to_match_a_pattern():
-    prompts = replace(FEWFEDPIT_PROMPTS, instruction_pattern=r"(?P<instruction>[^\n]+)\?")
+    prompts = changed(instruction={"pattern": r"(?P<instruction>[^\n]+)\?"})
     assert prompts.read_instruction("What is it?") == "What is it"
     assert prompts.read_instruction("Say it.") is None
 
@@ -64,15 +74,21 @@ def test_an_instruction_may_have_to_match_a_pattern():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"instruction_example": "{task}"}, r"instruction_example has an unknown slot \{task\}: use number"),
-        ({"instruction_example": "{number}"}, r"instruction_example has no slot \{instruction\}"),
-        ({"instruction_end": "{instruction}"}, r"instruction_end has an unknown slot \{instruction\}"),
-        ({"response_end": "now"}, r"response_end has no slot \{instruction\}"),
-        ({"response_stop": ("",)}, r"response_stop=\[''\]: an empty text would end every answer"),
-        ({"response_pattern": "("}, "is no regular expression"),
-        ({"response_pattern": "(?P<output>.*)"}, r"has the groups \['output'\], but needs \(\?P<response>"),
+        (
+            {"instruction": {"example": "{task}"}},
+            r"instruction\.example has an unknown slot \{task\}: use number",
+        ),
+        ({"instruction": {"example": "{number}"}}, r"instruction\.example has no slot \{instruction\}"),
+        ({"instruction": {"end": "{instruction}"}}, r"instruction\.end has an unknown slot \{instruction\}"),
+        ({"response": {"end": "now"}}, r"response\.end has no slot \{instruction\}"),
+        ({"response": {"stop": ("",)}}, r"response\.stop=\[''\]: an empty text would end every answer"),
+        ({"response": {"pattern": "("}}, "is no regular expression"),
+        (
+            {"response": {"pattern": "(?P<output>.*)"}},
+            r"has the groups \['output'\], but needs \(\?P<response>",
+        ),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(changes, named):
     with pytest.raises(ValueError, match=named):
-        replace(FEWFEDPIT_PROMPTS, **changes)
+        changed(**changes)

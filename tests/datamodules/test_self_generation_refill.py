@@ -4,6 +4,8 @@ import pytest
 from scripted_model import ScriptedModel
 from self_generating import dropped, in_words, made, rows
 
+from fedlight.datamodules.synthesis.self_generation import NewInstructions
+
 
 def of_prompt(bad_of=lambda client_word, number: False):
     """A model whose instructions follow from the prompt: bad ones by the client's word and the count of its prompts."""
@@ -45,7 +47,7 @@ def test_what_is_dropped_is_replaced_until_the_number_is_reached(number):
 
 def test_the_limit_of_tries_is_reached_and_what_is_missing_is_counted():
     model = of_prompt(lambda word, number: word == "pear" and number != 3)
-    synthesis = in_words(number=4, instruction_tries=10)
+    synthesis = in_words(number=4, instructions=NewInstructions(tries=10))
     clients = {"a": rows(9), "b": rows(9, words="pear"), "c": rows(9, words="plum")}
     found = made(synthesis, clients, model)
     assert {client: len(own) for client, own in found.items()} == {"a": 4, "b": 1, "c": 4}
@@ -57,9 +59,9 @@ def test_the_limit_of_tries_is_reached_and_what_is_missing_is_counted():
 def test_four_tries_for_each_candidate_unless_told_otherwise():
     synthesis = in_words(number=3)
     assert made(synthesis, {"a": rows(9)}, of_prompt(lambda *_: True)) == {"a": []}
-    assert synthesis.counts["tried"] == synthesis.instruction_tries == 12
-    with pytest.raises(ValueError, match=r"instruction_tries=31 must be at least number=32"):
-        in_words(instruction_tries=31)
+    assert synthesis.counts["tried"] == synthesis.max_tries == 12
+    with pytest.raises(ValueError, match=r"instructions.tries=31 must be at least number=32"):
+        in_words(instructions=NewInstructions(tries=31))
 
 
 def test_failed_responses_and_copies_are_replaced_too():
@@ -77,7 +79,7 @@ def test_failed_responses_and_copies_are_replaced_too():
     model = ScriptedModel(
         write=lambda n: f"do thing{max(n, 0)}" if n != 3 else "do it thing2", respond=respond
     )
-    synthesis = in_words(number=3, min_words=1, max_rouge_l=0.6)
+    synthesis = in_words(number=3, instructions=NewInstructions(min_words=1), max_rouge_l=0.6)
     found = made(synthesis, {"a": own}, model)["a"]
     assert [row["instruction"] for row in found] == ["do thing2", "do it thing2", "do thing4"]
     assert dropped(synthesis) == {"no_match": 1, "near_example": 1}
@@ -102,7 +104,7 @@ def test_a_client_that_the_first_pass_suffices_is_as_without_others_and_without_
 
     both = {"a": rows(20), "b": rows(20, words="pear")}
     found, model = candidates(both)
-    once, first_pass = candidates(both, instruction_tries=6)
+    once, first_pass = candidates(both, instructions=NewInstructions(tries=6))
     assert len(found["a"]) == len(found["b"]) == 6 > len(once["b"])
     assert found["a"] == once["a"]
     assert found["b"][: len(once["b"])] == once["b"]

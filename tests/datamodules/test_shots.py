@@ -7,25 +7,27 @@ import pytest
 from tiny_world import write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
-from fedlight.datamodules.rows.shots import draw_shots
+from fedlight.datamodules.rows.shots import Draw, draw_shots
 
 
 def lines(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def drawn(tmp_path, **changes):
+def drawn(tmp_path, num_clients=2, **changes):
     rows = [
         {"of": owner, "q": f"what  is {owner if n else 'shared'} {n} ?", "a": "so\nit is " * (1 + n // 8)}
         for owner in ("ann", "ben", "cem")
         for n in range(10 if owner != "cem" else 3)
     ]
     settings = {
-        **{"source": write_rows(tmp_path / "rows.jsonl", rows), "client": "of", "num_clients": 2, "shots": 4},
-        **{"columns": {"instruction": "q", "output": "a"}, "records": 2, "num_test": 3, "max_characters": 26},
+        **{"source": write_rows(tmp_path / "rows.jsonl", rows), "client": "of"},
+        **{"columns": {"instruction": "q", "output": "a"}, "max_characters": 26},
         **{"seed": 0, "train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")},
     }
-    metrics = draw_shots(**{**settings, **changes})["metrics"]
+    metrics = draw_shots(
+        draw=Draw(num_clients=num_clients, shots=4, records=2, num_test=3), **{**settings, **changes}
+    )["metrics"]
     return metrics, lines(tmp_path / "train.jsonl"), lines(tmp_path / "test.jsonl")
 
 
@@ -68,10 +70,7 @@ def test_choices_answer_other_questions_on_the_same_subject(tmp_path):
         ),
         client="of",
         columns={"instruction": "q", "output": "a"},
-        num_clients=1,
-        shots=1,
-        records=0,
-        num_test=3,
+        draw=Draw(num_clients=1, shots=1, records=0, num_test=3),
         max_characters=40,
         seed=0,
         subject="focus",

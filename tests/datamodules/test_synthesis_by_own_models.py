@@ -8,23 +8,27 @@ import torch
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.prompts import InstructionPrompt, ResponsePrompt, SelfGenerationPrompts
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 PROMPTS = SelfGenerationPrompts(
-    instruction_begin="",
-    instruction_example="POST : {instruction} {input}\n",
-    instruction_end="POST :",
-    instruction_stop=("\nPOST",),
-    instruction_pattern="(?P<instruction>.*)",
-    response_begin="",
-    example_with_input="POST : {instruction} {input}\nCHOICE : {response}\n",
-    example_without_input="POST : {instruction}\nCHOICE : {response}\n",
-    response_end="POST : {instruction}\nCHOICE :",
-    response_stop=("\nPOST",),
-    response_pattern="(?P<response>.*)",
+    InstructionPrompt(
+        begin="",
+        example="POST : {instruction} {input}\n",
+        end="POST :",
+        stop=("\nPOST",),
+        pattern="(?P<instruction>.*)",
+    ),
+    ResponsePrompt(
+        begin="",
+        example_with_input="POST : {instruction} {input}\nCHOICE : {response}\n",
+        example_without_input="POST : {instruction}\nCHOICE : {response}\n",
+        end="POST : {instruction}\nCHOICE :",
+        stop=("\nPOST",),
+        pattern="(?P<response>.*)",
+    ),
 )
 
 
@@ -41,12 +45,10 @@ def make_data(model, folder):
         keep=2,
         synthesis=SelfGeneration(
             number=5,
-            instruction_demonstrations=2,
-            response_demonstrations=2,
-            max_instruction_tokens=6,
-            max_response_tokens=6,
+            instructions=NewInstructions(demonstrations=2, max_new_tokens=6, min_words=1),
+            responses=NewResponses(demonstrations=2, max_new_tokens=6),
             batch_size=3,
-            **{"max_rouge_l": 1.0, "min_words": 1, "temperature": 3.0, "keep_cut": True, "prompts": PROMPTS},
+            **{"max_rouge_l": 1.0, "temperature": 3.0, "keep_cut": True, "prompts": PROMPTS},
         ),
         synthesis_folder=str(folder),
     )

@@ -9,7 +9,7 @@ from synthetic_data import Listed, Scorer, make_data
 from torch import nn
 
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, SelfGeneration
 from fedlight.federation.client import Visit
 from fedlight.federation.protocols import FederatedData, SynthesizesData
 
@@ -272,7 +272,7 @@ def test_a_module_that_writes_nothing_is_refused(build):
 
 def test_clients_rows_are_what_self_generation_shows(build):
     model = Scorer()
-    module = build(SelfGeneration(number=3, min_words=1, max_rouge_l=1.0))
+    module = build(SelfGeneration(number=3, instructions=NewInstructions(min_words=1), max_rouge_l=1.0))
     module.synthesize(0, ["c0", "c1"], model)
     assert module.num_synthetic("c0") == module.num_synthetic("c1") == 3
     for client in ("c0", "c1"):

@@ -1,7 +1,5 @@
 """Self-generation and its scores by a real, tiny, untrained model."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from nested import nested
@@ -9,19 +7,18 @@ from tiny_world import make_model
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule, score_candidates
-from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.prompts import InstructionPrompt, ResponsePrompt, SelfGenerationPrompts
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
 from fedlight.datamodules.text.templates import Template
 from fedlight.modules.sft import SFTModule
 
 TEMPLATE = "POST : {instruction} {input}\nCHOICE :"
 EXAMPLE = TEMPLATE + " {response}\n"
-PROMPTS = replace(
-    FEWFEDPIT_PROMPTS,
-    **{"instruction_begin": "", "instruction_example": EXAMPLE, "instruction_end": "POST :"},
-    **{"instruction_stop": ("CHOICE",), "response_begin": "", "response_stop": ("POST",)},
-    **{"example_with_input": EXAMPLE, "example_without_input": EXAMPLE},
-    **{"response_end": "POST : {instruction}\nCHOICE :", "response_pattern": "(?P<response>.+)"},
+PROMPTS = SelfGenerationPrompts(
+    InstructionPrompt("", EXAMPLE, "POST :", ("CHOICE",), "(?P<instruction>.*)"),
+    ResponsePrompt(
+        "", EXAMPLE, EXAMPLE, "POST : {instruction}\nCHOICE :", ("POST",), "(?P<response>.+)", no_input="none"
+    ),
 )
 
 
@@ -38,9 +35,10 @@ def module(tmp_path_factory):
     return built
 
 
-def synthesis(**changes):
-    settings = {"number": 5, "prompts": PROMPTS, "keep_cut": True, "min_words": 1, "max_rouge_l": 1.0}
-    settings |= {"max_instruction_tokens": 6, "max_response_tokens": 4, "batch_size": 64}
+def synthesis(tries=None, min_words=1, **changes):
+    instructions = NewInstructions(max_new_tokens=6, min_words=min_words, tries=tries)
+    settings = {"number": 5, "prompts": PROMPTS, "keep_cut": True, "max_rouge_l": 1.0, "batch_size": 64}
+    settings |= {"instructions": instructions, "responses": NewResponses(max_new_tokens=4)}
     return SelfGeneration(**(settings | changes))
 
 
@@ -94,7 +92,7 @@ def test_batches_write_what_is_written_one_by_one(module, tmp_path, counted):
     assert counted[len(batched) :] == [1] * sum(batched)
     assert {client: made({client: own})[0][client] for client, own in rows.items()} == together
     counted.clear()
-    made(rows, instruction_tries=5)  # one pass
+    made(rows, tries=5)  # one pass
     assert counted == batched[: len(counted)]
     assert counted[:3] == [5] * 3  # of each client; then up to three times those that have no response yet
     assert len(counted) <= 3 * (1 + 3)
@@ -130,7 +128,7 @@ def test_a_resumed_round_has_the_candidates_and_counts_of_an_uninterrupted_run(m
     counted.clear()
     assert ran("whole", (1,)) == whole
     assert counted == []  # read from the file
-    ran("whole", (1,), instruction_tries=4)
+    ran("whole", (1,), tries=4)
     assert counted != []  # another limit is another result
 
 

@@ -158,8 +158,8 @@ def test_candidates_are_made_on_the_nodes_and_stay_there(tiny_model, tmp_path):
             "--data.source=toy:instructions?split=private&client_rows=6&num_clients=3&joined=1",
             *("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.synthesis.keep_cut=true"),
             *("--data.synthesis.number=3", "--data.keep=2", "--trainer.callbacks=[{class_path: VisitLog}]"),
-            "--data.synthesis.prompts.instruction_pattern=(?P<instruction>.*)",
-            "--data.synthesis.prompts.response_pattern=(?P<response>.*)",
+            "--data.synthesis.prompts.instruction.pattern=(?P<instruction>.*)",
+            "--data.synthesis.prompts.response.pattern=(?P<response>.*)",
         ]
 
     emulated = lightning_cli(["fit", *args("emulated")])

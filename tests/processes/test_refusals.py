@@ -116,7 +116,7 @@ class Counting(FedAvg):
         self.total.add_(1)
 
     def count_own(self, visiting):
-        visiting.own["visits"] = 1
+        visiting.notes["visits"] = 1
 
 
 def visited(algorithm):

@@ -3,7 +3,7 @@
 import csv
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -27,9 +27,9 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
+from fedlight.datamodules.synthesis.prompts import InstructionPrompt, ResponsePrompt, SelfGenerationPrompts
 from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -77,15 +77,20 @@ class Paced(Regression):
 def writing(algorithm, by=None, **loop):
     """A run of a language model whose clients write their own data, some candidates of which are dropped and replaced."""
     example = "POST : {instruction} {input}\nCHOICE : {response}\n"
-    prompts = replace(
-        FEWFEDPIT_PROMPTS,
-        **{"instruction_begin": "", "instruction_example": example, "instruction_end": "POST :"},
-        **{"instruction_stop": ("CHOICE",), "response_begin": "", "response_stop": ("POST",)},
-        **{"example_with_input": example, "example_without_input": example},
-        **{"response_end": "POST : {instruction}\nCHOICE :", "response_pattern": "(?P<response>.+)"},
+    prompts = SelfGenerationPrompts(
+        InstructionPrompt("", example, "POST :", ("CHOICE",), "(?P<instruction>.*)"),
+        ResponsePrompt(
+            "",
+            example,
+            example,
+            "POST : {instruction}\nCHOICE :",
+            ("POST",),
+            "(?P<response>.+)",
+            no_input="none",
+        ),
     )
-    limits = {"max_instruction_tokens": 12, "max_response_tokens": 4, "keep_cut": True, "max_rouge_l": 0.9}
-    own = by or SelfGeneration(4, 4, 0, prompts=prompts, temperature=1.0, **limits)
+    steps = NewInstructions(demonstrations=4, max_new_tokens=12), NewResponses(0, max_new_tokens=4)
+    own = by or SelfGeneration(4, *steps, prompts=prompts, temperature=1.0, keep_cut=True, max_rouge_l=0.9)
 
     def data():
         return SyntheticInstructionDataModule(

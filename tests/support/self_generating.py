@@ -1,7 +1,7 @@
 """Rows to make more of, and what self-generation made of them, with its counts checked."""
 
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
+from fedlight.datamodules.synthesis.self_generation import NewInstructions, SelfGeneration
 from fedlight.datamodules.text.templates import Template
 
 ALPACA = Template.named("alpaca")
@@ -23,9 +23,11 @@ def in_words(**settings):
     return SelfGeneration(prompts=FEWFEDPIT_PROMPTS, **settings)
 
 
-def once(number, **settings):
+def once(number, max_new_tokens=64, **settings):
     """Drafts that are dropped are not replaced."""
-    return in_words(number=number, instruction_tries=number, **settings)
+    return in_words(
+        number=number, instructions=NewInstructions(max_new_tokens=max_new_tokens, tries=number), **settings
+    )
 
 
 def made(synthesis, clients, model, seed=0, template=ALPACA):
@@ -33,7 +35,7 @@ def made(synthesis, clients, model, seed=0, template=ALPACA):
     sizes = {client: len(own) for client, own in found.items()}
     assert list(found) == list(clients)
     assert synthesis.counts["survived"] == sum(sizes.values())
-    least, most = synthesis.number * len(clients), synthesis.instruction_tries * len(clients)
+    least, most = synthesis.number * len(clients), synthesis.max_tries * len(clients)
     assert least <= synthesis.counts["tried"] <= most
     assert sum(synthesis.counts.values()) == 2 * synthesis.counts["tried"]  # nothing is lost
     lacking = [synthesis.number - size for size in sizes.values()]

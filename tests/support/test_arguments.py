@@ -35,6 +35,7 @@ from fedlight.datamodules.rows import Canaries
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
 from fedlight.datamodules.synthesis import SelfGenerationPrompts
+from fedlight.datamodules.synthesis.prompts import InstructionPrompt
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.evaluation.tasks.sampling import Completions, Sampling
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
@@ -196,7 +197,7 @@ def test_the_annotations_of_every_public_class_can_be_read():
         (lambda: Canaries(words="ab"), "words='ab'"),
         (lambda: Holdout("topic", 3), "values=3"),
         (lambda: Excluded(3, "post", "post"), "source=3"),
-        (lambda: SelfGenerationPrompts(3, *["a"] * 10), "instruction_begin=3"),
+        (lambda: InstructionPrompt(3, *["a"] * 4), "begin=3"),
         (lambda: FewShot("MiniLM"), "encoder='MiniLM'"),
         (lambda: PseudoLabels("MiniLM", 3), "encoder='MiniLM'"),
     ],

@@ -86,8 +86,8 @@ class Ditto(WithLocal):
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         if visit.part != PERSONAL:
             return super().start_visit(visit, client, received)
-        own: State = client.memory.get(OWN_STATE, {})
-        return Visiting(visit, client, received, start=received | own)
+        kept: State = client.memory.get(OWN_STATE, {})
+        return Visiting(visit, client, received, start=received | kept)
 
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]

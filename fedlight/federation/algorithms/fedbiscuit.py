@@ -110,7 +110,9 @@ class FedBiscuit(WithLocal):
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         visits = super().plan(round_idx, cohort, num_batches)
         several = self.assignment.all_selectors and self._warming is None and len(self._adapters) > 1
-        return [replace(one, part=name) for one in visits for name in self._adapters] if several else visits
+        if not several:
+            return visits
+        return [replace(visit, part=name) for visit in visits for name in self._adapters]
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         federation.log({"grouping_bytes_down": 0.0, "grouping_bytes_up": 0.0})
@@ -128,8 +130,8 @@ class FedBiscuit(WithLocal):
         """Note how many clients may train each selector, and their shares of all examples, by their weights for it."""
         self._members, self._group_shares = [], []
         for u in range(len(self._adapters)):
-            several = {client: own[u] for client, own in self.weights.items()}
-            members = several or {client: 1.0 for client, own in self.groups.items() if own == u}
+            several = {client: weights[u] for client, weights in self.weights.items()}
+            members = several or {client: 1.0 for client, group in self.groups.items() if group == u}
             # Of all clients it is 1, which a sum of their shares may miss by a rounding.
             is_whole = not several and len(members) == len(clients)
             shares = [clients[client].share * weight for client, weight in members.items()]
@@ -148,7 +150,7 @@ class FedBiscuit(WithLocal):
         write(payload.state, parameters)
         by_selector = federation.adapter_losses(self.group_by, self._adapters)
         write(state, parameters)
-        self.losses = {client: [float(own[client].mean()) for own in by_selector] for client in clients}
+        self.losses = {client: [float(losses[client].mean()) for losses in by_selector] for client in clients}
         losses = refuse_diverged(np.array([*self.losses.values()]))
         groups = self.assignment.assign(losses, by_selector, federation).tolist()
         self.groups = dict(zip(clients, groups, strict=True))

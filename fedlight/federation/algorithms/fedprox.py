@@ -55,7 +55,7 @@ class FedProx(Algorithm):
     ) -> None:
         if self.mu == 0:
             return
-        received, anchors = visiting.received, visiting.own
+        received, anchors = visiting.received, visiting.notes
         held = [name for name in gradients if name in received]
         if not held:  # as of an algorithm around this one that has taken out the only gradient
             return

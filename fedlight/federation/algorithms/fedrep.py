@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import OWN_STATE, Client, Update, Visit, Visiting, Work
-from fedlight.federation.protocols import Federation, NumBatches
+from fedlight.federation.protocols import Federation, NumBatches, optimized_parameters
 from fedlight.federation.state import State
 
 HEAD = "head"
@@ -64,9 +64,7 @@ class FedRep(Algorithm):
             raise ValueError(f"private={private!r} must be a list of patterns, such as [head]")
         if head_epochs < 1:
             raise ValueError(f"head_epochs={head_epochs} must be at least 1")
-        self.private = [*private]
-        self.head_epochs = head_epochs
-        self.together = together
+        self.private, self.head_epochs, self.together = [*private], head_epochs, together
 
     def is_private(self, name: str) -> bool:
         """Return whether a parameter belongs to the head."""
@@ -76,8 +74,7 @@ class FedRep(Algorithm):
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        held = {id(p) for one in federation.optimizers for group in one.param_groups for p in group["params"]}
-        names = [name for name, p in federation.module.named_parameters() if id(p) in held]
+        names = [*optimized_parameters(federation)]
         heads = [name for name in names if self.is_private(name)]
         if not heads:
             raise ValueError(
@@ -103,8 +100,8 @@ class FedRep(Algorithm):
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
         if not self.together and visit.part != HEAD:
             return None
-        own: State = client.memory.get(OWN_STATE, {})
-        return {name: value for name, value in state.items() if name not in own}
+        kept: State = client.memory.get(OWN_STATE, {})
+        return {name: value for name, value in state.items() if name not in kept}
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         return None if visiting.visit.part == HEAD else super().finish_visit(visiting, movement, work)
@@ -115,12 +112,12 @@ class FedRep(Algorithm):
         start = received | client.memory.get(OWN_STATE, {})
         trains_head = visit.part == HEAD
         fixed = [] if self.together else [name for name in start if self.is_private(name) != trains_head]
-        return Visiting(visit, client, received, start, own={"fixed": fixed})
+        return Visiting(visit, client, received, start, notes={"fixed": fixed})
 
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
-        for name in visiting.own["fixed"]:
+        for name in visiting.notes["fixed"]:
             gradients.pop(name, None)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:

@@ -20,12 +20,12 @@ class LocalOnly(Algorithm):
         super().__init__()
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
-        own: State = client.memory.get(OWN_STATE, {})
-        return {name: value for name, value in state.items() if name not in own}
+        kept: State = client.memory.get(OWN_STATE, {})
+        return {name: value for name, value in state.items() if name not in kept}
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        own: State = client.memory.get(OWN_STATE, {})
-        return Visiting(visit, client, received, start=received | own)
+        kept: State = client.memory.get(OWN_STATE, {})
+        return Visiting(visit, client, received, start=received | kept)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         visiting.client.memory[OWN_STATE] = trained

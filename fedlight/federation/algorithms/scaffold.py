@@ -136,18 +136,18 @@ class Scaffold(Algorithm):
     # The client: it steps by its gradients + c - c_m, and sends c + (c_m+ - c_m) back
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        own = client.memory.get(OWN, {})
+        control = client.memory.get(OWN, {})
         parameters, controls = _split(received)
-        corrections = {n: c - own[n] if n in own else c for n, c in controls.items()}
+        corrections = {n: c - control[n] if n in control else c for n, c in controls.items()}
         # A tensor without a correction, as all are in the first round, is left alone. Meta tensors have no values.
         corrections = {n: c for n, c in corrections.items() if c.is_meta or c.any()}
-        return Visiting(visit, client, received, start=parameters, own=corrections)
+        return Visiting(visit, client, received, start=parameters, notes=corrections)
 
     @torch.no_grad()
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
-        corrections = visiting.own
+        corrections = visiting.notes
         for name in [name for name in parameters if name in corrections]:
             # After the first step of a visit it is where the parameter is.
             corrections[name] = correction = corrections[name].to(parameters[name])
@@ -169,9 +169,10 @@ class Scaffold(Algorithm):
 def _keep_control(client: Client, changes: State) -> None:
     """Keep c_m+ with the client, which decodes as the server does what has arrived of its change."""
     if changes:
-        own = dict(client.memory.get(OWN, {}))
-        own |= {n: (own[n] + change if n in own else change).float() for n, change in changes.items()}
-        client.memory[OWN] = own
+        control = dict(client.memory.get(OWN, {}))
+        for name, change in changes.items():
+            control[name] = (control[name] + change if name in control else change).float()
+        client.memory[OWN] = control
 
 
 def _split(state: State) -> tuple[State, State]:

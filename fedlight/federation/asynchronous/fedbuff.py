@@ -60,11 +60,8 @@ class FedBuff(Checked):
         refuse_below(0, b=b)
         if not 0 <= a < inf:
             raise ValueError(f"a={a} must be at least 0; 0 weighs all updates alike")
-        self.buffer_size = buffer_size
-        self.concurrency = concurrency
-        self.staleness = staleness
-        self.a = a
-        self.b = b
+        self.buffer_size, self.concurrency = buffer_size, concurrency
+        self.staleness, self.a, self.b = staleness, a, b
 
     def weight(self, staleness: int) -> float:
         """Return the factor of an update, in (0, 1], that is ``staleness`` server steps old."""

@@ -58,14 +58,14 @@ class ServerStep:
     dropouts: tuple[Assignment, ...]
     at_work: tuple[Assignment, ...]
 
-    def staleness(self, one: Assignment) -> int:
+    def staleness(self, assignment: Assignment) -> int:
         """Return the number of server steps between the model that a client received and the one that it changes."""
-        return self.round_idx - one.asked
+        return self.round_idx - assignment.asked
 
     @property
     def versions(self) -> set[int]:
         """Rounds whose models those at work train from whose updates will arrive."""
-        return {one.asked for one in self.at_work if not one.reason}
+        return {assignment.asked for assignment in self.at_work if not assignment.reason}
 
 
 Ask = Callable[[list[str], float], Iterable[Assignment]]
@@ -109,23 +109,23 @@ def next_step(
     draws = 0
     while True:
         while busy and busy[0].end_seconds <= now:
-            one = busy.pop(0)
-            (dropouts if one.reason else arrivals).append(one)
+            ended = busy.pop(0)
+            (dropouts if ended.reason else arrivals).append(ended)
             if len(arrivals) == buffer_size:
                 return ServerStep(round_idx, now_seconds, now, tuple(arrivals), tuple(dropouts), tuple(busy))
-        taken = {one.client_id for one in (*busy, *arrivals, *dropouts)}
+        taken = {assignment.client_id for assignment in (*busy, *arrivals, *dropouts)}
         idle = [name for name in clients if name not in taken]
         if number := min(concurrency - len(busy), len(idle)):
             asked = [*ask(uniform_cohort(idle, number, seed, round_idx, draws), now)]
             draws += 1
-            declined = [one for one in asked if one.reason and one.end_seconds <= now]
+            declined = [each for each in asked if each.reason and each.end_seconds <= now]
             dropouts += declined
-            busy = sorted([*busy, *(one for one in asked if one not in declined)], key=_by_end)
+            busy = sorted([*busy, *(each for each in asked if each not in declined)], key=_by_end)
         if not busy:
             end = now if arrivals else now + idle_seconds
             return ServerStep(round_idx, now_seconds, end, tuple(arrivals), tuple(dropouts), ())
         now = max(now, busy[0].end_seconds)
 
 
-def _by_end(one: Assignment) -> tuple[float, str]:
-    return one.end_seconds, one.client_id
+def _by_end(assignment: Assignment) -> tuple[float, str]:
+    return assignment.end_seconds, assignment.client_id

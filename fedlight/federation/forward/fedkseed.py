@@ -31,7 +31,7 @@ from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.channel import Identity
 from fedlight.federation.client import Client, SharedDirections, Update, Visit, Visiting, Work
 from fedlight.federation.forward.zeroth_order import direction
-from fedlight.federation.protocols import Federation
+from fedlight.federation.protocols import Federation, optimized_parameters
 from fedlight.federation.server import Average
 from fedlight.federation.state import State, movement, read
 
@@ -94,23 +94,21 @@ class FedKSeed(Algorithm):
             )
         if federation.robust:
             raise ValueError("FedKSeed needs the weighted sum of the clients' scalars: leave aggregation out")
-        rates = {float(group["lr"]) for one in federation.optimizers for group in one.param_groups}
+        rates = {float(group["lr"]) for each in federation.optimizers for group in each.param_groups}
         if len(rates) > 1:
             raise ValueError(
                 f"FedKSeed sends one scalar for all parameters, and the optimizer has rates of {sorted(rates)}: give all "
                 "parameters one"
             )
-        held = {id(p) for one in federation.optimizers for group in one.param_groups for p in group["params"]}
-        for name, parameter in federation.module.named_parameters():
-            if id(parameter) in held and not parameter.requires_grad:
+        for name, parameter in optimized_parameters(federation).items():
+            if not parameter.requires_grad:
                 raise ValueError(
                     f"FedKSeed's scalars move all parameters of the optimizer, and {name} is frozen (requires_grad is "
                     "False): give the optimizer those alone that are trained"
                 )
 
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
-        held = {id(p) for one in federation.optimizers for group in one.param_groups for p in group["params"]}
-        state = read({name: p for name, p in federation.module.named_parameters() if id(p) in held})
+        state = read(optimized_parameters(federation))
         if not self._start:
             self._start = self._now = state
         elif not self._now:  # of a resumed run
@@ -132,7 +130,7 @@ class FedKSeed(Algorithm):
         now = self._now[name]
         if torch.equal(now, value):
             return True
-        largest = max(float(one.abs().max()) for one in (now, self._start[name]))
+        largest = max(float(values.abs().max()) for values in (now, self._start[name]))
         return float((now.double() - value.double()).abs().max()) <= ROUNDING * largest
 
     def rebuilt(self) -> State:
@@ -144,9 +142,9 @@ class FedKSeed(Algorithm):
         return {SUMS: self._sums, **start}
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
-        found = super().finish_visit(visiting, movement, work)
-        assert found is not None
-        return Update(found.client_id, {SUMS: decode(movement, self.num_seeds)}, found.weight)
+        update = super().finish_visit(visiting, movement, work)
+        assert update is not None
+        return Update(update.client_id, {SUMS: decode(movement, self.num_seeds)}, update.weight)
 
     def uploaded(self, visiting: Visiting, movement: State) -> State:
         return rebuild(visiting.start, decode(movement, self.num_seeds), self._directions)
@@ -229,10 +227,10 @@ def rebuild(start: Mapping[str, Tensor], sums: Tensor, directions: SharedDirecti
         True
     """
     used = [(directions.key(index), sums[index].item()) for index in sums.nonzero().flatten().tolist()]
-    found = {}
+    state = {}
     for name, value in start.items():
         total = torch.zeros(value.shape, dtype=torch.float64)
         for key, scalar in used:
             total.add_(direction(key, name, value.shape).double().mul_(scalar))
-        found[name] = (value.double() - total).float()
-    return found
+        state[name] = (value.double() - total).float()
+    return state

@@ -84,11 +84,8 @@ class ZerothOrder(Checked):
             raise ValueError(f"forward_weight={forward_weight} must be in [0, 1]")
         self.only_where_needed = only_where_needed
         self.train: Literal["forward", "auto"] = "auto" if only_where_needed else "forward"
-        self.eps = eps
-        self.perturbations = perturbations
-        self.lr_scale = lr_scale
-        self.weight_decay = weight_decay
-        self.forward_weight = forward_weight
+        self.eps, self.perturbations, self.lr_scale = eps, perturbations, lr_scale
+        self.weight_decay, self.forward_weight = weight_decay, forward_weight
 
 
 def direction(key: Key, name: str, shape: Sequence[int]) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedlight.federation.protocols import Federation
+from fedlight.federation.protocols import Federation, optimized_parameters
 from fedlight.federation.state import State
 
 _FACTOR = re.compile(
@@ -73,8 +73,8 @@ def factor_of(name: str) -> Literal["A", "B"] | None:
         >>> factor_of("q.lora_A.default.weight"), factor_of("table.lora_embedding_B.default"), factor_of("head.weight")
         ('A', 'B', None)
     """
-    found = _PART.search(name)
-    return None if found is None else "A" if found[1] == "A" else "B"
+    part = _PART.search(name)
+    return None if part is None else "A" if part[1] == "A" else "B"
 
 
 def find_pairs(state: Mapping[str, Tensor], module: nn.Module | None = None) -> LoraPairs:
@@ -98,26 +98,28 @@ def find_pairs(state: Mapping[str, Tensor], module: nn.Module | None = None) -> 
     extras: dict[tuple[str, str], tuple[str, str]] = {}
     others: dict[str, str] = {}
     for name in sorted(state):
-        if found := _FACTOR.fullmatch(name):
-            key = (found["layer"].removesuffix("."), found["adapter"] or "", found["embedding"] or "")
-            factors.setdefault(key, {})[found["factor"]] = name
+        if factor := _FACTOR.fullmatch(name):
+            key = (factor["layer"].removesuffix("."), factor["adapter"] or "", factor["embedding"] or "")
+            factors.setdefault(key, {})[factor["factor"]] = name
         elif (other := _OTHER.fullmatch(name)) and not name.endswith(".bias"):
             # As a DoRA's magnitude or AdaLoRA's singular values: with one, the layer does not add the plain product.
             layer = other["layer"].removesuffix(".")
             extras[layer, other["adapter"] or ""] = name, f"lora_{other['kind']}"
     pairs = []
-    for (layer, adapter, embedding), own in sorted(factors.items()):
-        why = _why_no_pair(layer, adapter, embedding, {kind: state[name].shape for kind, name in own.items()})
+    for (layer, adapter, embedding), names in sorted(factors.items()):
+        shapes = {kind: state[name].shape for kind, name in names.items()}
+        reason = _why_no_pair(layer, adapter, embedding, shapes)
+        experts = 1 if module is None else getattr(module.get_submodule(layer), "num_experts", 1)
         if (layer, adapter) in extras:
             extra, kind = extras[layer, adapter]
-            why = f"{layer} has a {kind} beside its factors"
+            reason = f"{layer} has a {kind} beside its factors"
             others[extra] = f"{kind} is no factor of plain LoRA"
-        if why is None and module is not None and getattr(module.get_submodule(layer), "num_experts", 1) > 1:
-            why = f"{layer} has the factors of several experts in one pair"
-        if why is None:
-            pairs.append(LoraPair(own["A"], own["B"], layer, adapter))
+        if reason is None and experts > 1:
+            reason = f"{layer} has the factors of several experts in one pair"
+        if reason is None:
+            pairs.append(LoraPair(names["A"], names["B"], layer, adapter))
         else:
-            others |= dict.fromkeys(own.values(), why)
+            others |= dict.fromkeys(names.values(), reason)
     return LoraPairs(pairs, others)
 
 
@@ -125,8 +127,8 @@ def _why_no_pair(layer: str, adapter: str, embedding: str, shapes: Mapping[str, 
     """Return why factors of these shapes, by A and B, are no pair; None if they are one."""
     for kind in "AB":
         if kind not in shapes:
-            of = f" of adapter {adapter}" if adapter else ""
-            return f"{layer} has no lora_{embedding}{kind}{of}"
+            of_adapter = f" of adapter {adapter}" if adapter else ""
+            return f"{layer} has no lora_{embedding}{kind}{of_adapter}"
     a, b = shapes["A"], shapes["B"]
     if len(a) != 2 or len(b) != 2:
         return (
@@ -154,11 +156,11 @@ def slice_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
     """
     if rank < 1:
         raise ValueError(f"rank={rank} of a LoRA adapter must be at least 1")
-    found = dict(state)
+    cut = dict(state)
     for pair in pairs:
-        found[pair.a] = state[pair.a][:rank].contiguous()
-        found[pair.b] = state[pair.b][:, :rank].contiguous()
-    return found
+        cut[pair.a] = state[pair.a][:rank].contiguous()
+        cut[pair.b] = state[pair.b][:, :rank].contiguous()
+    return cut
 
 
 def pad_to(value: Tensor, shape: Sequence[int]) -> Tensor:
@@ -187,14 +189,14 @@ def pad_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
         >>> {name: value.tolist() for name, value in pad_to_rank(state, find_pairs(state).pairs, 2).items()}
         {'q.lora_A.weight': [[1.0, 1.0], [0.0, 0.0]], 'q.lora_B.weight': [[1.0, 0.0], [1.0, 0.0]]}
     """
-    found = dict(state)
+    padded = dict(state)
     for pair in pairs:
         more = rank - pair.rank(state)
         if more < 0:
             raise ValueError(f"{pair.a} has rank {pair.rank(state)}, which cannot be padded to rank={rank}")
-        found[pair.a] = pad(state[pair.a], (0, 0, 0, more))
-        found[pair.b] = pad(state[pair.b], (0, more))
-    return found
+        padded[pair.a] = pad(state[pair.a], (0, 0, 0, more))
+        padded[pair.b] = pad(state[pair.b], (0, more))
+    return padded
 
 
 def trained_pairs(federation: Federation, algorithm: str) -> list[LoraPair]:
@@ -203,14 +205,13 @@ def trained_pairs(federation: Federation, algorithm: str) -> list[LoraPair]:
     Raises:
         ValueError: it trains none, or LoRA tensors that are no plain pair, with which ``algorithm`` cannot work.
     """
-    held = {id(p) for one in federation.optimizers for group in one.param_groups for p in group["params"]}
-    trained = {name: p for name, p in federation.module.named_parameters() if id(p) in held}
+    trained = optimized_parameters(federation)
     pairs, others = find_pairs(trained, federation.module)
     if others:
-        name, why = next(iter(others.items()))
+        name, reason = next(iter(others.items()))
         raise ValueError(
             f"algorithm={algorithm} is for plain LoRA on linear layers and embeddings, and {name} is trained: "
-            f"{why}. Leave such layers and variants out of the adapter, or take FedAvg"
+            f"{reason}. Leave such layers and variants out of the adapter, or take FedAvg"
         )
     if not pairs:
         raise ValueError(

@@ -51,7 +51,7 @@ def squared_distance(terms: Sequence[Term], b: Tensor, a: Tensor) -> tuple[float
     left, right = _triangle(left), _triangle(right.T).T
     of_sum = weights.clone()
     of_sum[-b.shape[1] :] = 0
-    return tuple(float(((left * one) @ right).square().sum()) for one in (weights, of_sum))  # type: ignore[return-value]
+    return tuple(float(((left * scale) @ right).square().sum()) for scale in (weights, of_sum))  # type: ignore[return-value]
 
 
 def singular_vectors(terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,13 +98,13 @@ def _triangle(columns: Tensor) -> Tensor:
 def _merged(terms: Sequence[Term]) -> Sequence[Term]:
     """Return one term of the same sum where all terms share a factor, as under FFA-LoRA, and else the terms."""
     first, *others = terms
-    if all(torch.equal(one.a, first.a) for one in others):
+    if all(torch.equal(term.a, first.a) for term in others):
         return [
-            Term(1.0, sum((one.coefficient * one.b for one in terms), torch.zeros_like(first.b)), first.a)
+            Term(1.0, sum((term.coefficient * term.b for term in terms), torch.zeros_like(first.b)), first.a)
         ]
-    if all(torch.equal(one.b, first.b) for one in others):
+    if all(torch.equal(term.b, first.b) for term in others):
         return [
-            Term(1.0, first.b, sum((one.coefficient * one.a for one in terms), torch.zeros_like(first.a)))
+            Term(1.0, first.b, sum((term.coefficient * term.a for term in terms), torch.zeros_like(first.a)))
         ]
     return terms
 
@@ -168,10 +168,10 @@ class ProductSums(Aggregation):
 
     def pieces(self) -> Iterator[dict[str, Any]]:
         parts = pieces_of(self._inner)
-        own = self._own()
-        kept = own.pop("kept")
+        rest = self._own()
+        kept = rest.pop("kept")
         pieces: list[dict[str, Any]] = [{"kept": {client: each}} for client, each in kept.items()]
-        return (piece for some in ([own], ({"inner": part} for part in parts), pieces) for piece in some)
+        return (piece for some in ([rest], ({"inner": part} for part in parts), pieces) for piece in some)
 
     def _own(self) -> dict[str, Any]:
         kept, self._kept = self._kept, {}
@@ -182,8 +182,8 @@ class ProductSums(Aggregation):
         if "inner" in partial:
             self._inner.merge(partial["inner"])
         self.is_known &= partial.get("is_known", True)
-        for client, own in partial.get("kept", {}).items():
-            self._kept.setdefault(client, []).extend(own)
+        for client, kept in partial.get("kept", {}).items():
+            self._kept.setdefault(client, []).extend(kept)
 
     def result(self) -> State:
         """Return the combined movement, or what ``then`` makes of it; the factors stay for `terms`."""
@@ -204,26 +204,28 @@ class ProductSums(Aggregation):
             No term where no client sent a factor; None where some sent A alone and others B, so that no coefficient is that
             of a product.
         """
-        found = [
+        sent_factors = [
             (weight, [name for name in (pair.a, pair.b) if name in sent], factors)
             for client in sorted(self._kept)
             for weight, sent, factors in self._kept[client]
             if pair.a in sent or pair.b in sent
         ]
-        if not found:
+        if not sent_factors:
             return []
-        names = found[0][1]
-        if any(sent != names for _, sent, _ in found):
+        names = sent_factors[0][1]
+        if any(sent != names for _, sent, _ in sent_factors):
             return None
         mean = copy.deepcopy(self._mean)
-        for one_hot, (weight, sent, _) in zip(torch.eye(len(found), dtype=torch.float64), found, strict=True):
+        # The mean of unit vectors has the clients' coefficients, whatever the aggregation.
+        one_hots = torch.eye(len(sent_factors), dtype=torch.float64)
+        for one_hot, (weight, sent, _) in zip(one_hots, sent_factors, strict=True):
             mean.add(Update("", dict.fromkeys(sent, one_hot), weight))
         coefficients = mean.result()[names[0]].tolist()
         own_a, own_b = state[pair.a].double(), state[pair.b].double()
         terms = [
             Term(c, factors[pair.b].double() if pair.b in factors else own_b,
                  factors[pair.a].double() if pair.a in factors else own_a)
-            for c, (_, _, factors) in zip(coefficients, found, strict=True)
+            for c, (_, _, factors) in zip(coefficients, sent_factors, strict=True)
         ]  # fmt: skip
         rest = 1 - sum(coefficients)
         return terms if abs(rest) < 1e-12 else [*terms, Term(rest, own_b, own_a)]
@@ -247,22 +249,22 @@ def refuse_fixed_coordinates(federation: Federation, algorithm: str, other: str)
         algorithm: name of an algorithm that replaces factors by others with the averaged product.
         other: name of an algorithm to take instead.
     """
-    why = (
+    reason = (
         f"{algorithm} replaces the factors A and B by others with the averaged product, in other coordinates"
     )
     if federation.robust:
         raise ValueError(
-            f"{why}, and an aggregation combines coordinates: take it out, or take another algorithm, such as "
+            f"{reason}, and an aggregation combines coordinates: take it out, or take another algorithm, such as "
             "FFALoRA, whose clients share their A"
         )
     if type(federation.server) is not Average or federation.server.lr != 1:
         raise ValueError(
-            f"{why}, and the server optimizer would step along the coordinates of several rounds: take "
+            f"{reason}, and the server optimizer would step along the coordinates of several rounds: take "
             f"Average with lr=1, or {other}"
         )
     if federation.channel.error_feedback:
         raise ValueError(
-            f"{why}, so what one message has lost cannot be added to the next: set error_feedback=false in the codecs of "
+            f"{reason}, so what one message has lost cannot be added to the next: set error_feedback=false in the codecs of "
             f"channel.up, or take {other}"
         )
 

@@ -174,9 +174,9 @@ def refuse_moved_zeros(state: State, rank: int | None) -> None:
 def _pairs_of(state: Mapping[str, Tensor]) -> list[LoraPair]:
     pairs, others = find_pairs(state)
     if others:
-        name, why = next(iter(others.items()))
+        name, reason = next(iter(others.items()))
         raise ValueError(
-            f"{name} cannot be cut to a client's rank ({why}): train plain LoRA adapters, both A and B, or take an "
+            f"{name} cannot be cut to a client's rank ({reason}): train plain LoRA adapters, both A and B, or take an "
             "algorithm whose clients have one rank, such as FedAvg"
         )
     return pairs

@@ -58,8 +58,8 @@ class FedSALoRA(WithLocal):
         trained_pairs(federation, "FedSALoRA")
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
-        own: State = client.memory.get(OWN_STATE, {})
-        return {name: value for name, value in state.items() if name not in own}
+        kept: State = client.memory.get(OWN_STATE, {})
+        return {name: value for name, value in state.items() if name not in kept}
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         visiting = super().start_visit(visit, client, received)
@@ -68,11 +68,12 @@ class FedSALoRA(WithLocal):
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
-        own = {name: gradients.pop(name) for name in [name for name in gradients if factor_of(name) == "B"]}
+        # B stays with the client: a term of the local algorithm, as FedProx's, is for what is shared.
+        gradients_of_b = {name: gradients.pop(name) for name in [*gradients] if factor_of(name) == "B"}
         super().adjust_gradients(visiting, parameters, gradients)
-        gradients |= own
+        gradients |= gradients_of_b
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
-        own = {name: value for name, value in trained.items() if factor_of(name) == "B"}
-        visiting.client.memory[OWN_STATE] = own
-        return {name: value for name, value in trained.items() if name not in own}
+        kept = {name: value for name, value in trained.items() if factor_of(name) == "B"}
+        visiting.client.memory[OWN_STATE] = kept
+        return {name: value for name, value in trained.items() if name not in kept}

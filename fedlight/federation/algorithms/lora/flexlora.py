@@ -95,15 +95,15 @@ class FlexLoRA(UnlikeRanks):
         """Return the movement of a round with that to new factors in the place of the factors' own."""
         assert self._federation is not None
         state = self._federation.state
-        found = {name: value for name, value in movement.items() if not name.startswith(HOLDS)}
+        new = {name: value for name, value in movement.items() if not name.startswith(HOLDS)}
         for pair in self._pairs:
             a, b = state[pair.a].double(), state[pair.b].double()
             if terms := sums.terms(pair, state):
                 if self.missing == "skip":
                     terms = over_holders(terms, movement[HOLDS + pair.a], b, a)
                 new_b, new_a = best_factors(terms, a)
-                found[pair.a], found[pair.b] = new_a - a, new_b - b
-        return found
+                new[pair.a], new[pair.b] = new_a - a, new_b - b
+        return new
 
 
 def over_holders(terms: Sequence[Term], shares: Tensor, b: Tensor, a: Tensor) -> list[Term]:
@@ -123,8 +123,8 @@ def over_holders(terms: Sequence[Term], shares: Tensor, b: Tensor, a: Tensor) ->
         [[2.0, 2.0]]
     """
     nobodys = shares == 0
-    found = [Term(one.coefficient, one.b / shares.where(~nobodys, 1.0), one.a) for one in terms]
-    return [*found, Term(1.0, b[:, nobodys], a[nobodys])] if nobodys.any() else found
+    shared = [Term(term.coefficient, term.b / shares.where(~nobodys, 1.0), term.a) for term in terms]
+    return [*shared, Term(1.0, b[:, nobodys], a[nobodys])] if nobodys.any() else shared
 
 
 def best_factors(terms: Sequence[Term], a: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ def best_factors(terms: Sequence[Term], a: Tensor) -> tuple[Tensor, Tensor]:
         >>> [factor.abs().tolist() for factor in best_factors([term], torch.full((2, 2), 0.5))]
         [[[6.0, 0.0], [0.0, 0.0]], [[0.0, 1.0], [0.5, 0.5]]]
     """
-    u, s, v = singular_vectors([Term(one.coefficient, one.b.double(), one.a.double()) for one in terms])
+    u, s, v = singular_vectors([Term(term.coefficient, term.b.double(), term.a.double()) for term in terms])
     rank = a.shape[0]
     new_b, new_a = torch.zeros(u.shape[0], rank, dtype=torch.float64), a.double().clone()
     known = min(rank, int((s > NOISE * s[0]).sum()))

@@ -79,10 +79,8 @@ class HetLoRA(UnlikeRanks):
                 f"lam={lam} is a penalty on what pruning would drop, and gamma=1 never prunes: set "
                 "gamma, such as 0.75, or lam to 0"
             )
-        self.sparsity_weighted = sparsity_weighted
-        self.missing = missing
-        self.gamma = gamma
-        self.lam = lam
+        self.sparsity_weighted, self.missing = sparsity_weighted, missing
+        self.gamma, self.lam = gamma, lam
         self._federation: Federation | None = None
 
     # The server
@@ -109,13 +107,13 @@ class HetLoRA(UnlikeRanks):
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         pairs = find_pairs(movement).pairs
-        rank, found = self._rank_after(visiting, movement, pairs), dict(movement)
+        rank, pruned = self._rank_after(visiting, movement, pairs), dict(movement)
         for pair in pairs:  # what a client has pruned it no longer has
             for name, where in ((pair.a, slice(rank, None)), (pair.b, (slice(None), slice(rank, None)))):
-                found[name] = movement[name].clone()
-                found[name][where] = -visiting.received[name][where].double()
+                pruned[name] = movement[name].clone()
+                pruned[name][where] = -visiting.received[name][where].double()
         weight = 1.0 if self.weighting == "uniform" else visiting.client.share
-        return RankedUpdate(visiting.client.id, found, weight, rank=rank)
+        return RankedUpdate(visiting.client.id, pruned, weight, rank=rank)
 
     def aggregation(self, num_clients: int) -> Aggregation:
         state = State() if self._federation is None else self._federation.state
@@ -196,7 +194,7 @@ class PaddedMeans(Aggregation):
 
     def add(self, update: Update) -> None:
         assert isinstance(update, RankedUpdate)
-        found, rank = dict[str, Tensor](), update.rank
+        parts, rank = dict[str, Tensor](), update.rank
         for pair in find_pairs(update.movement).pairs:
             # Rows of A and rows of B^T, so that both are padded and weighted alike.
             a, b = update.movement[pair.a].clone(), update.movement[pair.b].T.clone()
@@ -207,13 +205,13 @@ class PaddedMeans(Aggregation):
             if self._missing == "skip":
                 weights[rank:] = 0
             a[rank:], b[rank:] = -self._state[pair.a][rank:], -self._state[pair.b].T[rank:]
-            found |= {pair.a: a * weights, pair.b: (b * weights).T.contiguous()}
-            found |= {WEIGHT + pair.a: weights, WEIGHT + pair.b: weights.T.contiguous()}
-        for name in [name for name in update.movement if name not in found]:
+            parts |= {pair.a: a * weights, pair.b: (b * weights).T.contiguous()}
+            parts |= {WEIGHT + pair.a: weights, WEIGHT + pair.b: weights.T.contiguous()}
+        for name in [name for name in update.movement if name not in parts]:
             value = update.movement[name]
-            found[name] = value * update.weight
-            found[WEIGHT + name] = torch.full([1] * value.ndim, update.weight, dtype=torch.float64)
-        self._sums.add(Update(update.client_id, found, 1.0))
+            parts[name] = value * update.weight
+            parts[WEIGHT + name] = torch.full([1] * value.ndim, update.weight, dtype=torch.float64)
+        self._sums.add(Update(update.client_id, parts, 1.0))
 
     def partial(self) -> dict[str, Any]:
         """Return the partial of the sums of movements and of weights, and start anew."""
@@ -226,13 +224,12 @@ class PaddedMeans(Aggregation):
         self._sums.merge(partial)
 
     def result(self) -> State:
-        sums, found = self._sums.result(), State()
+        sums, means = self._sums.result(), State()
         for name in [name for name in sums if not name.startswith(WEIGHT)]:
             weights = sums[WEIGHT + name]
-            found[name] = sums[name] / weights.where(
-                weights > 0, 1.0
-            )  # without a weight there is no movement
-        return found
+            # Without a weight there is no movement, and 0 / 1 is 0.
+            means[name] = sums[name] / weights.where(weights > 0, 1.0)
+        return means
 
 
 def product_norm(a: Tensor, b: Tensor) -> float:

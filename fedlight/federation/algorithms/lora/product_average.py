@@ -100,10 +100,10 @@ class ProductAverage(WithLocal):
     def _to_new_factors(self, sums: ProductSums, movement: State) -> State:
         """Return the movement of a round with that to new factors in the place of the factors' own."""
         assert self._federation is not None
-        ranks, found, state = dict(self._ranks), dict(movement), self._federation.state
+        ranks, new, state = dict(self._ranks), dict(movement), self._federation.state
         for pair in self._pairs:
-            found.pop(pair.a, None)
-            found.pop(pair.b, None)
+            new.pop(pair.a, None)
+            new.pop(pair.b, None)
             terms = sums.terms(pair, state)
             a, b = state[pair.a].double(), state[pair.b].double()
             factors = new_factors(terms, a, self.threshold) if terms else None
@@ -112,9 +112,9 @@ class ProductAverage(WithLocal):
             ):  # of a product of 0 the old factors stay, as new ones would have no gradient
                 new_b, new_a = factors
                 ranks[pair.a] = new_a.shape[0]
-                found[pair.a], found[pair.b] = pad_to(new_a, a.shape) - a, pad_to(new_b, b.shape) - b
+                new[pair.a], new[pair.b] = pad_to(new_a, a.shape) - a, pad_to(new_b, b.shape) - b
         self._ranks = {name: rank for name, rank in ranks.items() if rank < self._full[name]}
-        return found
+        return new
 
     def tell(self, client_ids: Sequence[str]) -> dict[str, Any]:
         return {"ranks": dict(self._ranks)}
@@ -152,11 +152,11 @@ class ProductAverage(WithLocal):
 
     def _cut(self, state: State) -> State:
         """Return a state with the rows of A and columns of B that are in use."""
-        found = dict(state)
+        cut = dict(state)
         for pair in self._pairs:
             both = {name: state[name] for name in (pair.a, pair.b)}
-            found |= slice_to_rank(both, [pair], self._ranks.get(pair.a, self._full[pair.a]))
-        return found
+            cut |= slice_to_rank(both, [pair], self._ranks.get(pair.a, self._full[pair.a]))
+        return cut
 
 
 def new_factors(terms: Sequence[Term], a: Tensor, threshold: float) -> tuple[Tensor, Tensor] | None:

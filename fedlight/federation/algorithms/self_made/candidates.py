@@ -121,8 +121,8 @@ class Candidates:
 
     def log(self) -> None:
         """Log counts of the round, as ``fed/synthetic/NAME``; at its end, as choosing counts as well."""
-        own = {"clients": len(self.left), "clients_without": sum(not number for number in self.left.values())}
-        counted = {**self._data.synthesis_metrics(), **own, "chosen": sum(self.left.values())}
+        counts = {"clients": len(self.left), "clients_without": [*self.left.values()].count(0)}
+        counted = {**self._data.synthesis_metrics(), **counts, "chosen": sum(self.left.values())}
         self._federation.log({f"synthetic/{name}": float(value) for name, value in counted.items()})
 
 

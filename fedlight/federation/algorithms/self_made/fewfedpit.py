@@ -106,11 +106,11 @@ class FewFedPIT(Algorithm):
             # Now, as the first batch of the next visit, which is asked for before that starts, is of what was chosen.
             if self.scorer == "private" and not visiting.shapes_only:
                 self._candidates.choose(visiting.client)
-            visiting.own["private"] = trained if self.beta > 0 else {}
+            visiting.notes["private"] = trained if self.beta > 0 else {}
             return {}
         if visiting.visit.split == PRIVATE:  # no candidate is left
             return mixed(trained, visiting.received, self.beta)
-        private = visiting.before.own["private"] if visiting.before else {}
+        private = visiting.before.notes["private"] if visiting.before else {}
         return mixed(private, trained, self.beta)
 
     # Which visits a client has

@@ -64,9 +64,8 @@ class FewFedWeight(FedMIT):
                 "weighting=normalized"
             )
         client = visiting.client
-        loss = max(
-            min(work.mean_loss, MOST_LOSS), -MOST_LOSS
-        )  # in this order NaN stays NaN, which is refused
+        # In this order NaN stays NaN, which is refused.
+        loss = max(min(work.mean_loss, MOST_LOSS), -MOST_LOSS)
         return Update(client.id, movement, client.share * math.exp(-loss))
 
     def aggregation(self, num_clients: int) -> Aggregation:
