@@ -1,4 +1,4 @@
-"""Privacy attacks on the server's model and on clients' uploads during training, which they never change."""
+"""Privacy attacks on the server's model and on clients' uploads during training; they never change the training."""
 
 from fedlight.support.lazy import lazy_names
 

@@ -95,14 +95,14 @@ class Attack(Checked, L.Callback, ABC):
         output: a folder; None: ``attacks`` in ``trainer.default_root_dir``.
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, the module, the datamodule or the trainer lacks what is needed.
+        ValueError: a setting is out of range; in ``setup``, the module, the datamodule or the trainer lacks a needed part.
         OSError: the disk is full; in ``setup``, the folder cannot be written.
     """
 
     name: ClassVar[str]
     """Name in metrics and files."""
 
-    shares_uploads = True  # each process attacks those of its own clients, and all have the findings
+    shares_uploads = True  # each process attacks its clients' uploads, and all have the findings
 
     def __init__(
         self,

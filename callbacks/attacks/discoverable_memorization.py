@@ -2,7 +2,7 @@
 
 Attack of Nasr et al., "Scalable Extraction of Training Data from (Production) Language Models",
 https://arxiv.org/abs/2311.17035, made after each round as in Zhang et al. (FewFedPIT, https://arxiv.org/abs/2403.06131).
-The attacker knows the prompts, so this is an upper bound of what can be extracted. The exposure of canaries is that of
+The attacker knows the prompts, so this is an upper bound of extractable text. The exposure of canaries is that of
 Carlini et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs/1802.08232.
 """
 
@@ -72,14 +72,14 @@ class DiscoverableMemorization(Attack):
         examples: largest number of training examples to ask for.
         max_new_tokens: largest number of tokens in an answer.
         batch_size: prompts that are answered at once.
-        matching: regular expression; only rows in whose prompt it is found are asked for, such as facts that no other row
-            tells. Canaries are asked for whatever it is. None: all rows.
+        matching: regular expression; only rows with a match in their prompt are asked for, such as facts that no other row
+            tells. Canaries are asked for in any case. None: all rows.
         random_secrets: number of random secrets that each planted one is compared with for its exposure; 0: no exposure.
         kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
-        ValueError: a setting is out of range or no regular expression; in ``setup``, the module or data lack what is
-            needed, or no client has a row.
+        ValueError: a setting is out of range or no regular expression; in ``setup``, the module or data lack a
+            needed part, or no client has a row.
     """
 
     name: ClassVar[str] = "discoverable_memorization"

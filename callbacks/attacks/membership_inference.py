@@ -41,7 +41,7 @@ class ScoresTexts(Protocol):
 
 
 class Candidate(NamedTuple):
-    """Response after its prompt, of a row that ``client`` trained on (``member``), or that nobody did (client "")."""
+    """Response after its prompt, of a row that ``client`` trained on (``member``), or no client (client "")."""
 
     member: bool
     client: str
@@ -62,7 +62,7 @@ class MembershipInference(Attack):
         kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, or there are no members
+        ValueError: a setting is out of range; in ``setup``, the module or data lack a needed part, or there are no members
             or no others.
     """
 

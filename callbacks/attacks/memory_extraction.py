@@ -55,13 +55,13 @@ class MemoryExtraction(Attack):
         max_new_tokens: largest number of tokens in a sample, and in its response, which is written greedily.
         batch_size: samples that are written at once.
         clients: ids of the clients whose instructions are searched for in the server's model; None: all.
-        forms: forms of the template with which samples begin: ``without_input``, only the one for rows without an input
+        forms: forms of the template at the start of samples: ``without_input``, only the one for rows without an input
             (FedDCA's Figure 8, with Alpaca), or ``all`` in turn. A template of one form, such as ``alpaca_joined``, begins
             in one way. The samples are compared with the instructions of all rows in either case.
         kwargs: further arguments of `Attack`: ``every_n_rounds``, ``targets``, ...
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, the module or data lack what is needed, a client has no rows, or
+        ValueError: a setting is out of range; in ``setup``, the module or data lack a needed part, a client has no rows, or
             the template begins with a slot.
     """
 

@@ -1,4 +1,4 @@
-"""What a model card says of a run, from what its logs hold: counts, means and settings, never a row, an id or a path."""
+"""Contents of a model card, from a run's logs: counts, means and settings, never a row, an id or a path."""
 
 import re
 import sys
@@ -36,14 +36,14 @@ class Privacy(NamedTuple):
 
 @dataclass(frozen=True)
 class CardFacts:
-    """All that a card says of a run; what is not known is empty, None or 0.
+    """Facts about a run in its card; unknown ones are empty, None or 0.
 
     Attributes:
         module: name of the Lightning module's class.
         algorithm: name of the federated algorithm's class; empty for pooled training.
         papers: name of a class -> address of the paper that its file names.
         base: hub name, folder's name or ``toy`` of the base model.
-        base_form: ``plain``, ``int8`` or ``nf4``: the number form on which was trained.
+        base_form: number form of the base in training: ``plain``, ``int8`` or ``nf4``.
         licence: identifier of the base's licence, or ``unknown``.
         source: name of the data, without folders.
         clients: number of clients.
@@ -55,7 +55,7 @@ class CardFacts:
         simulated_seconds: time on the virtual clock of emulated devices; None without them.
         privacy: guarantees; none where the list is empty.
         scores: last values of the metrics of the global model.
-        settings: name -> value of what decides the training.
+        settings: name -> value, of the settings that decide the training.
         command: command line without folders.
         versions: package -> version.
     """
@@ -107,7 +107,7 @@ def public_name(text: Any) -> str:
 
 
 def base_form(model: Any, base: str) -> str:
-    """Return the number form of the weights that were trained on: ``base``, or what a named model was made from."""
+    """Return the number form of the base in training: ``base``, or the source of a dequantized model."""
     return "dequantized GGUF" if base == "plain" and is_dequantized(str(model)) else base
 
 
@@ -186,7 +186,7 @@ def _number(value: Any) -> float | None:
 def settings_of(
     model: Mapping[str, Any], federated: Mapping[str, Any], data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what decides the training, in the words of a card, from the settings of module, loop and datamodule.
+    """Return the settings that decide the training, in a card's words, from those of module, loop and datamodule.
 
     Examples:
         >>> settings_of({"lr": 0.1, "lora": {"rank": 8, "alpha": 16}}, {"local_steps": 5}, {})

@@ -1,4 +1,4 @@
-"""Model card: what a trained model is, from which data, at which cost and with which privacy, and how to load it.
+"""Model card: description of a trained model, its data, cost and privacy, and how to load it.
 
 M. Mitchell et al., "Model Cards for Model Reporting", FAT* 2019, https://arxiv.org/abs/1810.03993. The head of the file is
 the metadata of the Hugging Face hub.
@@ -41,7 +41,7 @@ def write_card(
         use: how they are loaded, in Markdown.
         library: the hub's name of the library that loads them.
         task: PEFT's name of the kind of model.
-        notes: what else a reader should know, a sentence each.
+        notes: further sentences for the reader.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -118,7 +118,7 @@ def adapter_use(base: str, task: str, names: Sequence[str] = ("default",), label
 
 
 def adapter_notes(facts: CardFacts, is_on_merged_base: bool) -> list[str]:
-    """Return what to know before an adapter is put on its base: where that differs from the one of the run."""
+    """Return notes for putting an adapter on its base, where that differs from the run's."""
     notes = []
     if is_on_merged_base:
         notes.append(
@@ -189,7 +189,7 @@ def _short(value: float) -> str:
 
 
 def _rounded_up(epsilon: float) -> str:
-    """Return a guarantee with three digits, none of which promises more than it holds.
+    """Return epsilon with three digits, rounded up so that it promises no more than it holds.
 
     Examples:
         >>> _rounded_up(12.341), _rounded_up(0.50001), _rounded_up(3.0)

@@ -1,8 +1,8 @@
 """Accuracy by client, for modules that choose between two answers.
 
 ``validation_step`` and ``test_step`` return ``{"correct": (batch, U) bool, "vote": (batch,) bool}``: whether each of U
-selectors is right, and whether their majority is. An even number of selectors can tie; it has no ``vote``. Where clients mix
-the selectors by weights of their own, ``log_odds``, ``(batch, U)``, are those of the right answer under each selector. With
+selectors is right, and whether their majority is. An even number of selectors can tie; it has no ``vote``. Where each client
+has weights for mixing the selectors, ``log_odds``, ``(batch, U)``, are those of the right answer under each selector. With
 ``log_odds``, ``orders`` and ``labels``, ``(batch,)``, a client's own model is also judged with both orders averaged.
 """
 
@@ -66,7 +66,7 @@ class Outcomes:
 
     Attributes:
         correct: whether each selector is right, ``(examples, U)`` bool.
-        vote: whether their majority is, ``(examples,)`` bool; None where nobody votes.
+        vote: whether their majority is, ``(examples,)`` bool; None without a vote.
         log_odds: log-odds of the right answer under each selector, ``(examples, U)``; None where they are not given.
         orders, labels: of each example, ``(examples,)``, see `judge_both_orders`; None where they are not given.
     """
@@ -82,7 +82,7 @@ class Outcomes:
 
         Args:
             selector: the client's selector; None: the vote of all counts.
-            weights: its weights over the selectors, ``(U,)``, by which they are mixed; None for a single one.
+            weights: its weights for mixing the selectors, ``(U,)``; None for a single one.
         """
         if weights is not None:
             return None if self.log_odds is None else mix_log_odds(self.log_odds, weights) > 0
@@ -91,7 +91,7 @@ class Outcomes:
     def own_both_orders(
         self, selector: int | None, weights: Sequence[float] | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return whether a client's own model is right with both orders averaged, and of which comparisons.
+        """Return whether a client's own model is right with both orders averaged, and the comparisons' numbers.
 
         Arguments as `own`; both are ``(judged,)`` as from `judge_both_orders`, empty where orders are not given or an even
         number of selectors would vote.
@@ -115,8 +115,8 @@ class ClientAccuracy(RoundLog):
     ``val/client_std`` (over the clients), and the same under ``test/``. Where clients are grouped, ``own_client_mean`` and
     so on are the metrics of each client's own selector, or, where it has weights over the selectors, of their probabilities
     mixed by these. Writes ``clients.csv``: stage, round (in fit), client, examples, known group, selector, accuracy of the
-    vote, and own_accuracy, of the client's own selector or mixture; unknown values are empty, as is the accuracy of the vote
-    where nobody votes. If an epoch validates several times, the first pass is written. A killed and resumed run leaves the
+    vote, and own_accuracy, of the client's own selector or mixture; unknown values are empty, such as the accuracy of the
+    vote without one. If an epoch validates several times, the first pass is written. A killed and resumed run leaves the
     same file as an uninterrupted one. Without ``correct`` from the module, or clients of examples from the datamodule, the
     callback reports it once and does nothing.
 
@@ -125,11 +125,11 @@ class ClientAccuracy(RoundLog):
         groups: ``groups.csv`` of a federated run, whose last round gives the clients' selectors in ``test`` and
             ``validate``. A grouping algorithm in the run itself comes first.
         worst: share of clients that count as the worst, in (0, 1]; if not a tenth, part of the name: ``client_worst_0.25``.
-        own_models: at the end of fit, test each client's own model (the one with which it would train on alone, as in
-            local-only training; of grouped clients their selector or mixture) on its own test examples:
+        own_models: at the end of fit, test each client's own model (the one that it would continue alone, as in local-only
+            training; of grouped clients their selector or mixture) on its own test examples:
             ``own/client_mean`` and so on, and ``own/accuracy``, pooled over the examples; where comparisons come in both
             orders also ``own/accuracy_both_orders``, with the two orders averaged, and the ends of its interval, ``_low``
-            and ``_high``. ``own/without_own_model`` counts the clients among them that have none, as no round has visited
+            and ``_high``. ``own/without_own_model`` counts the clients among them without one, because no round has visited
             them; they are tested with the global model.
 
     Attributes:
@@ -219,7 +219,7 @@ class ClientAccuracy(RoundLog):
             single = None if outcomes is None else outcomes.own(selector, weights=mixed)
             if outcomes is None or single is None:
                 return None
-            # Rows: right in single orders; right in both orders, of which comparison. Some examples lack the other order.
+            # Rows: right in single orders; right in both orders; their comparisons. Some examples lack the other order.
             joined = np.full((3, len(single)), np.nan)
             right, comparisons = outcomes.own_both_orders(selector, weights=mixed)
             joined[0], joined[1, : len(right)], joined[2, : len(right)] = single, right, comparisons
@@ -339,9 +339,9 @@ def client_row(
     Args:
         client: the client.
         examples: number of its examples.
-        accuracy: share of its examples on which the vote is right, in [0, 1].
+        accuracy: share of its examples that the vote answers right, in [0, 1].
         selector: the client's own selector; None where clients are not grouped.
-        own_accuracy: share on which its own selector is right.
+        own_accuracy: share that its own selector answers right.
         known: client -> known group.
     """
     row: Record = {"client": client, "examples": examples, "group": known.get(client, "")}

@@ -1,4 +1,4 @@
-"""Table of every client's number of examples by label, from which a report draws the clients' data.
+"""Table of every client's number of examples by label, for a report's figure of the clients' data.
 
 It holds labels and counts, no text of a client. Leave the callback out where the counts are private.
 """

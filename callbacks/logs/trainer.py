@@ -18,7 +18,7 @@ class KeepsOwnModels(Protocol):
     visit_records: list[Record]
 
     def own_state(self, client_id: str) -> State | None:
-        """Return the parameters with which a client would train on alone; None for the global ones."""
+        """Return the parameters that a client would continue to train alone; None for the global ones."""
 
 
 def find_callback(trainer: L.Trainer, kind: type) -> Any:

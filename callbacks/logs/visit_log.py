@@ -1,4 +1,4 @@
-"""Table of visits: one CSV row for each visit of a federated run, in the order in which the visits ended.
+"""Table of visits: one CSV row for each visit of a federated run, in the order of their ends.
 
 A killed and resumed run leaves the same file as an uninterrupted one (`fedlight.callbacks.loop.round_table`). The
 checkpoint holds the rows of the last finished round, since one taken after validation comes before the log has written them.

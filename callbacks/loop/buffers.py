@@ -7,8 +7,8 @@ among them.
 =============  ==================================================================================================
 ``refuse``     a buffer that training changes ends the run, by name
 ``average``    every visit starts from the server's buffers, and after the round these are the mean over the clients
-               that took part, weighted by their examples, in fp64; whatever the algorithm's weighting and the
-               server's optimizer, as a variance that is stepped further than its mean could become negative
+               that took part, weighted by their examples, in fp64. The algorithm's weighting and the server's
+               optimizer do not apply: a variance stepped beyond its mean could become negative
 ``local``      FedBN: buffers, and weights and biases of the layers that own running statistics, stay with each client
                in its memory and are not sent; the server's own stay as they were at the start
 =============  ==================================================================================================
@@ -297,7 +297,7 @@ class BufferPolicy:
         """Add the changed buffers of a client that took part in the round to those of the server."""
 
     def partial(self) -> dict[str, Any]:
-        """Return what was added in this process so far, as tensors and plain values, and start anew."""
+        """Return the sums of this process so far, as tensors and plain values, and start anew."""
         return {}
 
     def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:

@@ -45,7 +45,7 @@ class HeldState:
 
     Args:
         may_refer: whether nothing is expected to change this tensor in place; called for each tensor.
-        copied_mib: size in MiB up to which these tensors are copied anyway.
+        copied_mib: largest total size in MiB of these tensors that is copied anyway.
 
     Examples:
         >>> import torch
@@ -262,7 +262,7 @@ class RoundStart(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the visit of a batch that is None, for which Lightning calls only this hook."""
+        """Begin the visit of a batch that is None: Lightning calls only this hook for it."""
         if batch is None:
             self.loop.begin_batch(trainer, pl_module, batch, batch_idx)
 

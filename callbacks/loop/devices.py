@@ -1,4 +1,4 @@
-"""Emulated devices in the federated loop: which clients get through a round, on which base, at what cost.
+"""Emulated devices in the federated loop: the clients that get through a round, their bases, their costs.
 
 This is decided before a round is trained, from counted operations and bytes and from the devices' hours: no client trains
 in vain, and nothing depends on the speed of this machine.
@@ -48,7 +48,7 @@ from fedlight.federation.state import State
 
 
 class Sizes(NamedTuple):
-    """What a visit trains and sends: names of its parameters, bytes down and up, and its LoRA rank (None: the module's)."""
+    """Sizes of a visit: names of its trained parameters, bytes down and up, and LoRA rank (None: the module's)."""
 
     trained: frozenset[str]
     bytes_down: int
@@ -75,7 +75,7 @@ class PayloadSizes:
     def of(
         self, client_id: str, visits: Sequence[Visit], state: State, round_idx: int = 0
     ) -> dict[Visit, Sizes]:
-        """Return what each visit to a client in a round trains and sends.
+        """Return the sizes of each visit to a client in a round.
 
         Only names and shapes of ``state`` count. Raises ValueError if the algorithm's hooks look at values.
         """
@@ -111,7 +111,7 @@ class DeviceEmulation(NoDevices):
     """Emulated devices of a federated run.
 
     Attributes:
-        jobs: client id -> what its visits cost on its device, of those that `measure` has counted.
+        jobs: client id -> cost of its visits on its device, of those that `measure` has counted.
 
     Args:
         wanted: number of clients that a round needs; if more are asked, the fastest count.
@@ -247,7 +247,7 @@ class DeviceEmulation(NoDevices):
         return self.take(outcomes, visits, now_seconds, now_seconds + seconds)
 
     def measure(self, round_idx: int, visits: Sequence[Visit], parameters: Mapping[str, Tensor]) -> None:
-        """Count memory, operations and bytes of all visits of some clients in the round in which they are asked."""
+        """Count memory, operations and bytes of all visits of some clients, for the round that asks them."""
         self._planned_for = parameters.keys()
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
         asked: dict[str, list[Visit]] = {}
@@ -269,7 +269,7 @@ class DeviceEmulation(NoDevices):
         self.jobs |= {client_id: self._job(client_id, theirs, sizes) for client_id, theirs in asked.items()}
 
     def forget(self, but: Collection[str] = ()) -> None:
-        """Forget what was measured, except of the clients ``but``."""
+        """Forget all measurements, except those of the clients ``but``."""
         self.jobs = {name: job for name, job in self.jobs.items() if name in but}
         self._asked = {name: visits for name, visits in self._asked.items() if name in but}
         kept = {visit for visits in self._asked.values() for visit in visits}
@@ -295,8 +295,8 @@ class DeviceEmulation(NoDevices):
         Args:
             outcomes: of all clients whose work ends in the round.
             visits: measured visits of these clients.
-            start_seconds: virtual time at which the round begins.
-            end_seconds: virtual time at which it ends.
+            start_seconds: virtual time of the round's beginning.
+            end_seconds: virtual time of its end.
             columns: client id -> further columns of its rows.
         """
         self._outcomes, self._columns = outcomes, columns
@@ -332,9 +332,9 @@ class DeviceEmulation(NoDevices):
         )
 
     def kind(self, visit: Visit) -> Hashable:
-        """Return bits, checkpointing, and whether training is forward-only; None for what trains otherwise in a group.
+        """Return bits, checkpointing, and whether training is forward-only; None for a visit that must train alone.
 
-        That is a cut step, and 8 bits, as LLM.int8 picks outlier columns over the whole batch.
+        These are a cut step, and 8 bits, because LLM.int8 picks outlier columns over the whole batch.
         """
         bits = self._devices[visit.client_id].weight_bits
         fitted = self._fits[visit]

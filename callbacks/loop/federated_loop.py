@@ -82,11 +82,11 @@ class FederatedLoop(LoopView):
     rounds.
 
     Args:
-        algorithm: what clients and server do; FedAvg (unbiased) if not given.
+        algorithm: federated algorithm; FedAvg (unbiased) if not given.
         server: server optimizer; plain averaging if not given.
         clients_per_round: clients sampled in a round, at most the number of clients.
         local_steps: optimizer steps of a visit; None is one pass over all the client's examples.
-        channel: compression of what is sent; lossless fp32 if not given.
+        channel: compression of messages; lossless fp32 if not given.
         aggregation: robust (such as coordinate-wise median) or private combination of updates; None: the algorithm's own.
         memory: store of the clients' memories between rounds; if not given, in RAM up to 256 MiB, then on disk.
         seed: seed of the sampling of clients and of everything random inside a visit.
@@ -94,8 +94,8 @@ class FederatedLoop(LoopView):
             this machine does.
         buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
             ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
-        clients_at_once: most clients that are trained in one batch, each on an adapter of its own; ``auto`` tries which
-            number is fastest; see `fedlight.callbacks.loop.groups`.
+        clients_at_once: most clients that are trained in one batch, each on its adapter; ``auto`` tries which number is
+            fastest; see `fedlight.callbacks.loop.groups`.
         forward: training by forward passes alone, of all clients or of those whose device has no room for gradients; None
             trains by backpropagation.
         limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
@@ -112,7 +112,7 @@ class FederatedLoop(LoopView):
     """
 
     planner_type, run_type = RoundPlanner, Run  # others where clients are in other processes: fedlight.flower
-    deployed = False  # whether numbers of clients are their words, so that one of them may lie
+    deployed = False  # whether clients report their numbers themselves, and may lie
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class FederatedLoop(LoopView):
         forget_training_loader(trainer)
 
     def _read_parameters(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Read what is federated, which the module or callbacks may have changed."""
+        """Read the federated parameters, which the module or callbacks may have changed."""
         self._parameters = self._run.parameters = optimizers.federated_parameters(trainer, module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -254,7 +254,7 @@ class FederatedLoop(LoopView):
         if batch_idx in schedule.begins:
             self.left.refuse_changed()
             plan.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
-            # It is known before it begins: an error on the way has to find what is to be undone.
+            # Set before it begins, so that an error on the way knows the group to undo.
             self.group = self._round.open_group(schedule.begins[batch_idx])
             self._round.begin_group(self.group, batch)
         elif self.group.beside is not None:
@@ -305,7 +305,7 @@ class FederatedLoop(LoopView):
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        self._run.agree()  # also on what on_train_epoch_end has logged
+        self._run.agree()  # also on values that on_train_epoch_end has logged
         trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)

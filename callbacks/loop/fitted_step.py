@@ -120,7 +120,7 @@ class FittedStep:
             checkpointing: compute activations twice instead of keeping them.
 
         Raises:
-            ValueError: the module goes backward by itself or has no ``checkpoint_gradients``, or the precision scales the
+            ValueError: the module calls backward itself or has no ``checkpoint_gradients``, or the precision scales the
                 loss.
         """
         self.leave()

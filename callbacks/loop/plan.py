@@ -201,7 +201,7 @@ class KnowsLengths(Protocol):
 
 
 def visit_cost(data: object, visit: Visit, round_idx: int) -> float:
-    """Return what a visit costs beside others: its tokens with padding, else its batches."""
+    """Return the relative cost of a visit: its tokens with padding, else its batches."""
     if not isinstance(data, KnowsLengths) or data.train_lengths is None:
         return float(visit.num_batches)
     shapes = data.batch_shapes(visit, round_idx)
@@ -216,7 +216,7 @@ class PreparesRounds(Protocol):
         """Prepare a round; the module holds the global state.
 
         The cohort is all who are asked and present; with a fleet some of them may not get through. Random streams are seeded
-        for this round, and what is drawn here changes nothing drawn elsewhere.
+        for this round, and draws here change none elsewhere.
         """
 
 
@@ -349,11 +349,11 @@ class RoundPlanner:
 
     @property
     def begins(self) -> list[int]:
-        """Numbers of the batches at which visits begin, in one process or in this one."""
+        """Numbers of the first batches of visits, in one process or in this one."""
         return [*self.everything.begins, *self.schedule.begins]
 
     def _visits_of(self, round_idx: int, clients: Sequence[Client]) -> list[Visit]:
-        """Return the visits of clients that are asked in a round, as the algorithm plans them."""
+        """Return the visits that the algorithm plans for the clients asked in a round."""
         num_batches = visit_lengths(self.local_steps, self.accumulation(round_idx), self.data.num_batches)
         return self._whole(self.algorithm.plan(round_idx, clients, num_batches))
 
@@ -362,7 +362,7 @@ class RoundPlanner:
         return [replace(visit, whole_passes=self.local_steps is None) for visit in visits]
 
     def _cost(self, bundle: Bundle, round_idx: int) -> float:
-        """Return what a bundle costs, by which bundles are shared out among processes."""
+        """Return the cost of a bundle, for sharing out bundles among processes."""
         return sum(visit_cost(self.data, visit, round_idx) for group in bundle for visit in group)
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
@@ -426,7 +426,7 @@ class NextRound(Checkpoint):
         self.plan(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restore the trainer's callbacks: this is no checkpoint from which a run could go on."""
+        """Restore the trainer's callbacks: no run could resume from this checkpoint."""
         trainer.callbacks = others(trainer)  # type: ignore[attr-defined]
 
 

@@ -29,13 +29,13 @@ from fedlight.support.torch_parts import eval_mode, named_parts, seed_streams
 
 
 class NoDevices:
-    """Null object for the clients' devices: every client gets through every round, as this machine trains.
+    """Null object for the clients' devices: this machine trains, and every client gets through every round.
 
     Args:
         forward_only: whether all visits train by forward passes alone.
 
     Attributes:
-        round_end_seconds: virtual time at which the round ends.
+        round_end_seconds: virtual time of the round's end.
     """
 
     round_end_seconds = 0.0
@@ -86,7 +86,7 @@ class NoDevices:
         return []
 
     def fitting_rank(self, client_id: str, ranks: Sequence[int], parameters: Mapping[str, Tensor]) -> int:
-        """Return the LoRA rank with which one pass over a client's data fits its device best, see `first_that_fits`.
+        """Return the LoRA rank that fits one pass over a client's data on its device best, see `first_that_fits`.
 
         The batches are those of such a visit in the first round, and each parameter is trained.
         """
@@ -206,7 +206,7 @@ class ChecksSettings(Protocol):
     """Algorithm that can refuse settings and data before the module's model is loaded."""
 
     def check_settings(self, federation: Federation) -> None:
-        """Raise ValueError for what cannot work, whatever the module's parameters and optimizers, which are not known."""
+        """Raise ValueError for settings that cannot work; the module's parameters and optimizers are not known yet."""
 
 
 @runtime_checkable
@@ -246,7 +246,7 @@ class Run:
     Attributes:
         trainer, lightning_module: those of Lightning's hooks.
         algorithm, seed, buffers, memory: those of the loop.
-        state: global parameters from which the visits of the round start; the loop sets it.
+        state: global parameters at the start of the round's visits; the loop sets it.
         parameters: name -> parameter of the module that is federated; empty before the run begins.
         aggregation: that of the loop; None for the algorithm's own.
         parts: all `Part` of the run.
@@ -254,7 +254,7 @@ class Run:
         is_private: whether the run promises differential privacy.
         planned_by_arrival: whether rounds are buffered.
         records: rows of the round so far, of visits and of clients that dropped out.
-        devices: devices on which the clients train.
+        devices: the clients' devices.
         gather: function from a value and the name of an exchange to the values of all processes.
         logged: metrics that the algorithm has logged since the last round was over.
     """
@@ -307,14 +307,14 @@ class Run:
         return done
 
     def parts_with(self, hook: Callable[..., Any]) -> list[Part]:
-        """Return the parts that have a hook of their own, such as ``Part.enter``, in their order."""
+        """Return the parts that override a hook such as ``Part.enter``, in their order."""
         if hook not in self._parts_with:
             parts = [part for part in self.parts if getattr(type(part), hook.__name__) is not hook]
             self._parts_with[hook] = parts
         return self._parts_with[hook]
 
     def agree(self) -> None:
-        """Compare this process with the others, where each decides by itself."""
+        """Compare this process with the others, where each decides alone."""
         for part in self.parts_with(Part.agree):
             part.agree(self)
 
@@ -326,7 +326,7 @@ class Run:
             self._checked = [*self.optimizers]
 
     def check_settings(self, algorithm: Algorithm) -> None:
-        """Let the algorithm check what is known before the module's model is loaded."""
+        """Let the algorithm check the settings before the module's model is loaded."""
         if isinstance(algorithm, ChecksSettings):
             algorithm.check_settings(self)
 
@@ -358,11 +358,11 @@ class Run:
             )
 
     def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
-        """Return the loss on each example of a client, ``(examples,)``, with the module as it stands."""
+        """Return the loss on each example of a client, ``(examples,)``, with the module's present weights."""
         return client_losses(self.lightning_module, self._validation, on)
 
     def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
-        """Return `client_losses` under each of these adapters, of which the last stays active."""
+        """Return `client_losses` under each of these adapters; the last stays active."""
         losses = []
         for name in adapters:
             assert isinstance(self.lightning_module, HoldsAdapters)
@@ -381,7 +381,7 @@ class Run:
             yield
 
     def own_state(self, client_id: str) -> State | None:
-        """Return the parameters with which a client would continue alone; None for the global ones."""
+        """Return the parameters that a client would continue to train alone; None for the global ones."""
         state: State | None = self._loop.own_state(client_id)
         return state
 

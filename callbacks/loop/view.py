@@ -1,4 +1,4 @@
-"""What other callbacks may ask of a federated loop."""
+"""View of a federated loop for other callbacks."""
 
 from contextlib import AbstractContextManager
 
@@ -52,7 +52,7 @@ class LoopView(Checked, L.Callback):
         return self._run.devices.device_name(self.visit.client_id) if self.visit else ""
 
     def own_state(self, client_id: str) -> State | None:
-        """Return parameters and buffers with which a client would go on alone; None for the global ones."""
+        """Return parameters and buffers that a client would continue to train alone; None for the global ones."""
         memory = self.memory.load(client_id)
         return self.buffers.own_state(memory, memory.get(OWN_STATE))
 

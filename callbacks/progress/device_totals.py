@@ -16,7 +16,7 @@ class DeviceTotals:
         clients: ids of the clients with such a device.
         asked: pairs of round and client id.
         dropped: reason for dropping out -> number of clients and rounds.
-        lora_ranks: LoRA ranks of its clients, where they have ranks of their own.
+        lora_ranks: LoRA ranks of its clients, where these differ from the module's.
     """
 
     clients: set[str] = field(default_factory=set)

@@ -143,7 +143,7 @@ class RoundProgress(Checked, ProgressBar):
             self._show(batch_idx + 1, f"{self._client}  {last}".strip())
 
     def _foretell(self, trainer: L.Trainer, batch: Any, done: int) -> None:
-        """Say once, in the first minute, what a run that takes longer than that still takes."""
+        """Say once, in the first minute, the remaining work of a run that takes longer than a minute."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         self._tokens.append(0 if ids is None else ids.numel())
         if (

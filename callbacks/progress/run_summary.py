@@ -125,7 +125,7 @@ def device_table(rows: list[dict[str, str]]) -> Table:
 
 
 def output_paths(trainer: L.Trainer) -> str:
-    """Return a run's folder with its entries, or single paths for a run without a folder of its own."""
+    """Return a run's folder with its entries, or single paths for a run without a folder."""
     folder = _own_folder(trainer)
     if folder is not None:
         left = (path for path in folder.iterdir() if path.name not in TEMPORARY)

@@ -1,7 +1,7 @@
 """Time that a run will still take, from its finished rounds and validations, which are timed apart.
 
 A validation may take as long as a round and come every tenth round alone, so the mean of both together would be wrong in
-either. The first round loads and compiles in its first batch, so that batch tells nothing of the others.
+either. The first round loads and compiles in its first batch, so that batch does not predict the others.
 """
 
 import time
@@ -68,7 +68,7 @@ class TimeLeft:
         self._rounds = Usual()  # of finished rounds, to the start of the next, without their validations
         self._validations = Usual()
         self._begun: float | None = None  # moment of the round under way
-        self._first_batch = self._last_batch = 0.0  # moments at which they were done
+        self._first_batch = self._last_batch = 0.0  # moments of their ends
         self._batches = 0
         self._in_round = 0.0  # seconds of validation in it
 
@@ -101,8 +101,8 @@ class TimeLeft:
     def seconds(self, share: float, rounds_after: int, validations_left: int) -> float | None:
         """Return the seconds left of the round under way and of all rounds after it; None where nothing is known yet.
 
-        A round takes the mean of the finished ones without the first, what lies between two rounds included. Until there is
-        such, it takes what the batches of the first round took, but for the very first one.
+        A round takes the mean of the finished ones without the first, time between two rounds included. Until one is
+        finished, it is estimated from the first round's batches without the very first one.
 
         Args:
             share: of the round's batches that is done, in [0, 1]; at 1 the round and its validation are over.

@@ -51,7 +51,7 @@ class Forgetting(Checked, L.Callback):
 
 
 def measure(module: ScoresRaw) -> dict[str, float]:
-    """Return perplexity and knowledge of a module's tuned and raw model, by the names under which they are logged."""
+    """Return perplexity and knowledge of a module's tuned and raw model, by their logged names."""
     values: dict[str, float] = {}
     right: dict[str, list[bool]] = {}
     with isolate_rng():

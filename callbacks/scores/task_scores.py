@@ -46,14 +46,14 @@ class TaskScores(Checked, L.Callback):
     rounds; training continues as if nothing had been measured. The answers go to ``OUTPUT/MOMENT/NAME.jsonl`` and the scores
     to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3`` (from 1), ``validate`` or ``test``.
 
-    With ``own_models``, each client's own model (the one with which it would train on alone, as after local training) runs
-    the tasks after training. It logs ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and ``own/NAME/client_std``
+    With ``own_models``, each client's own model (the one that it would continue alone, as after local training) runs the
+    tasks after training. It logs ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and ``own/NAME/client_std``
     over the clients, and writes the answers under the moment ``own``, with a ``client`` in each line.
 
     Args:
         tasks: name under which it is logged -> task; None: those of the datamodule.
         every_n_epochs: in training, run after each n-th epoch and after the last one; None: after the last one only.
-        before_training: in training, also run before it: zero-shot, as a new adapter changes nothing.
+        before_training: in training, also run before it: zero-shot, because a new adapter changes nothing.
         output: a folder; None: ``tasks`` in ``trainer.default_root_dir``.
         own_models: at the end of training, score each client's own model.
 
@@ -186,7 +186,7 @@ def _check_names(tasks: Mapping[str, Task]) -> None:
 
 
 def _has_own_models(loop: KeepsOwnModels) -> bool:
-    """Return whether a client has a model of its own by now; called early, before a run has taken hours.
+    """Return whether a client has its own model by now; called early, before a run has taken hours.
 
     Raises ValueError if clients were trained, but none of them keeps a model.
     """
@@ -206,7 +206,7 @@ def answers_of_own_models(
     """Run all tasks with each client's own model; a client without one answers with the global model.
 
     Several models answer side by side, each with its own weights; several processes share the clients. The module's
-    parameters are restored bit for bit. Raises ValueError if no client has a model of its own.
+    parameters are restored bit for bit. Raises ValueError if no client has its own model.
 
     Returns:
         Task -> one record for each client and row, with ``client``; and task -> client -> its score, in [0, 1].

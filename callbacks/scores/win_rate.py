@@ -154,7 +154,7 @@ class WinRate(Checked, L.Callback):
         rank_zero_info(f"{when}, against the raw model on {len(answers)} prompts: {shown}")
 
     def _judged(self, judge: Judge, answers: Sequence[str]) -> list[float]:
-        """Return a judge's scores of all answers; of several processes the first one asks it, as it may cost money."""
+        """Return a judge's scores of all answers; only the first of several processes asks it, because it may cost money."""
         return [float(score) for score in BothPositions(judge).scores(self._fields, answers, self._raw)]
 
     def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Augmentations: what clients train on besides their own rows, drawn, retrieved by similarity or gradients, or generated.
+"""Augmentations: clients' further training rows, drawn, retrieved by similarity or gradients, or generated.
 
 They know modules, datamodules and generators; the datamodule knows their base class ``Augmentation`` alone.
 """

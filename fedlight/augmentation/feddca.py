@@ -30,7 +30,7 @@ class FedDCA(retrieval.Retrieval):
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
         index_folder: folder that keeps the index for later runs; None: none.
         selection: for the i-th further of N clients ``drop_i`` leaves out the i centres most similar to those selected, as
-            the paper's text says; ``keep_n_minus_i`` keeps only the N - i least similar, as its Algorithm 1 is printed. With
+            the paper's text says; ``keep_n_minus_i`` keeps only the N - i least similar, as printed in its Algorithm 1. With
             ``clusters`` = N both are the same; see `fedlight.datamodules.vectors.selection`.
         index_recall: mean recall in [0, 1] that an index of kind hnsw has to reach on the run's own queries: its ``ef`` is
             doubled until then, or the queries are searched exactly where that is cheaper. 0 measures alone. The recall is

@@ -1,4 +1,4 @@
-"""Agreement of two augmentations on the rows of each client: FedDCA* should retrieve what FedDCA retrieves.
+"""Agreement of two augmentations on the rows of each client: FedDCA* should retrieve the rows of FedDCA.
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, section 4.3, replace the clients' large encoder by a small
 one and a projector on the server, which changes the retrieved rows.

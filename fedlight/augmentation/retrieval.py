@@ -1,4 +1,4 @@
-"""Retrieval of public rows: what clients send, and the server's index of its public instructions.
+"""Retrieval of public rows: the clients' messages, and the server's index of its public instructions.
 
 Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA),
 https://arxiv.org/abs/2409.20135, Algorithm 1. A client sends the centres and sizes of clusters of its instructions, and
@@ -71,7 +71,7 @@ def check_index_folder(folder: str | None) -> None:
 def compute_centers(
     encoder: Encoder, clients: Mapping[str, Sequence[Fields]], num_clusters: int, seed: int
 ) -> dict[str, Clusters]:
-    """Return what each client sends; one call encodes for all clients, as rows are encoded independently.
+    """Return each client's message; one call encodes for all clients, because rows are encoded independently.
 
     Args:
         encoder: encoder of the clients.

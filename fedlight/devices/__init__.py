@@ -1,4 +1,4 @@
-"""Emulated client devices: memory, speed, wire, power and hours of a phone, and what a visit costs on it.
+"""Emulated client devices: memory, speed, wire, power and hours of a phone, and the cost of a visit on it.
 
 A `Device` is read from a profile, a `Fleet` says which client has which. `CostMeter` counts the FLOPs and the memory of a
 training step, `fit` makes a visit fit the device, and `run_round` lets a round's visits run on a virtual clock.

@@ -22,20 +22,20 @@ DAY = 24 * HOUR
 
 
 class Availability(Protocol):
-    """Times at which a device can be asked, and until when it stays."""
+    """Times when a device can be asked, and until when it stays."""
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
-        """Return the virtual time until which the device stays, infinite if unknown; None if it is absent now.
+        """Return the virtual time when the device leaves, infinite if unknown; None if it is absent now.
 
         Args:
             now_seconds: virtual time in seconds since the run's start, at least 0.
             seed: the run's.
-            round_idx: the round for which the client was sampled.
+            round_idx: the round that sampled the client.
             client_id: the device's owner.
         """
 
     def visits_per_day(self, seconds: float) -> float:
-        """Return the average number of visits of so many seconds, one after the other, for which a day has room."""
+        """Return the average number of visits of so many seconds that fit one after the other into a day."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Trace:
         intervals_hours: ``((start, end), ...)`` in order, without overlap. With a period, starts lie in [0, period), and the
             last interval may run into the next one: ``(22, 30)`` of 24 hours is from ten in the evening to six.
         period_hours: time after which the intervals repeat; None for a trace that ends.
-        spread_hours: each client's intervals lie later by a time of its own in [0, ``spread_hours``), drawn by seed and
-            client, so that not all clients come and go at once.
+        spread_hours: each client's intervals lie later by a time in [0, ``spread_hours``), drawn by seed and client,
+            so that not all clients come and go at once.
 
     Raises:
         ValueError: intervals are empty, out of order, overlap or lie outside of the period.

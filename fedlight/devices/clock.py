@@ -1,4 +1,4 @@
-"""Virtual clock of a round: who takes part, what each client has spent, and how long the round took.
+"""Virtual clock of a round: who takes part, the costs of each client, and the duration of the round.
 
 A visit downloads, computes and uploads, one after the other, at the constant speeds of its device. The server asks more
 clients than it wants ("over-selection") and closes the round when it has enough or the deadline is over: Bonawitz et
@@ -21,7 +21,7 @@ class Job:
 
     Attributes:
         client_id: the client; no two jobs of a round have the same.
-        device: the device on which it runs.
+        device: device that runs it.
         flops: floating point operations of the training.
         bytes_down: payload from the server.
         bytes_up: payload to the server.
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a job, with what it has spent until it was done or stopped.
+    """Result of a job, with its costs until it was done or stopped.
 
     Attributes:
         client_id: the client.
@@ -96,7 +96,7 @@ def run_round(
     several that finish at once, the lower client id comes first.
 
     Args:
-        now_seconds: virtual time at which the round begins, at least 0.
+        now_seconds: virtual time of the round's beginning, at least 0.
         jobs: one for each client that was asked.
         wanted: number of clients that the server wants, at least 1.
         deadline_seconds: most that the round may take, above 0; None without a limit.
@@ -162,7 +162,7 @@ def end_of(job: Job, now_seconds: float, draw: tuple[int, int]) -> tuple[float, 
 
 
 def outcome_of(job: Job, reason: str, seconds: float) -> Outcome:
-    """Return what ``job`` has spent when it is done or stopped after ``seconds``, whichever comes first."""
+    """Return the costs of ``job`` when it is done or stopped after ``seconds``, whichever comes first."""
     if reason in ("absent", "out_of_memory"):
         return Outcome(job.client_id, reason)
     download, compute, upload = job.phases

@@ -35,7 +35,7 @@ class StepCost:
 
 @runtime_checkable
 class Sketched(Protocol):
-    """Module that has a copy without weights, on which a step can be counted before anything is loaded."""
+    """Module that has a copy without weights, so that a step can be counted before anything is loaded."""
 
     def skeleton(self) -> "Sketched":
         """Return the same module with meta tensors for weights."""
@@ -56,25 +56,25 @@ class Checkpointed(Protocol):
 
 
 class CostMeter:
-    """Meter of a training step's cost, as a pure function of the batch's shape.
+    """Meter of a training step's cost; a pure function of the batch's shape.
 
     No weights are read and next to nothing is computed: see `fedlight.devices.shape_run`. A `Sketched` module is
     counted on its skeleton, whose base is in 16 bits as on a device. Any other module runs its ``training_step`` on a copy
     without weights. Where that fails, because the step depends on values of the weights or was set on this one object, it
-    runs once per shape on the module itself, which stays as it is, as does the random stream. Memory that kernels take while
-    they run is left out.
+    runs once per shape on the module itself; neither the module nor the random stream changes. Memory that kernels take
+    while they run is left out.
 
     Args:
         module: module that is trained, or a skeleton of it.
         example_batch: function that returns a batch of so many examples; needed for a module without a skeleton only.
-        lora_rank: rank of the LoRA adapters with which a step is counted; None for the module's own.
+        lora_rank: rank of the LoRA adapters in the counted step; None for the module's own.
 
     Attributes:
-        module: counted module: the skeleton, or the module itself; at a rank of its own a copy without weights.
+        module: counted module: the skeleton, or the module itself; with ``lora_rank`` a copy without weights.
         checkpoints: whether activations can be recomputed instead of kept.
 
     Raises:
-        ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes by itself.
+        ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes itself.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class CostMeter:
     def forward_cost(self, shape: BatchShape) -> StepCost:
         """Return the cost of one forward pass without a graph on a batch of that shape, in training mode.
 
-        The memory is no less than what the perturbation of the largest trained parameter takes between two passes.
+        The memory is at least that of perturbing the largest trained parameter between two passes.
         """
         return self._found(shape, checkpointing=False, forward=True)
 
@@ -170,7 +170,7 @@ class CostMeter:
             return _step_cost(self.module, _moved(batch, device), checkpointing, forward)
 
     def _refuse_rank(self, reason: str) -> None:
-        """Raise ValueError for a step at a rank of its own that shapes alone do not tell."""
+        """Raise ValueError if a step with ``lora_rank`` cannot be counted on shapes alone."""
         if self._lora_rank is not None:
             raise ValueError(
                 f"ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "

@@ -53,7 +53,7 @@ class Device(Profile):
         weight_bits: of the frozen base: 16 (plain), 8 (int8) or 4 (NF4).
         memory_share: share of the RAM that training gets, in (0, 1]; the system and other apps have the rest.
         utilisation: share of the peak that training reaches, in (0, 1].
-        availability: times at which it can be asked.
+        availability: times when it can be asked.
 
     Raises:
         ValueError: a number is out of range.

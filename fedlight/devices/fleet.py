@@ -21,8 +21,8 @@ class Fleet(Checked):
         devices: name of a profile, or a YAML file of your own -> weight above 0; weights need not sum to 1. Or the name of
             a fleet of fedlight, such as ``"phones"``.
         seed: seed of the draw.
-        scale: divisor of the profiles' memory, speed and bandwidth, above 0; for a small model that stands in for one that
-            is so many times larger.
+        scale: divisor of the profiles' memory, speed and bandwidth, above 0; for a small model in place of one that is
+            so many times larger.
         deadline_seconds: end of a round on the devices' virtual clock; clients that finish later are left out. None waits
             for all.
         over_selection: factor on ``clients_per_round``, at least 1: so many are asked, and the fastest

@@ -1,4 +1,4 @@
-"""Forecast of a visit before anything is loaded: whether it fits a device, how long it takes, and what would help."""
+"""Forecast of a visit before anything is loaded: whether it fits a device, its duration, and remedies."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +27,10 @@ SHORTEST_TEXT = 16
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of a visit: equal batches of the longest texts, in which the parameters named by ``trained`` learn.
+    """Work of a visit: equal batches of the longest texts; the parameters named by ``trained`` learn.
 
-    ``lora_rank`` is that of the client, with which all is counted; None where clients have no ranks of their own.
-    ``train`` and
-    ``perturbations`` are those of `fedlight.devices.memory.fit` and `visit_flops`.
+    All is counted at ``lora_rank``, the client's; None where all clients have the module's. ``train`` and ``perturbations``
+    are those of `fedlight.devices.memory.fit` and `visit_flops`.
     """
 
     meter: CostMeter
@@ -69,8 +68,8 @@ class Forecast:
         job: the visit as the clock takes it.
         joules: energy of a whole visit.
         rounds_per_day: visits that the device could do one after the other while it is available; 0 if out of memory.
-        lora_rank: LoRA rank of a client with this device; None where clients have no ranks of their own.
-        forward_fits: whether a device on which backpropagation does not fit could train by forward passes alone.
+        lora_rank: LoRA rank of a client with this device; None where all clients have the module's.
+        forward_fits: whether a device without room for backpropagation could train by forward passes alone.
     """
 
     device: Device
@@ -121,7 +120,7 @@ def forecast_at_largest(
 
 @dataclass(frozen=True)
 class Remedy:
-    """Change with which a device has enough memory: bits of its base, and tokens of the longest text."""
+    """Change that gives a device enough memory: bits of its base, and tokens of the longest text."""
 
     weight_bits: int
     tokens: int
@@ -135,8 +134,8 @@ class Plan:
         settings: assumptions about a visit: model, examples and tokens of a batch, batches, and so on.
         shares: device -> share of the fleet; empty without a fleet.
         forecasts: one for each device.
-        remedies: device that is out of memory -> changes with which it could take part.
-        least_base_bytes: bytes of the frozen weights at 4 bits, below which nothing helps.
+        remedies: device that is out of memory -> changes that would let it take part.
+        least_base_bytes: bytes of the frozen weights at 4 bits; no change helps below these.
     """
 
     settings: dict[str, Any]
@@ -147,7 +146,7 @@ class Plan:
 
 
 def remedies(device: Device, work: Workload) -> list[Remedy]:
-    """Return at most two changes, found by trying, with which a device that is out of memory could take part.
+    """Return at most two changes, found by trying, that would let a device that is out of memory take part.
 
     They are as many bits as possible below the device's, and texts halved until they fit; both at once only where neither
     helps alone.
@@ -167,7 +166,7 @@ def _shorter(weight_bits: int, tokens: int) -> Iterator[Remedy]:
 
 
 def _first(device: Device, work: Workload, changes: Iterator[Remedy]) -> Remedy | None:
-    """Return the first change with which the device has enough memory for one example at a time."""
+    """Return the first change that gives the device enough memory for one example at a time."""
     for change in changes:
         resting = work.resting(change.weight_bits)
         least = resting if work.train == "backprop" else forward_only(resting)

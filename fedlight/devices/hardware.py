@@ -18,7 +18,7 @@ def has_cuda() -> bool:
 
 
 def choose_device(device: str = "auto") -> torch.device:
-    """Return the torch device of a setting: ``auto`` for the GPU where there is one, or what ``torch.device`` takes."""
+    """Return the torch device of a setting: ``auto`` for the GPU where there is one, or a name of torch."""
     if device == "auto":
         return torch.device("cuda" if has_cuda() else "cpu")
     return torch.device(device)

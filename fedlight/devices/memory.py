@@ -39,7 +39,7 @@ class Footprint:
 
     Args:
         base_bytes: all weights that the visit does not train; frozen ones in the device's precision.
-        adapter_bytes: trained weights; of a forward-only visit twice, with the copy from which they are perturbed.
+        adapter_bytes: trained weights; of a forward-only visit twice, with the unperturbed copy.
         gradient_bytes: gradients of the trained weights, and of others that require one.
         moment_bytes: state of the optimizer.
         activation_bytes: activations of one step; 0 where nothing runs.
@@ -63,7 +63,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Fit:
-    """Way in which a visit is made to fit a device.
+    """Way to make a visit fit a device.
 
     Args:
         micro_batch: most examples that are computed at a time; those of the largest batch where it fits as a whole.
@@ -129,7 +129,7 @@ def resting_footprint(
 
 
 def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[str]:
-    """Return the names of a module's adapters of which nothing is trained."""
+    """Return the names of a module's untrained adapters."""
     if trained is None or not isinstance(module, HoldsAdapters):
         return set()
     return {*module.adapter_names} - {part for name in trained for part in name.split(".")}
@@ -183,7 +183,7 @@ def moment_bytes_per_weight(optimizer: Optimizer) -> float:
 
 
 def parts(shape: BatchShape, micro_batch: int) -> dict[BatchShape, int]:
-    """Return the shapes of the parts in which a batch is computed, with the number of each.
+    """Return the shapes of a batch's parts, computed one after the other, with the number of each.
 
     Labelled tokens are taken to be spread evenly over the examples, rounded up.
 
@@ -218,7 +218,7 @@ def fit(
     resting: Footprint,
     train: Train = "backprop",
 ) -> Fit:
-    """Return the first way in which a visit fits: in whole batches, in smaller parts, with activations recomputed as well.
+    """Return the first way that fits a visit: in whole batches, in smaller parts, with activations recomputed as well.
 
     With ``auto`` forward passes alone come behind all these, in whole batches and in smaller parts.
 

@@ -63,10 +63,10 @@ class QuantizedBase:
     the base in that form, so that there is nothing to switch.
 
     Args:
-        module: module with frozen linear layers, as a rule a base model under an adapter.
+        module: module with frozen linear layers, usually a base model under an adapter.
 
     Attributes:
-        own_bits: bits of the base as it was loaded: 16 for any unquantized one, else 8 or 4.
+        own_bits: bits of the base when it was loaded: 16 for any unquantized one, else 8 or 4.
         bits: bits in use now.
 
     Examples:
@@ -142,7 +142,7 @@ class QuantizedBase:
 
 
 def _loaded_bits(module: nn.Module) -> int:
-    """Return the bits by the type of the weights, as importing bitsandbytes to ask for its layers takes seconds."""
+    """Return the bits by the type of the weights, because importing bitsandbytes to ask for its layers takes seconds."""
     forms = {part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)}
     return 4 if torch.uint8 in forms else 8 if torch.int8 in forms else 16
 
@@ -174,19 +174,19 @@ def _nf4(layer: nn.Linear) -> nn.Module:
 
 
 def _with_bias(twin: nn.Module, layer: nn.Linear) -> nn.Module:
-    if layer.bias is not None:  # a parameter of its own, on the same values: bitsandbytes casts it in place
+    if layer.bias is not None:  # a new parameter on the same values: bitsandbytes casts it in place
         twin.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
     return twin
 
 
 def _following(layer: nn.Module, twin: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the twin's ``forward`` in the layer's mode, by which bitsandbytes chooses its kernels."""
+    """Return the twin's ``forward`` in the layer's mode: bitsandbytes chooses its kernels by the mode."""
 
     def forward(inputs: Tensor) -> Tensor:
         twin.training = layer.training
         return cast(Tensor, twin.forward(inputs))
 
-    vars(forward)["twin"] = twin  # who trains several clients in one batch asks for its kind
+    vars(forward)["twin"] = twin  # training of several clients in one batch reads its kind
     return forward
 
 

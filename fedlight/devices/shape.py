@@ -38,7 +38,7 @@ LINE, CURVE = (1, 2), (1, Fraction(3, 2), 2)
 
 
 def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
-    """Return the shapes of texts from whose costs that of this shape follows, with their weights; a pure function.
+    """Return shapes and weights: the cost of this shape is the weighted sum of theirs; a pure function.
 
     Examples:
         >>> for anchor, weight in anchors(BatchShape(examples=4, tokens=40)).items():

@@ -1,7 +1,7 @@
 """Training step on shapes alone: its operations and its memory are counted, and next to nothing is computed.
 
 Weights are meta tensors, which have a shape but no values, and so are results of them. Tensors with values (ids, masks,
-positions: what the course of a step depends on) are computed as usual. Operations repeat from layer to layer, so each is
+positions: they decide the course of a step) are computed as usual. Operations repeat from layer to layer, so each is
 asked only once for the layout of its result: a step is then several times faster than with torch's fake tensors.
 """
 
@@ -33,7 +33,7 @@ FLOPS: dict[Any, Callable[..., int]] = {
 
 
 class ShapeRun(TorchDispatchMode):
-    """Counter of FLOPs so far, and of the most bytes alive at once, of what is made inside it.
+    """Counter of the FLOPs inside it so far, and of the most bytes alive at once that were made inside it.
 
     ``known`` are tensors that existed before, such as weights and the batch: they and their views are not counted.
 
@@ -150,7 +150,7 @@ def _views(func: Any) -> bool:
 
 
 def _loses_values(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether whole numbers are moved to meta; they keep their values, on which the step may depend."""
+    """Return whether whole numbers are moved to meta; they keep their values, which may decide the step."""
     if func is not aten._to_copy.default or args[0].is_floating_point():
         return False
     device = kwargs.get("device")
@@ -173,7 +173,7 @@ def _without_values(part: Any) -> Any:
 
 
 def _key(part: Any) -> Any:
-    """Return what a result's layout depends on; with the type, as 1 and 1.0 are one key but give different types."""
+    """Return the key of a result's layout, with the type: 1 and 1.0 are equal but give different types."""
     if isinstance(part, Tensor):
         return part.shape, part.stride(), part.dtype, part.is_meta
     if isinstance(part, (list, tuple)):
@@ -205,7 +205,7 @@ def _maker(out: Any, inputs: Iterable[Tensor]) -> Callable[[], Any] | None:
 def _fused_on_meta() -> Iterator[None]:
     """Let attention on meta use the kernel that it uses with values; torch's choice there keeps all attention weights.
 
-    The function itself is replaced, because torch disables a ``TorchFunctionMode`` during the backward pass, in which
+    The function itself is replaced, because torch disables a ``TorchFunctionMode`` during the backward pass, where
     checkpoints are recomputed.
     """
     attention = functional.scaled_dot_product_attention

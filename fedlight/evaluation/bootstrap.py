@@ -34,11 +34,11 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the interval of the mean of values under resampled prompts; NaN with fewer than two prompts.
 
-    A share of 0 or 1 has an interval of width 0, as every resample has the same share; it is not known exactly for that.
+    A share of 0 or 1 has an interval of width 0, because every resample has the same share; it is still uncertain.
 
     Args:
         values: one for each answer, such as scores of a judge, ``(answers,)``; NaN is left out.
-        prompts: prompt of each answer; None: each answer has a prompt of its own.
+        prompts: prompt of each answer; None: each answer has a different prompt.
         level: of confidence, in (0, 1).
         draws: number of resamples, of as many prompts as there are, with replacement; at least 1.
         seed: of the resamples.
@@ -111,7 +111,7 @@ def student_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) 
 
 
 def seeds_needed(deviation: float, difference: float, level: float = 0.95, power: float = 0.8) -> int:
-    """Return the number of seeds from which a mean paired difference can be told from zero.
+    """Return the least number of seeds that tells a mean paired difference from zero.
 
     It is the least n with ``(t(1/2 + level/2) + t(power)) * deviation / sqrt(n) <= difference``, with quantiles of Student's
     t of n - 1 degrees of freedom. At ``power=0.5`` the interval is as wide as the difference to either side.

@@ -20,7 +20,7 @@ BLOCK = 1024
 
 
 class DomainCoverage(Checked, Metric):
-    """Coverage of a domain by all vectors seen so far, as a torchmetrics Metric; a text seen twice counts once.
+    """Coverage of a domain by all vectors seen so far, a torchmetrics Metric; a text seen twice counts once.
 
     It keeps the best cosine of each of the domain's points, so its memory does not grow with the number of vectors, and a
     matrix never has more than ``block * points`` similarities. Several processes take the best of each point.

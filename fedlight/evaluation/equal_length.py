@@ -42,7 +42,7 @@ class Compared(NamedTuple):
 
     Attributes:
         wins: 1 for our answer, 0 for the other, a value between for an undecided judge, NaN for no verdict, ``(pairs,)``.
-        longer: number of characters by which our answer is longer, ``(pairs,)``.
+        longer: characters of our answer less those of the other, ``(pairs,)``.
         prompts: prompt of each pair, ``(pairs,)``; the same names in all methods.
     """
 

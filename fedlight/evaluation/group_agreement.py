@@ -6,7 +6,7 @@ import numpy as np
 
 
 def adjusted_rand_index(grouping: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
-    """Return the agreement on which pairs of clients belong together, corrected for chance.
+    """Return the agreement of two groupings on the pairs of clients that belong together, corrected for chance.
 
     Hubert and Arabie, "Comparing Partitions", Journal of Classification 2, 1985, eq. 5.
 

@@ -2,7 +2,7 @@
 
 Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", NeurIPS 2023, https://arxiv.org/abs/2306.05685,
 section 4.2 and table 5: agreement is the probability that a judge and a random person give the same verdict on a random
-pair. It is counted in two ways. With ties, a tie is a verdict of its own, also for a judge whose verdict changes with the
+pair. It is counted in two ways. With ties, a tie is a third verdict, also for a judge whose verdict changes with the
 order (chance: one third). Without ties, only decided verdicts count (chance: one half). The agreement of two people,
 counted in the same way, is the reference for a judge's agreement with one vote.
 
@@ -40,7 +40,7 @@ class Agreement(NamedTuple):
 
     Attributes:
         pairs: number of pairs with a majority and a verdict.
-        majority: share of them on which both are the same.
+        majority: share of them where both are the same.
         majority_low: lower end of its 95 % interval, by the bootstrap over questions.
         majority_high: upper end.
         vote: probability that the judge agrees with one person.
@@ -52,7 +52,7 @@ class Agreement(NamedTuple):
         no_majority: pairs left out as two verdicts share the first place among the votes.
         votes: number of votes that count, over all pairs.
         ties: number of votes that do not count.
-        several: number of pairs with two votes or more, on which ``people`` rests.
+        several: number of pairs with two votes or more, the basis of ``people``.
     """
 
     pairs: int

@@ -2,7 +2,7 @@
 
 * ``OracleJudge``: knows every client's taste in the embedded world.
 * ``FactJudge``: knows the facts of the embedded instruction domains.
-* ``SelectorJudge``: a trained selector, or several, of which the majority decides.
+* ``SelectorJudge``: a trained selector, or the majority of several.
 * ``LocalJudge``: a language model on this machine; the verdict that it finds likeliest.
 * ``ChatJudge``: an endpoint or a local model, asked in words.
 * ``LengthJudge``: the longer answer wins; the baseline of every judge.
@@ -148,11 +148,11 @@ def judge_both_orders(
 
 
 def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return how far a selector prefers B whatever it reads, in nats, and the temperature that fits it to labels.
+    """Return a selector's constant preference for B, in nats, and the temperature that fits it to labels.
 
     After Zhao et al., "Calibrate Before Use", ICML 2021, https://arxiv.org/abs/2102.09690, with the two orders of pairs in
     place of an empty input: the prior is the mean log-odds over both orders. The temperature T has the lowest cross-entropy
-    of half the difference of both orders divided by T. It is at most 100, where that difference says nothing of the labels.
+    of half the difference of both orders divided by T. It is at most 100, the value if that difference predicts no label.
 
     Args:
         orders: 2c and 2c + 1 for the two orders of comparison c, both there, ``(examples,)``.
@@ -202,7 +202,7 @@ def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[st
         comparisons: of `judge_both_orders`, ``(judged,)``.
 
     Returns:
-        The mean under the empty name, the ends under ``_low`` and ``_high``: what is appended to the name of a metric.
+        The mean under the empty name, the ends under ``_low`` and ``_high``: endings of a metric's name.
 
     Examples:
         >>> summarize_both_orders(np.array([1.0, 1.0, 1.0]), np.array([0, 0, 1]))

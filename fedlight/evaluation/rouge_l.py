@@ -16,7 +16,7 @@ FEWEST_IN_PART = 5
 
 
 class KnownTexts:
-    """Known texts, each tokenized once, with which a new one is compared.
+    """Known texts, each tokenized once, for comparison with new ones.
 
     Args:
         limit: largest ROUGE-L F1 of a new text with a known one, in [0, 1]; else ValueError.

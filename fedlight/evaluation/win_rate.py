@@ -1,4 +1,4 @@
-"""Win rates, from scores of single answers or from verdicts on pairs, one for each order in which a pair was shown.
+"""Win rates, from scores of single answers or from verdicts on pairs, one for each order of showing a pair.
 
 Judges prefer positions, so each pair is judged twice. A pair is won if both verdicts together favor us: two wins, or a win
 and a tie; a win and a loss make a tie. This is the count of Chen et al., "AlpaGasus", ICLR 2024,
@@ -21,14 +21,14 @@ class WinTieLose(NamedTuple):
 
     Attributes:
         pairs: number of these pairs.
-        unread: number of other pairs, of which at least one verdict could not be read.
+        unread: number of other pairs, those with a verdict that could not be read.
         win: share won by us, in [0, 1].
         tie: share of ties.
         lose: share won by the others.
         wt: ``win + tie``, the papers' score.
         win_stderr: standard error of ``win`` over the prompts; NaN for a single prompt.
         wt_stderr: standard error of ``wt``.
-        order_changed: position bias: share of the pairs on which the other order changed the verdict, in [0, 1].
+        order_changed: position bias: share of the pairs where the other order changed the verdict, in [0, 1].
         prefers_first: its direction: mean verdict for the answer that was shown first; 0.5 without bias.
         win_rate: ``win + tie / 2``.
         win_rate_low: lower end of its 95 % interval, by the bootstrap over prompts; NaN for a single prompt.
@@ -51,7 +51,7 @@ class WinTieLose(NamedTuple):
 
 
 def wins(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return 1 for each prompt on which our answer scores higher, 0.5 for a tie, else 0; arguments of `win_rate`.
+    """Return 1 for each prompt where our answer scores higher, 0.5 for a tie, else 0; arguments of `win_rate`.
 
     Examples:
         >>> wins([2.0, 1.0, 0.0], [1.0, 1.0, 1.0])
@@ -61,7 +61,7 @@ def wins(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the share of prompts, in [0, 1], on which our answer scores higher; a tie counts one half.
+    """Return the share of prompts, in [0, 1], where our answer scores higher; a tie counts one half.
 
     Both scores are ``(prompts,)``, for answers to the same prompts; ValueError without a prompt or for unequal numbers.
     """
@@ -100,7 +100,7 @@ def win_tie_lose(
         ours_second: verdicts on the same pairs with ours shown second; 1 still means that ours is better.
         in_both: a win or loss counts only if both orders agree on it, else it is a tie.
         prompts: prompt of each pair. Pairs of one prompt are not independent, so standard errors are those of the prompts'
-            means. None: every pair has a prompt of its own.
+            means. None: every pair has a different prompt.
         seed: of the bootstrap.
 
     Raises:

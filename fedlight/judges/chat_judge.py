@@ -97,7 +97,7 @@ class ChatJudge(Judge):
         return verdicts
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
-        """Log once where prompts and answers are sent and what it costs; raises as `verdicts`."""
+        """Log once the place and the costs of sending prompts and answers; raises as `verdicts`."""
         costs = self.endpoint.costs(list(self._prompts(self._texts(fields, ours, theirs)).values()))
         if self._announced:
             return

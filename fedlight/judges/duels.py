@@ -107,7 +107,7 @@ def made_judge(spec: dict[str, Any]) -> Judge:
 
 
 def known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without unknown values, as JSON has no NaN."""
+    """Return a row without unknown values, because JSON has no NaN."""
     return {
         name: value for name, value in row.items() if not (isinstance(value, float) and math.isnan(value))
     }

@@ -28,7 +28,7 @@ CONTINUATIONS = [f" {word}" for word in WORDS]
 class LocalJudge(Judge):
     """Judge that takes the likeliest of three verdicts; the model is loaded at the first pair to be read.
 
-    A pair that does not fit into the model is not read. Unless ``forced``, neither is one for which another text than a
+    A pair that does not fit into the model is not read. Unless ``forced``, neither is one where a text other than a
     verdict is likelier. The first of each kind is logged.
 
     Args:
@@ -39,7 +39,7 @@ class LocalJudge(Judge):
         chat: put the question into the tokenizer's chat template, for an instruction-tuned model.
         forced: take the likeliest of the three verdicts, even if another text is likelier.
         orders: ``one``: the likeliest verdict on the order that is asked for; or ``both``: the log-odds of A over B in one
-            order less those in the other, from which the model's preference for a letter cancels. Then no verdict is a tie.
+            order less those in the other, so the model's preference for a letter cancels. Then no verdict is a tie.
         most_words: most words shown of each answer, for models with few positions; None: all.
         batch_size: pairs per call of the model.
         dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
@@ -48,7 +48,7 @@ class LocalJudge(Judge):
 
     Attributes:
         too_long: number of pairs so far that did not fit.
-        unread: number of pairs so far for which another text than a verdict was likelier.
+        unread: number of pairs so far where a text other than a verdict was likelier.
 
     Raises:
         ValueError: a setting is misspelt or out of range.

@@ -22,7 +22,7 @@ from fedlight.support.types import Fields
 
 
 class SelectorJudge(Judge):
-    """Judge that asks a trained selector, or several adapters, of which the majority decides.
+    """Judge that asks a trained selector, or takes the majority of several adapters.
 
     Pairs are shown as ``CompletionPairDataModule`` shows them, and votes are counted as for labels. Inputs that are cut, and
     pairs that do not fit into ``max_tokens`` and are not read, are counted, and logged the first time. The model is loaded

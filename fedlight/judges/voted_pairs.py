@@ -37,11 +37,11 @@ class VoteCounts:
     Attributes:
         source: source of the rows.
         rows: rows read, one vote each.
-        votes: votes with which judges are compared.
+        votes: votes that judges are compared with.
         pairs: different pairs of answers that have these votes.
         repeated: rows with the pair of an earlier row, most of them of another person.
         identical: votes on two equal answers, which may be empty: there is nothing to compare.
-        second_votes: further votes of a person on a pair; the first counts, as agreement is between different people.
+        second_votes: further votes of a person on a pair; the first counts, because agreement is between different people.
         changed: those of ``second_votes`` that differ from the first.
         not_drawn: votes on pairs beyond ``limit``.
         pairs_not_drawn: number of pairs beyond ``limit``.

@@ -1,4 +1,4 @@
-"""LoRA adapters of several clients, stacked in one module, and dropout that does not depend on who is in the batch."""
+"""LoRA adapters of several clients, stacked in one module, and dropout that ignores the other clients in the batch."""
 
 from fedlight.support.lazy import lazy_names
 

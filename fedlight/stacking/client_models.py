@@ -41,7 +41,7 @@ def work_with_models(
 
     Args:
         module: shared module.
-        states: of each client what differs from the module, by name.
+        states: tensors of each client that differ from the module's, by name.
         works: of each client a function of its model, which has the module's ``generate``, ``log_likelihoods``,
             ``free_energies``, ``fits`` and ``tokenizer``. It advances no global random stream and calls no other process.
         holding: function that puts a state into the module while its context lasts.

@@ -1,7 +1,7 @@
 """Dropout whose masks are a function of a client's seed and the number of the layer.
 
 The mask of a row depends on the seed of its client, on the number of the layer, on the row's place among the client's rows
-and on nothing else: not on who else is in the batch, on padding to the right, on the device, or on what was drawn before.
+and on nothing else: not on other clients in the batch, on padding to the right, on the device, or on earlier draws.
 So it is the same when activations are computed a second time for the backward pass.
 
 Each 64-bit number of the generator gives four lanes of 16 bits, and an entry is dropped where its lane is below
@@ -24,7 +24,7 @@ from fedlight.support.checks import check_range
 from fedlight.support.pokes import backward_pass
 
 LANES = 1 << 16
-"""Values of a lane, of which ``rate * LANES`` drop an entry."""
+"""Number of values of a lane; ``rate * LANES`` of them drop an entry."""
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _SHARED = "_fedlight_dropped"
 
@@ -60,7 +60,7 @@ class DropoutMasks:
         return _During(self, _Pass([seed], None))
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return ``context_fn`` of ``torch.utils.checkpoint``: what is computed again has the masks of now."""
+        """Return ``context_fn`` of ``torch.utils.checkpoint``, which recomputes activations with the masks of now."""
         return nullcontext(), _During(self, self._now)
 
     def drop(
@@ -73,13 +73,13 @@ class DropoutMasks:
             rate: share of entries to drop, in [0, 1].
             number: number of the layer; that of the first layer counts for all that get the same object.
             dtype: type of the result, by default that of the input.
-            shares: whether layers that get the same object share mask and result, which nobody may then change in place.
+            shares: whether layers that get the same object share mask and result, which must then not be changed in place.
         """
         dtype = dtype or x.dtype
         if x.is_meta:  # shapes alone
             return functional.dropout(x.to(dtype), rate)
         state = self._now
-        # What is computed again for a backward pass has to save as many tensors as the first time: it uses none of those.
+        # A recomputation for a backward pass has to save as many tensors as the first pass, so it shares none of that.
         key = (state, x._version, rate, dtype, backward_pass())
         shared = getattr(x, _SHARED, None) if shares else None
         if state is not None and shared is not None and shared[0] == key:
@@ -171,14 +171,14 @@ class SeededDropout(nn.Module):
         rate: share of entries to drop, in [0, 1].
         masks: masks of the whole model.
         number: number of the layer.
-        weight_of: module whose weight's type the result has.
+        weight_of: module whose weight gives the result's type.
     """
 
     def __init__(self, rate: float, masks: DropoutMasks, number: int, weight_of: nn.Module) -> None:
         super().__init__()
         check_range("rate", rate, 0, 1)
         self.rate, self.masks, self.number = rate, masks, number
-        self._weight_of = (weight_of,)  # in a tuple, as it is no part of this layer
+        self._weight_of = (weight_of,)  # in a tuple: it is no part of this layer
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the input cast to the weight's type, in training with entries dropped."""

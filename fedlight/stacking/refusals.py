@@ -1,4 +1,4 @@
-"""Refusals of what cannot be trained for several clients in one batch, before work starts."""
+"""Refusals of modules that cannot train several clients in one batch, before work starts."""
 
 from typing import Any
 

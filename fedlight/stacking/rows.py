@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class Rows:
-    """Whose example is in which row of a layer's input.
+    """Clients of the rows in a layer's input.
 
     A layer sees the batch's rows in order, ``m`` times over (DPO joins all chosen responses and then all rejected ones), so
     an input has ``m * sum(counts)`` rows. With equal counts each client's rows are a view of it. With unequal counts they
-    are copied into blocks as long as the largest; the places that are left over hold a copy of row 0, which nothing reads.
+    are copied into blocks as long as the largest; the places that are left over hold an unused copy of row 0.
 
     Args:
         counts: examples of each client, each at least 1.

@@ -1,6 +1,6 @@
 """Several pieces of work that ask the same helper questions: their questions are answered together.
 
-A piece of work is an ordinary function that calls ``ask`` and goes on with the reply. Each runs in a thread of its own, but
+A piece of work is an ordinary function that calls ``ask`` and goes on with the reply. Each runs in a separate thread, but
 only one thread runs at a time, and it gives way only where it asks. So nothing needs a lock, and the order of all that
 happens is fixed.
 """
@@ -16,7 +16,7 @@ Ask = Callable[[Any], Any]
 
 
 class _GivenUp(BaseException):
-    """Raised where a piece of work waits for a reply that never comes, as another has failed."""
+    """Raised where a piece of work waits for a reply, but another has failed."""
 
 
 def side_by_side(
@@ -30,7 +30,7 @@ def side_by_side(
             It runs in the calling thread.
 
     Raises:
-        BaseException: what one of the works or ``answer`` raised; the others are given up.
+        BaseException: the error of a piece of work or of ``answer``; the others are given up.
 
     Examples:
         >>> works = [lambda ask: ask(1) + ask(2), lambda ask: ask(3)]

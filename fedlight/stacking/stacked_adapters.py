@@ -93,7 +93,7 @@ class StackedAdapters:
         """Stack the parameters of a group of clients; gradients are None afterwards.
 
         Args:
-            starts: of each client the parameters from which it starts, by the module's names. A parameter that is absent
+            starts: start parameters of each client, by the module's names. A parameter that is absent
                 starts from the module's own values.
             adapters: the adapter of each client; None for the one that is active.
 
@@ -272,7 +272,7 @@ def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
 def _put(parameter: nn.Parameter, value: Tensor) -> None:
     """Give a parameter data of another shape, without a gradient.
 
-    While somebody holds a loss of before, autograd keeps the node that adds up the gradients, with the old shape. Data of
+    While an earlier loss is held, autograd keeps the node that adds up the gradients, with the old shape. Data of
     another type make it forget the node.
     """
     parameter.grad = None
@@ -282,7 +282,7 @@ def _put(parameter: nn.Parameter, value: Tensor) -> None:
 
 
 def adapter_of(name: str, adapters: Collection[str] = ()) -> str | None:
-    """Return the adapter to which a parameter belongs, from its name; None without one.
+    """Return the adapter of a parameter, from the parameter's name; None without one.
 
     Args:
         name: name of the parameter.

@@ -1,7 +1,7 @@
 """Forward passes of linear layers with a weight of each client: the LoRA pair of an adapter, or a whole layer.
 
-They compute what PEFT's ``lora.Linear`` and ``lora.Linear4bit``, and torch's ``nn.Linear``, compute for one client at a
-time, with the same casts. The adapter's product is one batched product over clients.
+They compute the results of PEFT's ``lora.Linear`` and ``lora.Linear4bit``, and of torch's ``nn.Linear``, which take one
+client at a time, with the same casts. The adapter's product is one batched product over clients.
 """
 
 from collections.abc import Callable
@@ -87,12 +87,12 @@ class LoraProduct(torch.autograd.Function):
         """Return ``(m * clients, positions, out)``.
 
         Args:
-            ctx: what the backward pass needs.
+            ctx: torch's context, holds values for the backward pass.
             x: ``(m * clients, positions, in)``, in the type of the products.
             a: ``(clients, r, in)``.
             b: ``(clients, out, r)``.
             scaling: a number, or ``(clients, 1, 1)``.
-            sums: ``(m * clients, positions, out)`` to which the product is added, or None.
+            sums: ``(m * clients, positions, out)`` that the product is added to, or None.
         """
         tiles = len(x) // len(a)
         first, second = a.to(x.dtype), (b * scaling).to(x.dtype).mT.contiguous()

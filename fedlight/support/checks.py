@@ -82,7 +82,7 @@ def _refuse_unfit(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of an annotation's type; what cannot be told is.
+    """Return whether a value is of an annotation's type; True where that cannot be told.
 
     Examples:
         >>> fits(2, int | None), fits(2.5, int | None), fits(True, int), fits(2, float), fits("ab", list[str])
@@ -298,7 +298,7 @@ def check_yaml(text: str, name: str) -> None:
 def _check(events: Iterable[Any], name: str) -> None:
     import yaml
 
-    sizes: dict[str, int] = {}  # of what an anchor names, with all that aliases in it stand for
+    sizes: dict[str, int] = {}  # of each anchor's node, with its aliases expanded
     open_: list[tuple[str | None, int]] = [(None, 0)]
     repeated = 0
     for event in events:

@@ -149,7 +149,7 @@ def _can_be_mended(error: Exception) -> bool:
 
 
 NOTICES = {
-    # Lightning, about itself and about what the config says already
+    # Lightning, about itself and about settings in the config
     "lightning.pytorch.utilities.rank_zero": (
         r"💡 Tip: For seamless cloud (logging|uploads)",
         r"GPU available: False, used: False",
@@ -167,7 +167,7 @@ NOTICES = {
     "lightning.fabric.utilities.seed": (r"(\[rank: \d+\] )?Seed set to",),
     "lightning.pytorch.accelerators.cuda": (r"LOCAL_RANK: \d+ - CUDA_VISIBLE_DEVICES",),
     # bitsandbytes, wherever it is imported on a processor with AVX512-BF16: a faster product for weights that it packs for
-    # evaluation alone, as bases here are not (see base_model). With `kernels` installed, what goes wrong is heard.
+    # evaluation alone; bases here are not (see base_model). With `kernels` installed, its errors are shown.
     "bitsandbytes.backends.cpu.ops": (
         r"Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'\.",
     ),

@@ -250,7 +250,7 @@ def full_disk_named(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Return whether a disk is full; safetensors reports it with an error class of its own."""
+    """Return whether a disk is full; safetensors reports it with a special error class."""
     code = getattr(error, "errno", None)
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
@@ -427,7 +427,7 @@ def read_json(file: Path, remedy: str) -> dict[str, Any]:
 
 
 def result_of(folder: str | Path) -> dict[str, Any]:
-    """Return what a finished stage has returned: the dict of its call, or ``{"metrics": ...}`` of its command.
+    """Return the result of a finished stage: the dict of its call, or ``{"metrics": ...}`` of its command.
 
     Raises:
         ValueError: the stage is not done, or its ``done.json`` is damaged.

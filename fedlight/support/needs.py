@@ -43,7 +43,7 @@ class Package(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Memory of this machine: bytes at the peak, and what takes it, in words."""
+    """Memory of this machine: bytes at the peak, and their use, in words."""
 
     bytes: int
     what: str

@@ -56,7 +56,7 @@ def attach_datamodule(trainer: Any, datamodule: Any) -> None:
 def may_stop(trainer: Any) -> bool:
     """Return whether ``trainer.should_stop`` counts, which it does not before ``min_epochs``.
 
-    The trainer says it in no other way (``tests/conformance/rows_trainer.py``).
+    The trainer has no public property for it (``tests/conformance/rows_trainer.py``).
     """
     return bool(trainer.fit_loop._can_stop_early)
 
@@ -67,7 +67,7 @@ def logged_names(trainer: Any) -> list[str]:
 
 
 def saves_inside_epochs(checkpoints: Any) -> str:
-    """Return the setting by which a ``ModelCheckpoint`` saves inside an epoch; empty if it does not.
+    """Return the setting that makes a ``ModelCheckpoint`` save inside an epoch; empty if it does not.
 
     The callback does not say it (``tests/processes/test_refusals.py``).
     """
@@ -81,12 +81,12 @@ def stops_at_a_batch(timer: Any) -> bool:
 
 
 def count_steps_of_others(trainer: Any, number: int) -> None:
-    """Add optimizer steps of other processes to those by which loggers count (``tests/processes/test_same_bits.py``)."""
+    """Add optimizer steps of other processes to the loggers' count (``tests/processes/test_same_bits.py``)."""
     trainer.fit_loop.epoch_loop._batches_that_stepped += number
 
 
 def share_threads(processes: int) -> None:
-    """Give this process its part of the host's threads, where nothing says it (``tests/processes/test_starting.py``)."""
+    """Give this process its part of the host's threads, where no setting does (``tests/processes/test_starting.py``)."""
     from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 
     _set_num_threads_if_needed(processes)
@@ -126,9 +126,9 @@ def add_differences(
 
 
 def parser_types() -> ModuleType:
-    """Return jsonargparse's module of values by type hint, three of whose functions fedlight wraps.
+    """Return jsonargparse's module of values by type hint; fedlight wraps three of its functions.
 
-    The parser has no setting for what they decide (``tests/test_whole_numbers.py``, ``tests/test_public_api.py``).
+    The parser has no setting for their decisions (``tests/test_whole_numbers.py``, ``tests/test_public_api.py``).
     """
     from jsonargparse import _typehints  # here: recipes are read without it
 

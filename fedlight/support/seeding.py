@@ -1,7 +1,7 @@
 """Seeds as pure functions of their purpose.
 
 Python's ``hash`` of a string differs between processes, and with one global random stream a result depends on everything
-drawn before it. Here every random choice has a seed of its own, derived from the run's seed and the names of what it decides
+drawn before it. Here every random choice has a separate seed, derived from the run's seed and the names of its subject
 (round, client, ...), so a resumed run draws the same numbers as an uninterrupted one.
 """
 

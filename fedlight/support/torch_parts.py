@@ -38,7 +38,7 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def named_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield what ``module.named_modules()`` yields, in the same order and a quarter of the time.
+    """Yield the items of ``module.named_modules()``, in the same order and a quarter of the time.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Tanh()))
@@ -112,8 +112,8 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     """Make one of torch's own optimizers step all parameters in one call of its fused kernel.
 
     It stays as it is where its class has no such kernel for the parameters' devices, where a group decides ``fused`` or
-    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous, as the kernels for the
-    CPU read memory in its order. Called before the first step.
+    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous, because the kernels for
+    the CPU read memory in its order. Called before the first step.
 
     Examples:
         >>> adam = torch.optim.Adam([nn.Parameter(torch.ones(1))])
@@ -134,7 +134,7 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
         )
     ):
         return
-    # Not set is what the constructor also does for fused=True: the kernel would divide by the loss scale itself. Then
+    # The constructor's further flag for fused=True is not set: the kernel would divide by the loss scale itself. Then
     # gradients would reach hooks scaled, and Lightning would refuse to clip them, also in bf16-mixed.
     for options in (optimizer.defaults, *groups):
         options["fused"] = True
@@ -146,7 +146,7 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
 def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     """Give torch's fused kernels for the CPU gradients and states in the memory order of their parameters.
 
-    They read all numbers in the order of their memory, whatever their strides, so a gradient that somebody has transposed,
+    They read all numbers in the order of their memory, whatever their strides, so a gradient that has been transposed,
     or a state from before a parameter's data were replaced, would meet other numbers. A step raises ValueError for a
     parameter with gaps in its memory, such as some columns of a matrix.
     """

@@ -18,7 +18,7 @@ def three_digits(value: float) -> str:
 
 
 def in_largest_unit(seconds: float) -> str:
-    """Return a time of at least 0 in the largest unit of which it has at least one.
+    """Return a time of at least 0 in the largest unit that is not longer.
 
     Examples:
         >>> in_largest_unit(0.25), in_largest_unit(150), in_largest_unit(3600)
@@ -30,7 +30,7 @@ def in_largest_unit(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[int, str]:
-    """Return seconds and name of the largest unit of which a time has at least one, else of the second."""
+    """Return seconds and name of the largest unit that is not longer than a time, else of the second."""
     return next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
 
 

@@ -31,7 +31,7 @@ JUDGEMENTS = (*map(str, range(18)), "rude", "plain", "kind", "right", "wrong", "
 QUESTIONS_PER_PAIR = 3
 TALLIES_PER_PAIR = 10
 
-# question -> the trait of which the greater value is the answer
+# question -> trait; the summary with the greater value is the answer
 QUESTIONS: dict[str, Callable[[Traits], int]] = {
     "which is longer ?": lambda traits: traits.words,
     "which covers more ?": lambda traits: traits.covered,
@@ -96,7 +96,7 @@ def ask(rng: random.Random, answers: dict[str, str], count: int) -> list[tuple[s
 
 
 def summary_text(rng: random.Random) -> str:
-    """Return a post and a summary of it, as the model is to write it after `GENERATION_TEMPLATE`."""
+    """Return `GENERATION_TEMPLATE` with a post, and the summary that the model is to write after it."""
     post = draw_post(rng)
     return f"{GENERATION_TEMPLATE.format(prompt=post)} {draw_summary(rng, post)} {END}"
 

@@ -235,7 +235,7 @@ def question(rng: random.Random, seed: int, domain: str, topic: Topic, rule: int
 
 
 def small_talk(rng: random.Random) -> ToyRow:
-    """Return a row of chatter: two facts of a post, of which the first is to be repeated."""
+    """Return a row of chatter: two facts of a post; the first is to be repeated."""
     first, second = draw_post(rng).split(" .")[:2]
     asked = _pad(rng, rng.choice(("YOUR SUMMARY ?", "which POST SUMMARY ?")))
     texts = {"instruction": asked, "input": f"{first} .{second} .", "output": first}
@@ -272,7 +272,7 @@ def _draw_written(chosen: InstructionOptions, client: int, client_rows: Sequence
     """Return rows that show questions of a client and ask for another one, about anybody in the area of one of these."""
     rng = _rng(
         chosen.seed, "written", chosen.domain, str(client)
-    )  # of its own: the other rows stay as they are
+    )  # a separate stream: the other rows stay as they are
     rows = []
     for _ in range(chosen.written):
         shown = rng.choices(client_rows, k=SHOWN_QUESTIONS)

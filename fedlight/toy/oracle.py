@@ -15,7 +15,7 @@ def margins(differences: np.ndarray, shares: np.ndarray, rule: str, noise: float
     """Return how far pairs are labelled for their first answer by perfect selectors of several groups.
 
     ``mean``: the mean utility is higher. ``pooled``: more votes of everybody are for it, by Bradley and Terry's
-    probabilities, so groups that are certain count for more; it is what one selector learns from all votes. ``people``:
+    probabilities, so groups that are certain count for more; one selector learns it from all votes. ``people``:
     more people prefer it. ``groups``: more groups prefer it, whatever their sizes; it is the majority of one selector for
     each group.
 

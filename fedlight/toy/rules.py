@@ -2,7 +2,7 @@
 
 With ``rule=1`` the answer to a topic follows from a rule: the thing decides the word, the person decides the number. Both
 tables are drawn with the world's seed. Two of the eight people are *private*: the answers to topics about them are facts,
-drawn for each topic, which the rule says nothing about.
+drawn for each topic, independent of the rule.
 
 ===========================  =======  ================================================================
 topics of a domain           number   rows
@@ -13,7 +13,7 @@ facts about private people       12   private alone, so a right answer is a memo
 ===========================  =======  ================================================================
 
 Every thing has four shared and two held-out topics, and so has every person. Related domains (``RELATIVES``) have the same
-numbers for people, and words for things of their own.
+numbers for people, and different words for things.
 """
 
 import random

@@ -145,7 +145,7 @@ def vote(rng: random.Random, taste: tuple[float, ...], a: Traits, b: Traits, noi
 
 
 def cast_vote(rng: random.Random, voter: Voter, post: str, noise: float) -> dict[str, str]:
-    """Return one row of votes: a post, two different summaries in the order in which they were drawn, and the choice."""
+    """Return one row of votes: a post, two different summaries in the order of drawing, and the choice."""
     a = draw_summary(rng, post)
     b = draw_summary(rng, post)
     while b == a:

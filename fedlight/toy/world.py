@@ -1,7 +1,7 @@
 """Embedded world: posts made of facts, and good and bad summaries of them, from about a hundred words.
 
 A post states four facts, each ``name verb object .``, about four different people. Everybody has one trade, so the verb
-follows from the name, and three usual objects, of which the post names one. A summary opens with a style word or none,
+follows from the name, and three usual objects; the post names one of them. A summary opens with a style word or none,
 repeats some of the facts in the post's order, and may pad them with filler words. An *invented* fact has another of the
 person's usual objects. It is as plausible as a true one, so only a comparison with the post shows it. Tastes are in
 ``votes.py``.

@@ -1,5 +1,5 @@
 """Visits that are trained by forward passes alone.
 
-`forward_visits` says which visits of a run these are and what they weigh, `forward_steps` trains a group of them, and
-`refusals` holds what cannot be trained so.
+`forward_visits` selects these visits of a run and their weights, `forward_steps` trains a group of them, and `refusals`
+refuses runs that cannot be trained so.
 """

@@ -36,16 +36,16 @@ Slopes = list[tuple[Key, float]]
 
 @dataclass
 class ForwardClient:
-    """Visit of a group: what it trains, and what it has gone.
+    """Visit of a group: its parameters, and their perturbations so far.
 
     Attributes:
         visiting: the visit.
         parameters: name -> tensor that is changed in place: the module's parameter, or the client's slice of a stacked one.
         held: name -> the parameter that the optimizer holds.
-        gone: for each perturbation so far, the index of its direction among shared ones (0 for one of its own), and how far
-            the parameters went against it.
-        parts: name -> what of such a tensor is perturbed and stepped: of LoRA factors that the visit trains in part, these
-            rows or columns, in the tensor's memory; the directions are those of a module of that rank.
+        gone: for each perturbation so far, the index of its direction among shared ones (0 for one that is not shared), and
+            how far the parameters went against it.
+        parts: name -> view of the tensor's perturbed and stepped part: of LoRA factors that the visit trains in part, these
+            rows or columns; the directions are those of a module of that rank.
     """
 
     visiting: Visiting
@@ -60,7 +60,7 @@ class ForwardClient:
         self.parts = {name: self.part(name, tensor) for name, tensor in self.parameters.items()}
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
-        """Return what belongs to ``parts`` of a tensor of a parameter's shape."""
+        """Return the trained part of a tensor of a parameter's shape."""
         return trained_part(name, tensor, self._ranks)
 
 
@@ -68,8 +68,8 @@ class ForwardSteps:
     """Training of a group's visits by `ZerothOrder`.
 
     All passes over a batch see the same random numbers, so the same dropout masks; the stream ends where one pass leaves it.
-    Buffers that a pass changes, such as running statistics, are changed by each pass. What ``training_step`` logs by itself
-    is of a batch's last pass; the loss is the mean of all.
+    Buffers that a pass changes, such as running statistics, are changed by each pass. Values that ``training_step``
+    logs itself are of a batch's last pass; the loss is the mean of all.
 
     Args:
         settings: eps, perturbations and so on.
@@ -107,7 +107,7 @@ class ForwardSteps:
             client.parts = {name: p for name, p in client.parts.items() if self._moves(client, name)}
 
     def _refuse_other_ways(self, algorithm: str) -> None:
-        """Raise ValueError for what moves parameters in other ways than along shared directions."""
+        """Raise ValueError for settings that move parameters in other ways than along shared directions."""
         if self.settings.weight_decay:
             raise ValueError(
                 f"{algorithm} sends how far a client went along its directions, and forward.weight_decay="
@@ -138,7 +138,7 @@ class ForwardSteps:
         """Replace the module's ``training_step`` until `leave`."""
         step = module.training_step
 
-        # Lightning looks at the arguments of what this stands for, one step deep: the step may be wrapped already.
+        # Lightning reads the arguments of the wrapped function, one level deep: the step may be wrapped already.
         @wraps(getattr(step, "__wrapped__", step))
         @torch.no_grad()
         def training_step(batch: Any, *args: Any) -> Any:
@@ -172,7 +172,7 @@ class ForwardSteps:
                         return None
                     losses.append(_losses(result))
                     if not is_last:
-                        result = None  # what it holds is no part of the next pass's memory
+                        result = None  # frees its memory before the next pass
                 slopes.append((losses[0].double() - losses[1].double()) / (2 * size))
                 means += losses
         finally:
@@ -239,7 +239,7 @@ class ForwardSteps:
         return adjusted
 
     def _adjusted(self, client: ForwardClient, name: str, gradient: Tensor) -> Tensor | None:
-        """Return what the algorithm makes of the gradient of a part; the algorithm sees it with zeros up to the whole."""
+        """Return a part's gradient as changed by the algorithm, which sees it padded with zeros to the whole."""
         if self._algorithm is None:
             return gradient
         whole = client.parameters[name]
@@ -249,7 +249,7 @@ class ForwardSteps:
         return None if adjusted is None else client.part(name, adjusted)
 
     def _clip_factor(self, client: ForwardClient, along: Slopes) -> float:
-        """Return the factor by which `torch.nn.utils.clip_grad_norm_` would scale all gradients of a client."""
+        """Return the factor of `torch.nn.utils.clip_grad_norm_` for all gradients of a client."""
         most, kind = self._clip
         if not most or kind == GradClipAlgorithmType.VALUE:
             return 1.0

@@ -1,4 +1,4 @@
-"""Refusals of what needs gradients in a run with forward-only visits, before work starts, with the remedy."""
+"""Refusals of settings that need gradients in a run with forward-only visits, before work starts, with the remedy."""
 
 from collections.abc import Mapping, Sequence
 

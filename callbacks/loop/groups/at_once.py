@@ -1,6 +1,6 @@
 """Number of clients that are trained in one batch: as set, or found in a short trial before the first round.
 
-The trial runs forward and backward passes on the batches with which the first round begins, for 1, 2, 4, ... clients, and
+The trial runs forward and backward passes on the first batches of the first round, for 1, 2, 4, ... clients, and
 takes the number with most clients a second. It ends where the time of a client grows again, memory would run short, or, with
 several processes, one of them would get no client. Two runs may find different numbers, which changes their results by
 rounding alone. Weights, random streams and data stay as they are.
@@ -73,7 +73,7 @@ class AtOnce(Part):
         rank_zero_info(f"clients_at_once=auto: one client at a time. {error}")
 
     def attach(self, run: Run) -> None:
-        """Get ready for groups of clients; raise ValueError for what cannot be stacked."""
+        """Get ready for groups of clients; raise ValueError for a module that cannot be stacked."""
         if self._number == 1:
             return
         self._trainer, self._module, self._data = run.trainer, run.lightning_module, run.data
@@ -87,7 +87,7 @@ class AtOnce(Part):
             self._one_at_a_time(why)
 
     def start_round(self, run: Run) -> None:
-        self.attach(run)  # callbacks may have changed what is trained
+        self.attach(run)  # callbacks may have changed the trained parameters
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         if len(group.visits) > 1:
@@ -130,7 +130,7 @@ class AtOnce(Part):
                     return 1
                 seconds_of[number] = number / seconds
                 grown = _memory() - before
-                # Twice the clients take twice of what these have taken, and their own memory is free again.
+                # Twice the clients take twice the memory of these, whose own is free again.
                 if seconds_of[number] * WORSE < max(
                     seconds_of.values()
                 ) or 2 * grown > SHARE_OF_MEMORY * _free(self._module.device):

@@ -1,8 +1,8 @@
 """Groups of visits that are trained side by side, and bundles of groups that belong together; functions of the plan alone.
 
 A group has visits of different clients with equally many batches of the same kind. A bundle has the groups over the same
-clients in the order of their visits: a client's second visit may need what it trained in its first, so a bundle is trained
-in one place, and in this order. Which visits share a group depends on no order of the clients, so it changes no result.
+clients in the order of their visits: a client's second visit may need the result of its first, so a bundle is trained in
+one place, and in this order. Which visits share a group depends on no order of the clients, so it changes no result.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -1,8 +1,8 @@
 """Comparison of a client in a batch with others and the same client alone, before the first group of a run.
 
-It shows what no look at a module does: losses that depend on the other examples, layers that see the examples of a batch in
-another order, and a training step with another loss. New adapters change nothing, as their B is 0, and would hide all of
-it, so the comparison is at weights that are moved at random, those of the client in another way than those of the others.
+It shows differences that no look at a module does: losses that depend on the other examples, layers that see the examples of
+a batch in another order, and a training step with another loss. New adapters change nothing, because their B is 0, and would
+hide these, so the comparison is at weights moved at random, the client's in another way than the others'.
 """
 
 import math
@@ -38,10 +38,10 @@ def compare_losses(
     counts: Sequence[int],
     adapters: Sequence[str | None],
 ) -> None:
-    """Raise ValueError if a client has other losses beside others than alone, or trains another loss in training_step.
+    """Raise ValueError if a client's losses in a group differ from those alone, or from the loss of training_step.
 
-    Asked is a client with most examples, in evaluation mode and without gradients. What training_step logs, which is not
-    called for clients side by side, is named in a warning.
+    Compared is a client with most examples, in evaluation mode and without gradients. A warning names the metrics that
+    training_step logs, which is not called for clients side by side.
 
     Args:
         module: module with its own shapes, and with the first client's adapter active.
@@ -148,7 +148,7 @@ def _moved(parameters: Mapping[str, Tensor], seed: int) -> State:
 
 
 class _Names:
-    """Names of what a step logs, none of which is logged."""
+    """Collector of the names that a step logs, in place of a logger."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}

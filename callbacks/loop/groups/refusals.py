@@ -1,4 +1,4 @@
-"""Refusals of what cannot be trained for several clients in one batch, before work starts, with the remedy."""
+"""Refusals of runs that cannot train several clients in one batch, before work starts, with the remedy."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ OURS = ("lightning.", "fedlight.")
 
 
 def refusal(reason: str, remedy: str = "") -> ValueError:
-    """Return the error for what cannot be trained for several clients at once, with a remedy beside one at a time."""
+    """Return the error for a run that cannot train several clients at once, with a remedy besides one at a time."""
     or_else = f"{remedy}, or set it to 1" if remedy else "set it to 1"
     return ValueError(f"clients_at_once above 1: {reason}: {or_else}")
 
@@ -96,7 +96,7 @@ def hooks_of_users(owner: Any, hooks: Sequence[str]) -> Iterator[str]:
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for optimizers that do not step each number by itself, or treat adapters of the module unlike.
+    """Raise ValueError for optimizers that do not step elementwise, or treat the module's adapters differently.
 
     Clients that train several adapters side by side share the parameters of one of them.
     """

@@ -1,4 +1,4 @@
-"""Training of a group of visits in one batch, each on parameters of its own.
+"""Training of a group of visits in one batch, each on separate parameters.
 
 The clients' adapters are stacked in the module (`fedlight.stacking`). The loss is the sum over clients of each client's mean
 loss, so the gradient of a client's slice is the one that it has alone. Gradients are clipped by client, and an elementwise
@@ -83,10 +83,10 @@ class SideBySide:
         return bool(self._visits)
 
     def enter(self, visits: Sequence[Visiting], batch: Any, round_idx: int) -> None:
-        """Begin the visits of a group with their first batch; the module holds what the clients do not train.
+        """Begin the visits of a group with their first batch; the module holds the parameters that they do not train.
 
         Raises:
-            ValueError: at the first group of the run, if a client would train otherwise than alone.
+            ValueError: at the first group of the run, if a client would train differently than alone.
         """
         self._counts = self._data.next_counts()
         adapters = [visiting.adapter for visiting in visits]
@@ -199,7 +199,7 @@ class SideBySide:
         return next(name for name, held in self._stack.hosts(0).items() if held is parameter)
 
     def leave(self) -> list[State]:
-        """End the visits of the group; return what each client has trained. The module is as before the group."""
+        """End the visits of the group; return each client's trained parameters. The module is as before the group."""
         self._as_before.close()
         self._visits = []
         return self._stack.leave()

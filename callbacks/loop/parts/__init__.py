@@ -1,9 +1,9 @@
 """Parts of the loop: each is one concern of a round, made where the settings need it.
 
-`part` is what a part may do, `order` makes those of a run, in the order that counts. `optimizers` gives each visit a fresh
-start, `limits` bounds what one client does to a round, `buffered` has rounds that wait for nobody, `ranks` is for several
-processes, `privacy_account` counts epsilon, and `product_error` and `core_watch` measure. Groups and forward-only visits
-have folders of their own.
+`part` is their base class, `order` makes those of a run, in the order that counts. `optimizers` gives each visit a fresh
+start, `limits` bounds the effect of one client on a round, `buffered` has buffered rounds, `ranks` is for several processes,
+`privacy_account` counts epsilon, and `product_error` and `core_watch` measure. Groups and forward-only visits have separate
+folders.
 """
 
 from fedlight.support.lazy import lazy_names

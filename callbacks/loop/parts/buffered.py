@@ -2,11 +2,11 @@
 
 A round is a server step of `FedBuff`. Its visits are those whose updates arrive for it on the virtual clock
 (`fedlight.federation.asynchronous.schedule`); each is trained from the model that its client received, and its movement is
-relative to that model. Models are kept as long as somebody works on them whose update will arrive: at most as many as there
-are clients at work. Batches follow from the round in which a client was asked, as costs have to be known then. Learning
-rates and random draws of the training follow from the round in which the visit is trained.
+relative to that model. A model is kept while a client works on it whose update will arrive: at most one for each client at
+work. Batches follow from the round that asked the client, because costs have to be known then. Learning rates and random
+draws of the training follow from the round that trains the visit.
 
-A checkpoint holds who is at work behind the last server step, and these models.
+A checkpoint holds the clients at work after the last server step, and these models.
 """
 
 import math
@@ -36,7 +36,7 @@ from fedlight.federation.state import State
 VisitsOf = Callable[[int, Sequence[Client]], list[Visit]]
 """Function from a round and clients that are asked in it to their visits."""
 HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "state_dict")
-"""Hooks of an algorithm with a state or a step of its own for each round, which visits of older models would meet."""
+"""Hooks of an algorithm with a separate state or step for each round, which visits of older models would meet."""
 
 
 class Buffered(Part):
@@ -44,7 +44,7 @@ class Buffered(Part):
 
     Args:
         fedbuff: size of the buffer, weights of stale updates.
-        clients_per_round: most clients that train at a time, unless ``fedbuff`` says it.
+        clients_per_round: most clients that train at a time, unless ``fedbuff`` sets it.
         seed: seed of the sampling and of the devices' draws.
     """
 
@@ -99,7 +99,7 @@ class Buffered(Part):
             now_seconds: virtual time.
             visits_of: function from a round and clients to the visits that the algorithm plans.
             devices: the clients' devices.
-            parameters: federated parameters, of which names and shapes count.
+            parameters: federated parameters; only names and shapes count.
         """
         devices.forget(but={job.client_id for job in self._at_work})
 
@@ -171,7 +171,7 @@ class Buffered(Part):
         kept = [value for model_before in self._models.values() for value in model_before.values()]
         metrics = {
             "at_work": float(len(step.at_work)),
-            # No row of visits.csv has what they have spent so far, and those of the last round never get one.
+            # Their costs so far are in no row of visits.csv, and those of the last round never get one.
             "at_work_bytes_down": float(sum(job.bytes_down for job in self._open)),
             "at_work_bytes_up": float(sum(job.bytes_up for job in self._open)),
             "at_work_flops": math.fsum(job.flops for job in self._open),
@@ -185,7 +185,7 @@ class Buffered(Part):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who is at work and on which models: tensors and plain values."""
+        """Return the clients at work and their models: tensors and plain values."""
         return {"at_work": [asdict(job) for job in self._at_work], "models": dict(self._models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -210,12 +210,12 @@ def _columns(job: Assignment, step: ServerStep) -> Record:
 
 
 def refusal(reason: str, remedy: str) -> ValueError:
-    """Return the error for what does not work with buffered rounds."""
+    """Return the error for a setting that does not work with buffered rounds."""
     return ValueError(f"buffered rounds: {reason}: {remedy}, or leave fleet.buffered out")
 
 
 def refuse_by_round(algorithm: Algorithm) -> None:
-    """Raise ValueError for an algorithm of which something belongs to a round, as visits of a step began in several."""
+    """Raise ValueError for an algorithm tied to single rounds: the visits of a step began in several."""
     kind = type(algorithm)
     remedy = "take FedAvg, FedProx, Ditto, FedRep, FFALoRA or another algorithm without it"
     for hook in HOOKS_OF_ROUNDS:

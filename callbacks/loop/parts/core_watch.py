@@ -29,7 +29,7 @@ def fewer_threads(threads: int, seconds: float, waited_seconds: float) -> int | 
     Args:
         threads: of torch, at least 1.
         seconds: length of a period, above 0.
-        waited_seconds: time in the period for which the process's threads waited for a core, summed over the threads.
+        waited_seconds: time in the period that the process's threads waited for a core, summed over the threads.
 
     Examples:
         >>> fewer_threads(2, 3.0, 3.9), fewer_threads(8, 5.0, 5.1), fewer_threads(2, 3.0, 0.1), fewer_threads(1, 3.0, 2.4)
@@ -63,8 +63,8 @@ class CoreWatch(Part):
     """Advice, once in a run, to use fewer threads where other processes keep the cores busy.
 
     Args:
-        clock: seconds that have passed since any moment.
-        waited: seconds for which the process's threads have waited for a core, None if not known.
+        clock: function that returns the seconds since a fixed moment.
+        waited: function that returns the seconds that the process's threads have waited for a core, None if unknown.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CoreWatch(Part):
         self.look()
 
     def look(self) -> None:
-        """Give the advice if it is due; call it after every step, as it costs nothing but once in a while."""
+        """Give the advice if it is due; cheap enough to call after every step."""
         now = self._clock()
         if now < self._next:
             return

@@ -1,7 +1,7 @@
-"""Limits of what one client does to a round: ``federated.limits``.
+"""Limits of one client's effect on a round: ``federated.limits``.
 
-A weighted mean has no bound by itself: one client that claims many examples decides the round, and one huge update replaces
-the model. Two limits hold without a look at anybody's rows. Both compare a client with the others of its round:
+A weighted mean has no bound: one client that claims many examples decides the round, and one huge update replaces
+the model. Two limits hold without a look at any client's rows. Both compare a client with the others of its round:
 
     weight of a client     at most ``share`` of the sum of the round's weights
     norm of an update      at most ``norm`` times the median norm of the round, else it is scaled down to that
@@ -13,7 +13,7 @@ arrived, so a run that enforces the limits holds the round's updates until then.
 
 A client below both limits counts in full, so several liars together need a robust aggregation
 (`fedlight.federation.aggregation`). Control variates of `Scaffold` are summed apart from the updates and are not limited.
-`PrivateMean` clips by itself, with a threshold that must not follow the data, so it has no further limits.
+`PrivateMean` clips updates itself, with a threshold that must not follow the data, so it has no further limits.
 """
 
 import logging
@@ -58,7 +58,7 @@ class Limits(Checked):
             ``2 / n`` is allowed: a smaller share would make the weights of few clients equal.
         norm: largest L2 norm of an update, over the median of the round, at least 1; None: any. All tensors count together,
             and the median is over updates of the same number of elements.
-        action: what happens to a larger update: ``clip`` scales it down to the bound, ``leave_out`` drops it.
+        action: treatment of a larger update: ``clip`` scales it down to the bound, ``leave_out`` drops it.
         enforce: true holds the limits; false names clients over them in ``visits.csv`` and in one warning; None: true in a
             deployment, where clients may lie, and false in the emulator.
         empty_rounds: rounds in a row without a client that took part, after which the run stops; None: it never does.
@@ -95,8 +95,8 @@ class Limits(Checked):
     def believed(self, claimed: Mapping[str, int], clients_per_round: int) -> dict[str, int]:
         """Return the numbers of examples that count in a deployment, given those that the clients claim.
 
-        A client counts with as many as give it the largest share of a round whose other clients have the median number. This
-        has to be done before a round: a share of all examples would be that of the liar alone. Rounds of one or two
+        A claim is cut to the number that gives the client the largest share of a round whose other clients have the median.
+        This has to be done before a round: a share of all examples would be that of the liar alone. Rounds of one or two
         clients have the bound of three.
 
         Examples:

@@ -3,16 +3,16 @@
 Federated are the parameters that the optimizers hold when the first visit of a round begins. Lightning's finetuning
 callbacks add parameters when an epoch starts, and may come after the loop among the callbacks, so the loop asks when a round
 opens and again before its first visit. A parameter that joins in between was not trained in this round: the module holds its
-global value. On resume these callbacks leave frozen what they had unfrozen, although the optimizer holds it, so the loop
-remembers which parameters were trained.
+global value. On resume these callbacks leave parameters frozen that they had unfrozen, although the optimizer holds them, so
+the loop remembers which parameters were trained.
 
 Torch's own optimizers keep their memory in ``state``, which is cleared. Others step an optimizer that they hold in an
 attribute (SAM, Lookahead), whose state is cleared as well, or count and collect in attributes, which get back their values
-from before the first visit. A tensor in an attribute cannot be restored, as it may be a copy of the weights.
+from before the first visit. A tensor in an attribute cannot be restored: it may be a copy of the weights.
 
 Lightning steps a schedule of interval "step" after each optimizer step, and a module with manual optimization steps its
 schedules at any time. Over a whole round that would give the first clients other rates than the last. So a visit starts
-where the schedule stood when the round began, and `StepSchedules` sets the start of the next round:
+where the schedule was when the round began, and `StepSchedules` sets the start of the next round:
 
 ============  ====================================================================================================
 ``continue``  the next round begins where the visit that came furthest in the schedule has left it: of rounds with K steps a
@@ -397,7 +397,7 @@ class StepSchedules(Part):
 
 
 def _first_difference(some: StepSettings, others: StepSettings) -> tuple[str, Any, Any]:
-    """Return the first setting in which two steps differ, and its two values; groups that joined differ as a whole."""
+    """Return the first setting that differs between two steps, and both values; an added group differs as a whole."""
     for a, b in zip(some, others, strict=False):
         for name in (name for name in {**a, **b} if a.get(name) != b.get(name)):
             return name, a.get(name), b.get(name)

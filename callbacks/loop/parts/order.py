@@ -53,7 +53,7 @@ def forward_part(forward: ZerothOrder | None, *settings: Any) -> "ForwardVisits 
 
 
 def buffered_part(fleet: Fleet | None, *settings: Any) -> "Buffered | None":
-    """Return the rounds that wait for nobody; ``settings`` are the further arguments of `Buffered`."""
+    """Return the part for buffered rounds; ``settings`` are the further arguments of `Buffered`."""
     if fleet is None or fleet.buffered is None:
         return None
     from fedlight.callbacks.loop.parts.buffered import Buffered
@@ -98,7 +98,7 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     if loop._buffered is not None:
         yield loop._buffered
     if loop._at_once is not None:
-        yield loop._at_once  # before what looks at a group
+        yield loop._at_once  # before the parts that look at a group
     if loop._forward is not None:
         yield loop._forward
     # Before the limits, which hold back updates.
@@ -113,4 +113,4 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     if team.size > 1:
         from fedlight.callbacks.loop.parts.ranks import Ranks
 
-        yield Ranks(team, loop.memory, loop._federation)  # last: it exchanges what the others have left
+        yield Ranks(team, loop.memory, loop._federation)  # last: it exchanges the results of the others

@@ -22,8 +22,8 @@ class Part(Checked):
     The modules of the arguments' types import this one: ``run`` is the same `Run` in all methods, ``group`` an `OpenGroup`,
     ``round`` an `OpenRound` and ``visit`` an `OpenVisit`; `weighed` has a `Visit`.
 
-    What a part keeps of a visit or a round belongs to the attributes of the part, and ends with it. In several processes
-    each has its own parts, and each part gets what the others' have left (`partial`, `merge`).
+    A part keeps values of a visit or a round in its attributes until that ends. Each of several processes has its own parts,
+    and each part gets the results of its counterparts (`partial`, `merge`).
     """
 
     def check(self, run: Any) -> None:
@@ -36,7 +36,7 @@ class Part(Checked):
         """Take the federated parameters, ``run.parameters``, before the first round is planned."""
 
     def agree(self, run: Any) -> None:
-        """Compare this process with the others where each decides by itself: after a validation and before a plan."""
+        """Compare this process with the others where each decides alone: after a validation and before a plan."""
 
     def start_round(self, run: Any) -> None:
         """Begin a round before its first batch; parameters and optimizers are those of its visits."""
@@ -46,7 +46,7 @@ class Part(Checked):
         return inner
 
     def enter(self, run: Any, group: Any, batch: Any) -> None:
-        """Begin a group of visits with their first batch; the module holds the parameters from which they start."""
+        """Begin a group of visits with their first batch; the module holds their start parameters."""
 
     def before_step(self, run: Any, group: Any, optimizer: Optimizer) -> None:
         """Look at the gradients before an optimizer step, which the algorithm has changed; clipping comes later."""
@@ -55,17 +55,17 @@ class Part(Checked):
         """Look at the module after each batch of a visit."""
 
     def leave(self, run: Any, group: Any, visit: Any) -> None:
-        """End a visit before its update is made; the module holds what the client has trained."""
+        """End a visit before its update is made; the module holds the client's trained parameters."""
 
     def weighed(self, group: Any, visit: Visit, update: Update) -> Update:
         """Return a visit's update as it is aggregated."""
         return update
 
     def visited(self, run: Any) -> None:
-        """Take what a visit has left; its update is aggregated, and its row is the last of ``run.records``."""
+        """Note a finished visit; its update is aggregated, and its row is the last of ``run.records``."""
 
     def end_visits(self, run: Any, round: Any) -> None:
-        """Take what the round's visits have left in this process, before the server's step."""
+        """Note the end of this process's visits of the round, before the server's step."""
 
     def finish_round(self, run: Any, round: Any, movement: State) -> dict[str, float]:
         """Take the combined movement of a round before the server's step, and return metrics of the round."""
@@ -78,10 +78,10 @@ class Part(Checked):
         """Take all metrics of a round that is over and logged."""
 
     def abort(self, run: Any) -> None:
-        """Undo what `enter` has done, where the trainer stops inside a group."""
+        """Undo `enter` where the trainer stops inside a group."""
 
     def partial(self) -> Any:
-        """Return what this process's visits have left in a round, as tensors and plain values, and start anew."""
+        """Return the results of this process's visits of a round, as tensors and plain values, and start anew."""
 
     def merge(self, partials: Sequence[Any]) -> None:
         """Take the `partial` of all processes, in the order of their ranks, this one's among them."""

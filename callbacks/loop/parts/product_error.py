@@ -33,7 +33,7 @@ logger = logging.getLogger("fedlight")
 
 
 class ProductError(Part):
-    """``fed/product_error`` of the rounds of a run, as a part: ``FederatedLoop(parts=[ProductError()])``.
+    """Part that logs ``fed/product_error`` of each round: ``FederatedLoop(parts=[ProductError()])``.
 
     The uploads of a round are kept until it is over, by each of several processes.
     """
@@ -53,9 +53,9 @@ class ProductError(Part):
             )
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
-        """Return an aggregation of the same result that keeps what the metric needs, or the same one without a metric.
+        """Return an aggregation of the same result that keeps the products for the metric; ``inner`` without a metric.
 
-        The algorithm's own aggregation says with which coefficient a client counts.
+        The algorithm's own aggregation gives the clients' coefficients.
         """
         self._sums = None
         if not any("lora_" in name for name in run.state):
@@ -73,9 +73,8 @@ class ProductError(Part):
             self._sums = inner
             return inner
         mean = run.algorithm.aggregation(len(run.clients)) if run.robust else inner
-        mean = getattr(
-            mean, "mean", mean
-        )  # of an aggregation that knows with which coefficients clients count
+        # The weighted mean inside an aggregation knows the clients' coefficients.
+        mean = getattr(mean, "mean", mean)
         if not isinstance(mean, WeightedSum):
             return inner
         self._sums = ProductSums(inner, mean, self._pairs)
@@ -112,7 +111,7 @@ class ProductError(Part):
 
 
 def _scaling(pair: LoraPair, module: nn.Module) -> float:
-    """Return what a PEFT layer multiplies the product of a pair with; 1 for a layer of another kind."""
+    """Return the factor of a pair's product in a PEFT layer; 1 for a layer of another kind."""
     scalings = getattr(module.get_submodule(pair.layer), "scaling", None)
     return abs(float(scalings.get(pair.adapter, 1.0))) if isinstance(scalings, dict) else 1.0
 

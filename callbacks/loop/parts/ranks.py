@@ -1,6 +1,6 @@
-"""Rounds of which each process of a team trains a share: what they exchange, so that all go on from the same state.
+"""Rounds shared by the processes of a team: their exchange, so that all go on from the same state.
 
-Every process plans all visits, trains its own, and at the end of the round gathers whatever visits change outside of their
+Every process plans all visits, trains its own, and at the end of the round gathers all changes by visits outside of their
 clients: sums of updates and buffers, memories, rows, logged values, schedules, loss scales, counts of steps. The parts are
 merged in the order of the plan, and the server's step is computed in each process, so no result depends on their number.
 """
@@ -43,25 +43,25 @@ OF_ALL_PROCESSES = (
 COMPARED = (Tensor, np.ndarray, str, bytes, int, float)
 """Parts of an example that are compared."""
 STEP = "training_step."
-"""With which Lightning's keys of values begin that training_step logs."""
+"""Prefix of Lightning's keys for values that training_step logs."""
 
 
 @runtime_checkable
 class MergesVisits(Protocol):
-    """Algorithm whose visits leave something in its attributes that the server needs, in each of several processes."""
+    """Algorithm whose visits change attributes that the server needs, in each of several processes."""
 
     def partial(self) -> dict[str, Any]:
-        """Return what the visits of a round have left so far, as tensors and plain values, and start anew."""
+        """Return the visits' contributions of a round so far, as tensors and plain values, and start anew."""
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         """Add the `partial` of one of the processes, this one's among them; their order must not matter."""
 
 
 class KeptByAlgorithm:
-    """What visits leave in attributes of an algorithm; refuses an algorithm of which that is not known.
+    """Changes by visits in attributes of an algorithm; refuses an algorithm that does not declare them.
 
     Raises:
-        ValueError: in `visited`, if a visit has changed an attribute and the algorithm has no ``partial`` of its own.
+        ValueError: in `visited`, if a visit has changed an attribute and the algorithm has no ``partial``.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -140,7 +140,7 @@ class VisitsMade:
         run.logged = {}
 
     def visited(self) -> None:
-        """Note what the algorithm has logged in a visit."""
+        """Note the metrics that the algorithm has logged in a visit."""
         self._logged.append(self._run.logged)
         self._run.logged = {}
 
@@ -209,7 +209,7 @@ class StepCounts:
         return {"batches": self._batches, "steps": self._made() if counts else None}
 
     def merge(self, partials: Sequence[Any]) -> None:
-        # Where nobody has a visit, every process passes over the same batch, which counts once.
+        # Without any visit, every process passes over the same batch, which counts once.
         made = [partial["steps"] for partial in partials if partial["steps"] is not None]
         made = made[:1] if self._counts_passed else made
         for place, (tracker, steps) in enumerate(zip(self._trackers(), self._made(), strict=True)):
@@ -247,7 +247,7 @@ class Ranks(Part):
         run.gather = self._team.gather
         self._run, self._kept = run, KeptByAlgorithm(run.algorithm)
         if isinstance(run.algorithm, MergesVisits):
-            run.algorithm.partial()  # refuses what it cannot share, before any work
+            run.algorithm.partial()  # refuses unshareable values before any work
         settings = self._settings.settings | own_settings(self._team, run.trainer, run.data)
         same_start(self._team, run.lightning_module, settings)
 
@@ -269,12 +269,12 @@ class Ranks(Part):
             self._attributes = _attributes_of(run.lightning_module)
 
     def visited(self, run: Run) -> None:
-        """Take what a visit has left beside its results."""
+        """Note the attributes and metrics that a visit has changed."""
         self._kept.visited()
         self._made.visited()
 
     def end_visits(self, run: Run, round: OpenRound) -> None:
-        """Give every process what the visits of all have changed, here and in the other parts of the run."""
+        """Give every process the changes by all visits, here and in the other parts of the run."""
         self._say_what_is_partial()
         memories = SavedMemories(self._memory, run.round_idx, round.saved)
         others = [part for part in run.parts if part is not self]
@@ -283,7 +283,7 @@ class Ranks(Part):
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
             if isinstance(sums := getattr(holder, "sums", None), ExactSums):
                 sums.add_up(self._team.gather, self._team.add)
-        # All start anew before the first merge, or a process would send what it got from another one.
+        # All start anew before the first merge, or a process would send values that it received.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
         messages = self._team.gather_each(chain([(0, first)], pieces), f"end of round {run.round_idx + 1}")
@@ -293,7 +293,7 @@ class Ranks(Part):
             part.merge([of_process[place] for of_process in firsts])
         for message in chain([opening], messages):
             for sent in message:
-                while sent:  # whatever is merged is freed
+                while sent:  # merged pieces are freed
                     place, piece = sent.pop(0)
                     large[place].merge([piece])
 
@@ -333,7 +333,7 @@ def _unlike(team: Team, values: Mapping[str, Any], what: str) -> list[tuple[str,
 
 @torch.no_grad()
 def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any]) -> None:
-    """Give every process the weights of process 0, where they have drawn others, and compare what they are to train.
+    """Give every process the weights of process 0 where its own differ, and compare settings and data.
 
     Raises:
         ValueError: the processes have unlike data or settings.
@@ -355,7 +355,7 @@ def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any
 
 
 def sum_of_bits(value: Tensor) -> list[int]:
-    """Return two sums over the bytes of a tensor, plain and by place, in which random weights differ."""
+    """Return two sums over the bytes of a tensor, plain and weighted by place; random weights differ in them."""
     flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if flat.numel() > 2**20:  # a base of billions: some bytes of each part are enough to see another draw
         flat = flat[:: flat.numel() // 2**19]
@@ -365,14 +365,14 @@ def sum_of_bits(value: Tensor) -> list[int]:
 
 @runtime_checkable
 class ReadsFirstExamples(Protocol):
-    """Data of which the processes compare the first examples."""
+    """Data whose first examples the processes compare."""
 
     def first_examples(self) -> Any:
         """Return a few training examples as a batch; None where worker processes read them."""
 
 
 def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]:
-    """Return what each process has to have alike beside the federation: trainer, optimizers, versions, first examples."""
+    """Return settings that must be equal in all processes: trainer, optimizers, versions, first examples."""
     if team.size == 1:
         return {}
     settings = {f"trainer.{name}": str(getattr(trainer, name)) for name in OF_ALL_PROCESSES}
@@ -400,7 +400,7 @@ def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]
 
 
 def agree_on_model(team: Team, state: State) -> None:
-    """Raise ValueError if processes have unlike global models after a round, with which they would train on."""
+    """Raise ValueError if processes have unlike global models after a round."""
     if team.size == 1:
         return
     digests = {name: sum_of_bits(value) for name, value in state.items()}
@@ -412,7 +412,7 @@ def agree_on_model(team: Team, state: State) -> None:
 
 
 def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
-    """Raise ValueError if processes have unlike values of what a callback or schedule monitors, as they decide by it."""
+    """Raise ValueError if processes have unlike values of a metric that a callback or schedule monitors."""
     monitors = [getattr(callback, "monitor", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
     monitors += [
         scheduled.monitor for scheduled in trainer.lr_scheduler_configs if scheduled.reduce_on_plateau
@@ -430,7 +430,7 @@ def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
 
 
 def refuse_unmergeable(team: Team, aggregation: Aggregation) -> None:
-    """Raise ValueError for an aggregation that cannot put together what several processes have added."""
+    """Raise ValueError for an aggregation that cannot merge the contributions of several processes."""
     kind: Any = type(aggregation)
     for name in ("partial", "merge"):
         if team.size > 1 and getattr(kind, name, None) in (None, getattr(Aggregation, name)):

@@ -1,1 +1,1 @@
-"""Visits: what is sent to a client and back, its local work, and what it contributes to the round."""
+"""Visits: messages to a client and back, its local work, and its contribution to the round."""

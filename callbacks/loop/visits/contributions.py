@@ -156,7 +156,7 @@ class TrainingMetrics:
         return visits
 
     def merge(self, partials: Sequence[Mapping[str, list[Mapping[str, tuple[float, int]]]]]) -> None:
-        """Add the `partial` of all processes, each of clients of its own."""
+        """Add the `partial` of all processes, each of different clients."""
         for partial in partials:
             self.visits |= partial
 

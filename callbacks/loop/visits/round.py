@@ -1,6 +1,6 @@
-"""Round under way: its groups of visits, from the first batch of each to the last, and what they leave.
+"""Round under way: its groups of visits, from the first batch of each to the last, and their results.
 
-A client with several visits in a round contributes after the last one: if a visit diverges, nothing of the client has been
+A client with several visits in a round contributes after the last one: if a visit diverges, no update of the client has been
 aggregated. A client checks for NaN and Inf before it sends.
 """
 
@@ -51,7 +51,7 @@ class OpenRound:
     saved: dict[str, None] = field(default_factory=dict)
 
     def opened_with(self, state: State) -> State:
-        """Return ``state``, as callbacks have left it at the epoch start, with what they have changed as it was before."""
+        """Return ``state``, read after the callbacks of the epoch start, without their changes."""
         return {
             name: value
             if name not in self.state or torch.equal(value, self.state[name])
@@ -64,7 +64,7 @@ class OpenRound:
         return OpenGroup([self._receive(visit) for visit in visits], LocalWork(()))
 
     def begin_group(self, group: OpenGroup, batch: Any) -> None:
-        """Put what the clients of a group train from into the module."""
+        """Put the start parameters of a group's clients into the module."""
         run, module = self.run, self.run.lightning_module
         visits = [open_visit.visiting.visit for open_visit in group.visits]
         first = group.visits[0].visiting
@@ -146,7 +146,7 @@ class OpenRound:
         self.training.leave_out(name)
         run.buffers.leave()
         write(self.state, run.parameters)
-        run.algorithm.reply(visiting, visiting.start, work)  # its further visits may need what it does there
+        run.algorithm.reply(visiting, visiting.start, work)  # its further visits may need the effect
         if name in self.contributions.diverged:
             return
         self.contributions.leave_out(name, error)
@@ -157,7 +157,7 @@ class OpenRound:
                 row.update(reason=DIVERGED, loss="")
 
     def finish(self, hints: Mapping[str, Any]) -> dict[str, float]:
-        """Combine what the visits have left, step the server, and write the new model; return the parts' metrics."""
+        """Combine the visits' updates, step the server, and write the new model; return the parts' metrics."""
         run = self.run
         for part in run.parts_with(Part.end_visits):
             part.end_visits(run, self)

@@ -2,7 +2,7 @@
 
 Visits of one group are trained side by side: they share their optimizer steps, and each has its own losses.
 
-A client with several visits in a round contributes after the last one: if a visit diverges, nothing of the client has been
+A client with several visits in a round contributes after the last one: if a visit diverges, no update of the client has been
 aggregated. A client checks for NaN and Inf before it sends.
 """
 
@@ -51,8 +51,8 @@ def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
 class OpenVisit:
     """Visit under way as the loop keeps it, with the module's parameters that the client trains, by name.
 
-    ``bytes_down`` is received by the client, ``bytes_up`` sent back, 0 until then. ``trained`` is what it has trained beside
-    other clients; None where it trains alone.
+    ``bytes_down`` is received by the client, ``bytes_up`` sent back, 0 until then. ``trained`` holds its parameters trained
+    beside other clients; None where it trains alone.
     """
 
     visiting: Visiting
@@ -62,7 +62,7 @@ class OpenVisit:
     trained: State | None = None
 
     def read(self) -> State:
-        """Return a copy of what the client has trained, fp32 on the CPU."""
+        """Return a copy of the client's trained parameters, fp32 on the CPU."""
         if self.trained is not None and self.trained.keys() == self.parameters.keys():
             return {name: self.trained[name] for name in self.parameters}
         return read(self.parameters)
@@ -95,7 +95,7 @@ class OpenGroup:
             self.beside.adjust_gradients(algorithm, optimizer)
 
     def unstack(self) -> list[State]:
-        """End the visits of several clients in one batch; return what each has trained, none where one trains alone."""
+        """End the visits of several clients in one batch; return each one's parameters, none where one trains alone."""
         beside, self.beside = self.beside, None
         return [] if beside is None else beside.leave()
 
@@ -107,7 +107,7 @@ class Exchange:
         seed: seed of random draws in the channel.
         state: shared parameters of the server.
         buffer_bytes: bytes of the buffers that are sent along, one way.
-        model_for: function from a visit and the newest model to that from which the visit starts; None: the newest.
+        model_for: function from a visit and the newest model to the visit's start model; None: the newest.
         keeps_factors: whether the aggregation has to know which LoRA factors clients have received and kept.
     """
 
@@ -150,7 +150,7 @@ class Exchange:
         return visiting, num_bytes
 
     def _send_down(self, sent: State, client: Client) -> tuple[State, Payload]:
-        """Return what a client receives of a state that is sent to it, and what travels."""
+        """Return a state as the client receives it, and the payload that travels."""
         payload = self.channel.down(sent, client)
         return payload.state, payload
 
@@ -166,7 +166,7 @@ class Exchange:
         return self.arrived(visiting, movement, trained, work), self._with_buffers(payload)
 
     def _send_up(self, visiting: Visiting, reply: State) -> tuple[State, Payload]:
-        """Return the movement that reaches the server with a reply, and what travels."""
+        """Return the movement that reaches the server with a reply, and the payload that travels."""
         others = reply.keys() - self.state.keys()
         payload = self.channel.up(visiting.received, reply, visiting.client, others)
         refuse_not_finite(payload.state, "the movement of")
@@ -185,9 +185,9 @@ class Exchange:
             if self.keeps_factors:
                 update = with_factors(update, received, trained, self.state)
             federated = {name: value for name, value in movement.items() if name in self.state}
-            if isinstance(self.algorithm, RebuildsUploads):  # it knows what else a model follows from
+            if isinstance(self.algorithm, RebuildsUploads):  # it rebuilds a model from all values
                 federated = movement
-            if federated:  # else nobody can rebuild a model from it
+            if federated:  # else no model can be rebuilt from it
                 self._arrived, self._is_new = (visiting, federated), True
         return update
 
@@ -198,8 +198,8 @@ class Exchange:
     def upload(self) -> Upload | None:
         """Parameters that the server received in the last visit that gave an update; None in a round before the first.
 
-        Other values that an algorithm sends, such as control variates, are left out. What was cut to a smaller LoRA rank has
-        zeros in its other places.
+        Other values that an algorithm sends, such as control variates, are left out. Factors cut to a smaller LoRA rank
+        are padded with zeros.
         """
         if self._arrived is not None:  # computed once, and only when it is read
             visiting, movement = self._arrived
@@ -258,22 +258,22 @@ def exchange_of(loop: Any, state: State, keeps_factors: bool) -> Exchange:
 
 @runtime_checkable
 class RebuildsUploads(Protocol):
-    """Algorithm whose clients reply with something else than parameters, from which the server knows their models."""
+    """Algorithm whose clients do not reply with parameters; the server rebuilds their models from the replies."""
 
     def uploaded(self, visiting: Visiting, movement: State) -> State:
-        """Return the parameters that the server knows of a client by its reply, as an attacker there would have them."""
+        """Return the client's parameters as the server, or an attacker there, can rebuild them from its reply."""
 
 
 @runtime_checkable
 class TakesUpload(Protocol):
     """Callback of the trainer that sees every upload when it arrives at the server.
 
-    With several processes it sees those of its own process; it is refused unless its class has ``shares_uploads = True``
-    and it gathers what it finds once a round, with `fedlight.processes.work.merged` or ``current_team().gather``.
+    With several processes it sees those of one process; it is refused unless its class has ``shares_uploads = True``
+    and it gathers its findings once a round, with `fedlight.processes.work.merged` or ``current_team().gather``.
     """
 
     def on_upload(self, upload: Upload) -> None:
-        """Look at the upload of a visit that is over; what the module holds now is left as it is."""
+        """Look at the upload of a finished visit, without changing the module."""
 
 
 logger = logging.getLogger("fedlight")

@@ -73,7 +73,7 @@ def check_way(way: str, base: str) -> None:
 
 
 def example_gradients(module: SFTModule, batch: dict[str, Tensor], way: str = "layers") -> Gradients:
-    """Return the gradients of each example's loss by the trained weights, as a loop over ``example_losses`` would.
+    """Return the gradients of each example's loss by the trained weights, equal to those of a loop over ``example_losses``.
 
     The module is unchanged, the gradients of its weights included. Set eval mode to have no dropout.
 
@@ -92,7 +92,7 @@ def example_gradients(module: SFTModule, batch: dict[str, Tensor], way: str = "l
 def _by_func(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
     targets = batch["labels"][:, 1:]
     scored = targets != IGNORED
-    # A vmapped function cannot pick labelled positions by a mask, as their number differs; all examples get the most.
+    # A vmapped function cannot pick labelled positions by a mask, because their number differs; all examples get the most.
     most = max(1, int(scored.sum(dim=1).max()))
     places = torch.argsort(~scored, dim=1, stable=True)[:, :most]
     weights = {f"module.{name}": weight.detach() for name, weight in trained_parameters(module).items()}

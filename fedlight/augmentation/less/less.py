@@ -63,7 +63,7 @@ class LESS(Augmentation):
         dimension: numbers of a projected gradient, >= 1.
         gradients: how gradients of single rows are computed, which changes none beyond rounding.
         device: name of torch; ``auto`` is the GPU if there is one, else the CPU.
-        cache: folder for scores, from which a killed run resumes; None: beside the rows that a datamodule records.
+        cache: folder for scores, so that a killed run can resume; None: beside the rows that a datamodule records.
 
     Raises:
         ValueError: a setting is out of range or misspelt.

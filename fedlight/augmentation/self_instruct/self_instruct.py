@@ -50,13 +50,13 @@ class SelfInstruct(Augmentation):
         generator: generator of answers to the prompts: `LocalGenerator`, `fedlight.generators.endpoint.ChatEndpoint`.
         max_rouge_l: upper bound of the ROUGE-L F1 of a new instruction with any of the client's, own or made, in [0, 1].
         max_words: most words of a new instruction, >= 1.
-        tries_per_row: most tries of a client, as a multiple of ``number``, >= 1.
+        tries_per_row: most tries of a client, in multiples of ``number``, >= 1.
         give_up_after: number of dropped tries in a row that ends a client's tries, >= 1.
         batch_size: tries of all clients that are made at once, >= 1.
         slot: slot of the template for the new instruction; the other slots are left empty.
         instruction_prompt: prompt for an instruction, with the slots ``{first}`` and ``{second}``.
         response_prompt: prompt for its response, with the slots ``{instruction}``, ``{response}`` and ``{new}``.
-        folder: folder of the tries, from which a killed run resumes; None: beside the rows that a datamodule records.
+        folder: folder of the tries, so that a killed run can resume; None: beside the rows that a datamodule records.
 
     Raises:
         ValueError: a setting is out of range, or a prompt has other slots.

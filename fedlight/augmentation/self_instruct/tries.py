@@ -1,4 +1,4 @@
-"""Tries of Self-Instruct: judged and counted by client, and written to a file from which a killed run resumes.
+"""Tries of Self-Instruct: judged and counted by client, and written to a file, so that a killed run can resume.
 
 The file has the settings in its first line and one batch of tries in each further line, written when the batch is done;
 each line has a digest. A run with equal settings and rows reads the tries again instead of making them.
@@ -139,7 +139,7 @@ def _normalize(instruction: str) -> str:
 
 
 def next_tries(clients: Sequence[ClientTries], most: int) -> list[tuple[ClientTries, int]]:
-    """Return the next tries with their numbers, in turn from client to client and at most what each still wants.
+    """Return the next tries with their numbers, in turn from client to client, at most as many as each still wants.
 
     Args:
         clients: clients of the federation.

@@ -81,7 +81,7 @@ class Rapl:
         return {zone: int((zone / "energy_uj").read_text()) for zone in self._zones}
 
     def joules(self, before: Mapping[Path, int], after: Mapping[Path, int]) -> float:
-        """Return the energy between two readings, of which the counter began anew at most once."""
+        """Return the energy between two readings; the counter may have begun anew once in between."""
         spent = 0
         for zone, start in before.items():
             passed = after[zone] - start

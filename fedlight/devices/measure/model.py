@@ -9,7 +9,7 @@ from fedlight.devices.shape_run import ShapeRun
 
 
 class LoraLinear(nn.Module):
-    """Frozen linear layer with a trained fp32 adapter beside it, as PEFT has it."""
+    """Frozen linear layer with a trained fp32 adapter beside it, as in PEFT."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """Language model of random weights, of which LoRA on all layers is trained.
+    """Language model of random weights with trained LoRA on all layers.
 
     Args:
         width, layers, heads, words: shape of the model; ``heads`` divides ``width``.

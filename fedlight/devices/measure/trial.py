@@ -22,7 +22,7 @@ LEAST_CALLS = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of what is timed.
+    """Sizes of the timed work.
 
     Args:
         matrix: rows and columns of the matrices that are multiplied.
@@ -87,7 +87,7 @@ def measure(
         seconds: time for all of it, above 0, shared equally by its parts. Each is timed three times at least, after a call
             to warm up.
         device: ``auto`` for the GPU where there is one, ``cpu`` or ``cuda``.
-        sizes: sizes of what is timed; None for those that suit the device.
+        sizes: sizes of the timed work; None for those that suit the device.
         counters: folder of the energy counters.
 
     Raises:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 INSIDE = Path(__file__).with_name("inside.py")
-# No packages and nothing of the user; not -I, which would draw a hash seed.
+# No packages and no files of the user; not -I, which would draw a hash seed.
 FLAGS = ["-s", "-P", "-S", "-B", "-X", "utf8"]
 STARTED = b"locked\n"
 LOOK_EVERY_SECONDS = 0.02
@@ -88,11 +88,11 @@ class Result(NamedTuple):
 
 
 class SandboxError(OSError):
-    """Error for a machine on which the sandbox cannot run; the message names the missing part and the remedy."""
+    """Error for a machine that cannot run the sandbox; the message names the missing part and the remedy."""
 
 
 class SandboxedProcess:
-    """Process with one piece of code, in a new folder of its own.
+    """Process with one piece of code, in a new folder.
 
     Args:
         code: the code.
@@ -192,7 +192,7 @@ class SandboxedProcess:
         """End the process and all others of its group, if it could start any; return its exit status."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
-                # It has a session of its own, so the group's id is the process's.
+                # It leads a new session, so the group's id is the process's.
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.ended_at = time.monotonic()

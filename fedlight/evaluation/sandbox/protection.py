@@ -1,9 +1,9 @@
-"""Protection from a process: what this machine offers, and the order by which a process locks itself.
+"""Protection from a process: the means of this machine, and the order that makes a process lock itself.
 
 Landlock bounds the files: the libraries for reading, the process's own folder for reading and writing. A rule of
 Landlock holds for everything beneath a path, without exceptions. Installed packages lie inside the standard library's
-folder (``site-packages``) and among the system's libraries (``dist-packages``), so each entry beside them has a rule of
-its own. The standard library's folder itself cannot be listed, or its packages could be; imports use the listing that
+folder (``site-packages``) and among the system's libraries (``dist-packages``), so each entry beside them has a separate
+rule. The standard library's folder itself cannot be listed, or its packages could be; imports use the listing that
 the interpreter took before it was locked.
 
 Landlock is the kernel's means for a process without rights to give up access to files (Linux 5.13 and later). Here it
@@ -47,7 +47,7 @@ PACKAGES = ("site-packages", "dist-packages")
 
 
 def protection(folder: Path) -> dict[str, object]:
-    """Return the order by which a process locks itself, with ``folder`` as its only writable place.
+    """Return the order that makes a process lock itself, with ``folder`` as its only writable place.
 
     Raises:
         SandboxError: this machine cannot do it; the message names the missing part.
@@ -110,7 +110,7 @@ def ruleset(version: int) -> bytes:
 
 def rules(version: int, folder: Path) -> list[tuple[str, int]]:
     """Return paths and the rights beneath them; files may be written in ``folder`` only."""
-    # The compiled part of the standard library may have a folder of its own.
+    # The compiled part of the standard library may have a separate folder.
     folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     entries = [entry for at in folders for entry in _entries(Path(at)) if entry.name not in PACKAGES]
     paths: list[str | Path] = [*FILES, *entries, *_shared_libraries()]
@@ -121,7 +121,7 @@ def rules(version: int, folder: Path) -> list[tuple[str, int]]:
 
 
 def _shared_libraries() -> list[Path]:
-    """Return what the linker loads for the compiled standard library; other programs keep their files beside it."""
+    """Return the libraries that the linker loads for the compiled standard library, without files of other programs."""
     folders = [*LIBRARIES, sysconfig.get_config_var("LIBDIR") or "/usr/lib"]
     parts = (*PARTS_OF_LIBRARIES, sysconfig.get_config_var("MULTIARCH"))
     return [

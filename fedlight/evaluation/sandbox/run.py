@@ -8,7 +8,7 @@ protect from faults of the kernel or the processor, and does not hide whether a 
 
 Code and tests of `check_function` run in two processes, both in the sandbox, and the tests call the function through a pipe
 (calls.py). In one process the code could always pass: by ending it early, by returning an object that equals everything, or
-by changing what the tests use. Here only plain values come back, and the code sees neither tests nor verdict.
+by changing objects that the tests use. Here only plain values come back, and the code sees neither tests nor verdict.
 """
 
 import os
@@ -133,7 +133,7 @@ def _start(
     modules: dict[str, str] | None = None,
     pipes: tuple[int, ...] = (),
 ) -> SandboxedProcess:
-    """Start code in a folder of its own; leaving the stack ends the process and removes the folder."""
+    """Start code in a new folder; leaving the stack ends the process and removes the folder."""
     place = stack.enter_context(temporary_folder("fedlight-sandbox")).resolve()
     locks = {} if unprotected else protection(place)
     process = SandboxedProcess(code, limits, locks, place, modules or {}, name, pipes)

@@ -1,4 +1,4 @@
-"""Filter of system calls, as a program for the kernel (seccomp-bpf).
+"""Filter of system calls: a program for the kernel (seccomp-bpf).
 
 A refused call fails with EPERM, so code gets ``PermissionError``. Calls of another instruction set (32 bits, x32), whose
 numbers have other meanings, kill the process. Source: linux/seccomp.h, linux/filter.h,

@@ -15,7 +15,7 @@ class ExactMatch(Task):
     Args:
         data: rows with the slots of the template, ``response`` and, where wanted, ``group``.
         slots: names of the template's slots.
-        group: column of a row's group, whose score is reported by itself; None: no groups.
+        group: column of a row's group, whose score is reported separately; None: no groups.
         by: ``equality``, a score of 0 or 1, or ``rouge_l`` with the response, in [0, 1], for answers of whole sentences.
         shots, num_shots, limit, batch_size, max_new_tokens, samples, temperature, top_p, stop, seed: see
             `Task`.

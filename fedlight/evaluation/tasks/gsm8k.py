@@ -2,7 +2,7 @@ r"""GSM8K: word problems with worked solutions that end in a number; only that n
 
 K. Cobbe et al., "Training Verifiers to Solve Math Word Problems", 2021, https://arxiv.org/abs/2110.14168. The number of a
 reference solution follows ``####``. So does that of a model's answer where it writes the mark; else its last number
-counts, as models not trained on this format answer (the flexible extraction of EleutherAI's lm-evaluation-harness).
+counts, for models not trained on this format (the flexible extraction of EleutherAI's lm-evaluation-harness).
 Numbers are compared as numbers: 1,000 equals $1000.00.
 """
 

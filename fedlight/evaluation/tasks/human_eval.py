@@ -118,7 +118,7 @@ class HumanEval(Task):
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the unbiased estimate for one problem, in [0, 1]; its mean over problems is the score.
 
-    Chen et al. 2021, eq. 1: pass@k = 1 - C(n - c, k) / C(n, k), the probability that k of n samples, of which c are right,
+    Chen et al. 2021, eq. 1: pass@k = 1 - C(n - c, k) / C(n, k), the probability that k of n samples, c of them right,
     include a right one.
 
     Raises:

@@ -27,7 +27,7 @@ class MultipleChoice(Task):
 
     Args:
         data: rows as above and, where wanted, ``subject``; few-shot examples come from the question's own subject.
-        subject: whether the rows have a subject, which is named in the instruction and scored by itself.
+        subject: whether the rows have a subject, which is named in the instruction and scored separately.
         by: ``letter`` compares the letters; ``text`` compares the choices themselves, without showing letters.
         normalize: with ``text``, compare the ``sum`` of the log-probabilities, or their mean by ``tokens`` or by ``bytes``.
         instruction: ``{about}`` becomes " about SUBJECT", or nothing.

@@ -1,4 +1,4 @@
-"""Settings by which a language model writes texts, nested in configs as ``sampling`` and ``completions``."""
+"""Settings of a language model that writes texts, nested in configs as ``sampling`` and ``completions``."""
 
 from dataclasses import dataclass
 

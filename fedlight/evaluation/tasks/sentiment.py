@@ -66,7 +66,7 @@ class Sentiment(Task):
 
 
 def label_of(value: Any, coding: str) -> str:
-    """Return a label, a word, a number in the set's coding or a score for FiQA, as a word; ValueError for others.
+    """Return the word for a label: a word, a number in the set's coding, or a score for FiQA; ValueError for others.
 
     Examples:
         >>> label_of(1, "fpb"), label_of(1, "tfns"), label_of("Positive", "tfns")

@@ -38,7 +38,7 @@ class Prompts(Protocol):
         """Return the values of these columns in each row."""
 
     def for_tokenizer(self, tokenizer: Any) -> None:
-        """Learn the model's tokenizer, with whose chat template prompts may be written."""
+        """Learn the model's tokenizer; prompts may be written with its chat template."""
 
     def prompt(self, fields: Fields, shots: Sequence[tuple[Fields, str]] = ()) -> str:
         """Return the template filled with texts by slot, after examples with their answers."""
@@ -54,7 +54,7 @@ class Example(NamedTuple):
         fields: texts for the template's slots.
         target: the right answer.
         response: text after the prompt where the row is shown as an example; "" for the target.
-        group: subject, domain or the like, whose score is reported by itself.
+        group: subject, domain or the like, whose score is reported separately.
         choices: all possible answers; empty for free answers.
         extra: other values that scoring needs.
     """
@@ -242,7 +242,7 @@ class Task(Checked, ABC):
         Args:
             model: see `AnswersPrompts`.
             report: called after each batch with the number of answered prompts and that of all prompts.
-            for_each: function that answers the batches, such as one by which several processes share them.
+            for_each: function that answers the batches, such as one that shares them among processes.
         """
         index, examples, prompts = self.read(model)
         fits = [True] * len(prompts)
