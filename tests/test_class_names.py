@@ -38,3 +38,25 @@ def test_public_names_need_no_torch():
         "assert 'torch' not in sys.modules and 'lightning' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_class_of_the_same_name_does_not_make_fedlights_ambiguous():
+    """A project has a FedProx, and a config of fedlight names its FedProx by the name alone."""
+    code = """
+from fedlight import Algorithm, FedProx
+from fedlight.lightning_cli.cli import OneLineParser, find_by_name
+
+theirs = [type(name, (FedProx,), {"__module__": module}) for name, module in NAMES]
+find_by_name()
+parser = OneLineParser(exit_on_error=False)
+parser.add_argument("--algorithm", type=Algorithm)
+assert parser.parse_args(["--algorithm=FedProx"]).algorithm.class_path.startswith("fedlight.")
+try:
+    parser.parse_args(["--algorithm=Mine"])
+except Exception as error:
+    assert "Multiple subclasses with name Mine" in str(error), error
+else:
+    raise SystemExit("a name of two classes was taken")
+"""
+    names = [("FedProx", "mine"), ("Mine", "first"), ("Mine", "second")]
+    subprocess.run([sys.executable, "-c", f"NAMES = {names}{code}"], check=True, timeout=120)

@@ -151,7 +151,12 @@ def find_by_name() -> None:
         return
 
     def path_of(expected: Any, name: str) -> str:
-        path: str = theirs(expected, name)
+        try:
+            path: str = theirs(expected, name)
+        except ValueError:  # a class of somebody else has the same name
+            if name not in CLASS_FILES:
+                raise
+            path = name
         return path if "." in path else whole_path(path)
 
     setattr(parser_types(), BY_NAME, path_of)
