@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
-from fedlight.lightning_cli.class_names import CLASS_FILES, last_part, whole_path
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part, whole_path
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
@@ -151,13 +151,14 @@ def find_by_name() -> None:
         return
 
     def path_of(expected: Any, name: str) -> str:
-        try:
+        with suppress(ValueError):  # a project's class of the same name does not make fedlight's ambiguous
             path: str = theirs(expected, name)
-        except ValueError:  # a class of somebody else has the same name
-            if name not in CLASS_FILES:
-                raise
-            path = name
-        return path if "." in path else whole_path(path)
+            if "." in path:
+                return path
+        kind = class_of(name) if name in CLASS_FILES else None
+        takes_any = not isinstance(expected, type) or getattr(expected, "_is_protocol", False)
+        is_ours = kind is not None and (takes_any or issubclass(kind, expected))
+        return whole_path(name) if is_ours else str(theirs(expected, name))
 
     setattr(parser_types(), BY_NAME, path_of)
 
