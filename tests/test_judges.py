@@ -171,7 +171,7 @@ def test_a_config_names_prompts_and_judges(adapter, tiny_model, tmp_path):
     source = {"source": EVAL_PROMPTS, "tokenizer": tiny_model, "max_tokens": 128}
     prompts = {"class_path": "fedlight.datamodules.preferences.prompts.PromptDataModule", "init_args": source}
     options = {"OracleJudge": {"opposition": 1.0}, "SelectorJudge": {"adapter": adapter, "model": tiny_model}}
-    judges = {name: {"class_path": f"fedlight.{name}", "init_args": own} for name, own in options.items()}
+    judges = {name: {"class_path": name, "init_args": given} for name, given in options.items()}
     callback = {
         "class_path": "fedlight.callbacks.scores.win_rate.WinRate",
         "init_args": {"prompts": prompts, "judges": judges, "max_new_tokens": 6},
