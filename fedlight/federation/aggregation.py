@@ -32,10 +32,10 @@ class Aggregation(Protocol):
         """Take one client's update."""
 
     def partial(self) -> dict[str, Any]:
-        """Return what the updates so far have given, as tensors and plain values, and start anew."""
+        """Return the partial result of the updates so far, as tensors and plain values, and start anew."""
 
     def pieces(self) -> Iterator[dict[str, Any]]:
-        """Start anew now, and return the `partial` in pieces, each of which `merge` takes."""
+        """Start anew now, and return the `partial` in pieces; `merge` takes each."""
         return iter([self.partial()])
 
     def merge(self, partial: Mapping[str, Any]) -> None:

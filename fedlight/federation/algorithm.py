@@ -38,16 +38,15 @@ class Algorithm(Checked):
     Hooks of the server, in the order of a round: ``plan``; for each visit ``send`` and ``finish_visit``; ``aggregation``
     and ``finish_round``. Hooks of a client, in each of its visits: ``start_visit``, ``adjust_gradients``, ``reply``. Values
     of one visit are kept in its `Visiting`, never in attributes of the algorithm, as several visits may be under way. A few
-    algorithms have one of ``FURTHER_HOOKS``, each of which is in a Protocol beside its caller.
+    algorithms have one of ``FURTHER_HOOKS``, declared in a Protocol beside its caller.
 
     Before a round, the loop of a run with devices calls ``send``, ``start_visit`` and ``reply`` on meta tensors, to know how
     many bytes each client will send (`predict_payloads`). These three hooks depend on names and shapes, not on values.
 
     Args:
-        weighting: with M clients of which A are sampled and ``p_m`` a client's share of all examples,
-            ``unbiased``: ``M / A * sum(p_m * delta_m)``, the mean over all clients in expectation (FedBis, eq. 8);
-            ``normalized``: ``sum(p_m * delta_m) / sum(p_m)`` over the sampled;
-            ``uniform``: the plain mean over the sampled.
+        weighting: with M clients, A of them sampled, and ``p_m`` a client's share of all examples, ``unbiased``:
+            ``M / A * sum(p_m * delta_m)``, the mean over all clients in expectation (FedBis, eq. 8); ``normalized``:
+            ``sum(p_m * delta_m) / sum(p_m)`` over the sampled; ``uniform``: the plain mean over the sampled.
 
     Raises:
         ValueError: another weighting.
@@ -61,11 +60,11 @@ class Algorithm(Checked):
     # The server
 
     def check(self, federation: Federation) -> None:
-        """Raise ValueError, before the first round, for a run with which the algorithm cannot work."""
+        """Raise ValueError, before the first round, for a run that the algorithm cannot work with."""
         refuse_several_adapters(federation.module, type(self).__name__)
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
-        """Return the visits of a round in the order in which they are trained: by default one for each client.
+        """Return the visits of a round in the order of their training: by default one for each client.
 
         Visits of one client follow each other. It is also called once before `check`, with all clients, so that
         Lightning has a training loader as long as the longest visit; that plan is not trained.
@@ -75,12 +74,12 @@ class Algorithm(Checked):
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
         """Return what goes down to the client: the global state, part of it, or tensors of the algorithm's own beside it.
 
-        None in a further visit of the client in the round sends nothing: the client still has what it received.
+        None in a further visit of the client in the round sends nothing: the client still has the tensors that it received.
         """
         return state
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
-        """Return what the server adds up, given the movement (reply minus received) that reached it; None for nothing."""
+        """Return the server's addend, given the movement (reply minus received) that reached it; None for nothing."""
         client = visiting.client
         return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)
 
@@ -91,11 +90,11 @@ class Algorithm(Checked):
         return WeightedSum("weight")
 
     def finish_round(self, movement: State) -> State:
-        """Return what the server's optimizer gets of the combined movement: all but the algorithm's own tensors."""
+        """Return the part of the combined movement for the server's optimizer: all but the algorithm's own tensors."""
         return movement
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs: tensors and plain values only.
+        """Return the state that a resumed run needs: tensors and plain values only.
 
         Between rounds tensors are replaced by new ones: a checkpoint that is written inside a round has those from here.
         """
@@ -115,7 +114,7 @@ class Algorithm(Checked):
     # A client
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
-        """Return the visit under way, with the parameters from which the client trains: by default those it received."""
+        """Return the visit under way, with the client's start parameters: by default those it received."""
         return Visiting(visit, client, received, start=received)
 
     def adjust_gradients(
@@ -123,8 +122,8 @@ class Algorithm(Checked):
     ) -> None:
         """Change gradients in place before an optimizer step, after unscaling and before clipping.
 
-        With several optimizers, each step gets the parameters of its own optimizer. Where an optimizer evaluates its closure
-        several times in a step, as LBFGS does, gradients are changed at each evaluation.
+        With several optimizers, each step gets its optimizer's parameters. Where an optimizer evaluates its closure several
+        times in a step, as LBFGS does, gradients are changed at each evaluation.
 
         Args:
             visiting: the client's visit.
@@ -136,12 +135,12 @@ class Algorithm(Checked):
         """
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
-        """Return what the client sends back: by default what it trained.
+        """Return the tensors that the client sends back: by default all that it trained.
 
-        What it did not receive, such as tensors of the algorithm's own, reaches the server as it is.
+        A tensor that it did not receive, such as one of the algorithm's own, reaches the server as it is.
 
-        A client that is left out of the round, as its training diverged, replies as if it had not moved, and that reply is
-        thrown away.
+        A client left out of the round because its training diverged replies as if it had not moved, and that reply is thrown
+        away.
         """
         return trained
 

@@ -1,4 +1,4 @@
-"""Channel between server and client: what it does to a payload, and how many bytes it carries.
+"""Channel between server and client: its effect on a payload, and how many bytes it carries.
 
 Bytes are those of a safetensors file with the payload, header included, which could really be sent, stored and read back. A
 lossy payload has a handful of tensors, whatever the number of tensors in the state: names and shapes are known at both ends,
@@ -36,7 +36,7 @@ class Channel(Checked, ABC):
     """Way from the server to a client and back; the number of bytes is known before anything is sent.
 
     Attributes:
-        error_feedback: whether what a client's message has lost is added to its next one.
+        error_feedback: whether the loss of a client's message is added to its next one.
     """
 
     error_feedback: bool = False
@@ -49,18 +49,18 @@ class Channel(Checked, ABC):
     def up(
         self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
     ) -> Payload:
-        """Return what the server learns of the client's movement (fp64) from what the client sends.
+        """Return the client's movement (fp64) as it reaches the server.
 
         Args:
-            received: what the client received.
-            trained: what it sends back, under names that it received.
-            client: with its memory, in which a channel may keep what a message has lost.
-            without_feedback: names of which no loss is kept: tensors of an algorithm's own beside the parameters, such as
+            received: tensors that the client received.
+            trained: tensors that it sends back, under names that it received.
+            client: with its memory, where a channel may keep the loss of a message.
+            without_feedback: names whose loss is not kept: tensors of an algorithm's own beside the parameters, such as
                 control variates. Each message has them as a whole, so the next makes up for what this one loses.
         """
 
     def message_down(self, state: State) -> State:
-        """Return the tensors that `down` sends, as they lie in a safetensors file, for a server in another process."""
+        """Return the tensors that `down` sends, laid out as in a safetensors file, for a server in another process."""
         raise _no_messages(self)
 
     def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
@@ -108,7 +108,7 @@ def serialized_bytes(state: State) -> int:
 class Identity(Channel):
     """Lossless fp32 channel: parameters go down, trained parameters come up.
 
-    The server knows what it sent, so it takes the difference itself, in fp64 and without a loss.
+    The server knows the sent parameters, so it takes the difference itself, in fp64 and without a loss.
     """
 
     def down(self, state: State, client: Client) -> Payload:
@@ -179,7 +179,7 @@ class Wire(Channel):
         self._measured: dict[tuple[str, tuple[tuple[str, Size], ...]], int] = {}
 
     def down(self, state: State, client: Client) -> Payload:
-        """Return the parameters as they arrive, fp32; all clients share one payload of one state, so nobody may change it.
+        """Return the parameters as they arrive, fp32; all clients share one payload of one state, so it must not be changed.
 
         Raises:
             Diverged: a parameter is not finite.
@@ -228,7 +228,7 @@ class Wire(Channel):
     def _encode(
         self, received: State, trained: State, client: Client, without_feedback: Collection[str]
     ) -> tuple[State, Payload]:
-        """Return what a client sends and what of it arrives (fp32), and keep with the client what is lost on the way."""
+        """Return a client's message as sent and as decoded (fp32), and keep the loss with the client."""
         lost: State = client.memory.get(LOST, {}) if self.error_feedback else {}
         meant = {
             name: (value + lost[name] if name in lost else value).to(torch.float32)
@@ -270,7 +270,7 @@ class Wire(Channel):
 
 
 def pack(state: State, codecs: Sequence[Codec]) -> State:
-    """Return what is sent for a state: ``values``, and the side tensors of codec i as ``i.NAME``.
+    """Return the tensors sent for a state: ``values``, and the side tensors of codec i as ``i.NAME``.
 
     Args:
         state: finite tensors, at least one; in the order of their names they become one fp32 vector.
@@ -294,7 +294,7 @@ def pack(state: State, codecs: Sequence[Codec]) -> State:
 
 
 def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -> State:
-    """Return the state (fp32, of these shapes by name) for which the codecs gave a payload in `pack`."""
+    """Return the state (fp32, of these shapes by name) that the codecs encoded in `pack`."""
     names = sorted(shapes)
     first = [shapes[name].numel() for name in names]
     steps, sizes = [], first

@@ -20,8 +20,8 @@ class Client:
         id: its name in the data, such as a worker id.
         num_examples: training examples that it holds, at least 1.
         share: ``num_examples`` over the examples of all clients, the papers' ``p_m``, in (0, 1].
-        memory: what is kept with the client between rounds, filled during its visits; tensors and plain values only.
-            Under ``OWN_STATE`` an algorithm keeps the parameters with which the client would go on alone.
+        memory: state kept with the client between rounds, filled during its visits; tensors and plain values only. Under
+            ``OWN_STATE`` an algorithm keeps the parameters that the client would go on with alone.
         lora_rank: rank of its LoRA adapters, at most that of the module; None for that of the module. The loop sets it.
     """
 
@@ -44,9 +44,9 @@ class Visit:
         client_id: the client.
         num_batches: number of batches, at least 1.
         split: data that it trains on; visits of one round on the same split have the same batches.
-        part: what the client does in it, where an algorithm gives it several visits on one split in a round.
-        asked: round in which the client was asked and received the model, whose batches it trains on; None for the round in
-            which it is trained, as in every synchronous round.
+        part: name of the client's task in it, where an algorithm gives it several visits on one split in a round.
+        asked: round that asked the client and sent it the model, and whose batches it trains on; None for the round that
+            trains it, as in every synchronous round.
         whole_passes: whether the batches are passes over all examples, whose last batch may be short; else every batch is
             full, and a pass leaves its remainder out.
     """
@@ -65,11 +65,11 @@ class Visit:
 
     @property
     def purpose(self) -> tuple[str, ...]:
-        """Client, split and, where there is one, part: seeds of what is drawn in the visit."""
+        """Client, split and, where there is one, part: seeds of the visit's draws."""
         return (self.client_id, self.split, *([self.part] if self.part else []))
 
     def asked_in(self, round_idx: int) -> int:
-        """Return the round in which the client was asked, given the one in which the visit is trained."""
+        """Return the round that asked the client, given the one that trains the visit."""
         return round_idx if self.asked is None else self.asked
 
 
@@ -79,7 +79,7 @@ class SharedDirections:
 
     Attributes:
         number: how many there are, at least 1.
-        seed: seed from which all of them follow.
+        seed: seed of all of them.
     """
 
     number: int
@@ -98,17 +98,17 @@ Group = tuple[Visit, ...]
 class Visiting:
     """Visit under way: made by ``Algorithm.start_visit``, given to every later hook, forgotten after ``finish_visit``.
 
-    Several exist at once where clients train side by side, so an algorithm keeps here, and not in attributes of its own,
-    whatever it needs of one visit.
+    Several exist at once where clients train side by side, so an algorithm keeps here, and not in its attributes, whatever
+    it needs of one visit.
 
     Attributes:
         visit: the visit.
         client: its client, with its memory.
-        received: what the client has received in this round (fp32), with zeros beyond its LoRA rank.
-        start: the parameters from which it trains (fp32); their names are those that it trains.
-        notes: what the algorithm needs during the visit, such as a correction of gradients.
+        received: tensors that the client has received in this round (fp32), with zeros beyond its LoRA rank.
+        start: the parameters that it starts from (fp32); their names are those that it trains.
+        notes: values that the algorithm needs during the visit, such as a correction of gradients.
         adapter: of the module's adapters the one that computes and learns; None for the one in use.
-        directions: those from which a forward-only visit draws; None for directions of its own.
+        directions: those that a forward-only visit draws from; None for its own.
         before: the client's visit before this one in the same round; None in its first. The loop sets it.
         shapes_only: whether the loop asks for names and shapes alone, before the round: tensors are then on the meta
             device, and a hook does nothing beside its reply. The loop sets it.
@@ -140,8 +140,7 @@ class Work:
         mean_loss: mean loss over the batches; None where the module returned none.
         seconds: wall time.
         lr_sums: name of each trained parameter -> sum of the learning rates of its optimizer's steps.
-        first_loss: loss of the first batch, at the parameters from which the client started; None where the module returned
-            none.
+        first_loss: loss of the first batch, at the client's start parameters; None where the module returned none.
         gone: of a forward-only visit, for each of its perturbations the index of the direction among the visit's shared ones
             (0 without), and how far the parameters went against it.
     """
@@ -163,7 +162,7 @@ class Update:
         client_id: the client.
         movement: movement of the trained tensors (fp64).
         weight: its weight in the average.
-        received: what the client has received in the round (fp32), from which the movement is. The loop sets it.
+        received: tensors that the client has received in the round (fp32), where the movement starts. The loop sets it.
         keeps_factors: whether the client keeps a LoRA factor that the server does not know. The loop sets it.
     """
 

@@ -6,7 +6,7 @@ Versions that neither the run, nor the beginning of its round, nor one of the la
 checkpoint without them is on the disk. Files that a killed run wrote after its last checkpoint, or did not get to remove,
 are removed when the next run opens the folder (`fedlight.federation.unsaved_files`). A file's name has a hash of the
 client's id, the round, a mark of the process, so that two runs in one folder never share a file, and a digest of the bytes,
-by which damage is found.
+which reveals damage.
 """
 
 import io
@@ -46,7 +46,7 @@ class _BeforeRound:
 
 
 class ClientMemories:
-    """Memories of all clients, of which at most ``limit_mib`` are held in RAM.
+    """Memories of all clients, with at most ``limit_mib`` of them in RAM.
 
     Above the limit all of them move to the disk and stay there; RAM then holds one file name for each client.
 
@@ -143,7 +143,7 @@ class ClientMemories:
         self._before = _BeforeRound(dict(self._held), dict(self._versions), self._on_disk)
 
     def end_round(self) -> None:
-        """Let checkpoints hold the memories of the moment at which they are made."""
+        """Let a checkpoint hold the memories of the moment when it is made."""
         before, self._before = self._before, None
         if before is not None:
             self._unlink({*before.versions.values()} - self._named() - self._obsolete)
@@ -367,7 +367,7 @@ def _digest(data: bytes) -> str:
 
 
 def _check_writable(folder: Path) -> None:
-    """Raise ValueError for a folder that cannot be written, as its first file may come after hundreds of rounds."""
+    """Raise ValueError for a folder that cannot be written: its first file may come after hundreds of rounds."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ValueError(f"folder={folder}: nothing can be written in {there}. Set another folder")

@@ -158,7 +158,7 @@ class ExactSum:
         return {*self._digits}
 
     def add_up(self, digits: Sequence[int], not_finite: bool, add: Callable[[Tensor], None]) -> None:
-        """Replace the sum by that over all processes, each of which has carried its digits.
+        """Replace the sum by that over all processes, which have carried their digits.
 
         Args:
             digits: numbers of the digits that any process uses, ascending.
@@ -270,12 +270,12 @@ class ExactSums:
                 self._block(layout, number).merge(part)
 
     def add_up(self, gather: Callable[[Any, str], list[Any]], add: Callable[[Tensor], None]) -> None:
-        """Add up what all processes have so far; `partial` then has what is added later, and `result` has both.
+        """Add up the sums of all processes so far; `partial` then has later additions, and `result` has both.
 
         A process receives each block about twice, however many processes there are.
 
         Args:
-            gather: function that returns the values of all processes, which name what they are at.
+            gather: function that returns the values of all processes, given the name of the exchange.
             add: as for `ExactSum.add_up`.
         """
         known = {_digest(layout): layout for layout in self._sums}
@@ -334,7 +334,7 @@ class ExactSums:
 
 
 def in_pieces(partial: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Yield a partial in pieces, of which each has one block of the sums under ``name``, and the first one all the rest.
+    """Yield a partial in pieces: each has one block of the sums under ``name``, and the first one all the rest.
 
     Args:
         partial: partial that is used up; its other values are counts, tensors that are added up, or collections.
@@ -400,7 +400,7 @@ def _peak(values: Tensor) -> float:
 
 
 def _carry(digits: dict[int, Tensor]) -> None:
-    """Bring digits into [-2^47, 2^47], in place; what is carried out of the highest becomes a digit of its own."""
+    """Bring digits into [-2^47, 2^47], in place; a carry out of the highest becomes a new digit."""
     index = min(digits, default=0)
     while index <= max(digits, default=-1):
         if (digit := digits.get(index)) is not None:
@@ -423,8 +423,8 @@ def _rounded(digits: dict[int, Tensor]) -> Tensor:
 def _leading(digits: Mapping[int, Tensor], exponent: int) -> Tensor:
     """Return the sum of digits in [-2^47, 2^47] times ``2**(BITS * index + exponent)`` in fp64, correctly rounded.
 
-    Digits are added from the highest on to a number ``high`` and what it ``lost``. Only half a unit in the last place may be
-    rounded the wrong way then: the sign of what is ``left`` decides. It is `math.fsum` for whole tensors.
+    Digits are added from the highest on to a number ``high`` and its loss ``lost``. Only half a unit in the last place may
+    be rounded the wrong way then: the sign of the rest ``left`` decides. It is `math.fsum` for whole tensors.
     """
     high, lost, left = torch.zeros(3, *next(iter(digits.values())).shape, dtype=torch.float64)
     for index in sorted(digits, reverse=True):

@@ -1,4 +1,4 @@
-"""Prediction of what the visits of a round will send, from names and shapes alone, before the round."""
+"""Prediction of the payloads of a round's visits, from names and shapes alone, before the round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ def predict_payloads(
     gone_per_batch: float = 0.0,
     again: bool = False,
 ) -> list[Payloads]:
-    """Return what a client's visits of one round will send, by asking ``send``, ``start_visit`` and ``reply``.
+    """Return the payloads of a client's visits of one round, by asking ``send``, ``start_visit`` and ``reply``.
 
     Of the global state and the client's memory only names and shapes count. Forward-only visits have ``gone_per_batch``
     entries in ``Work.gone`` for each of their batches. With ``again`` the client remembers such visits of an earlier round.

@@ -26,11 +26,11 @@ class Federation(Protocol):
         clients: all clients by id, also those that do not take part in the round.
         robust: whether a robust aggregation replaces the algorithm's own.
         has_fleet: whether clients have emulated devices.
-        state: the global parameters (fp32) from which the visits of the round start; before the first round there are none.
+        state: the global parameters (fp32) that the visits of the round start from; before the first round there are none.
         train: how clients train: ``backprop``, ``forward``, or ``auto`` for either.
-        channel: way of what is sent.
+        channel: way of the messages.
         server: server's optimizer.
-        data: the clients' data; an algorithm states what it needs of them as a Protocol.
+        data: the clients' data; an algorithm states its needs as a Protocol.
     """
 
     module: nn.Module
@@ -52,10 +52,10 @@ class Federation(Protocol):
         """Return a state as every client receives it, and its bytes per client."""
 
     def holding(self, state: State) -> AbstractContextManager[None]:
-        """Put ``state`` into the module while the body runs, then restore what it held before, bit for bit."""
+        """Put ``state`` into the module while the body runs, then restore its tensors from before, bit for bit."""
 
     def own_state(self, client_id: str) -> State | None:
-        """Return the parameters with which a client would go on alone; None for the global ones."""
+        """Return the parameters that a client would go on with alone; None for the global ones."""
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log values with the round, as ``fed/NAME``; of two under one name the later counts."""
@@ -77,10 +77,9 @@ class Federation(Protocol):
         """
 
     def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
-        """Return `client_losses` under each of these adapters of the module, of which the last stays active.
+        """Return `client_losses` under each of these adapters of the module; the last stays active.
 
-        Where clients are in processes of their own, a client whose losses are needed as a mean alone may have one, their
-        mean.
+        Where clients are in separate processes, a client whose losses are needed as a mean alone may have one, their mean.
         """
 
 
@@ -99,7 +98,7 @@ class TrainsRounds(Protocol):
 
 @runtime_checkable
 class HoldsAdapters(Protocol):
-    """Module with one or several adapters, of which one at a time computes and learns."""
+    """Module with one or several adapters; one at a time computes and learns."""
 
     @property
     def adapter_names(self) -> Sequence[str]:
@@ -191,7 +190,7 @@ class SynthesizesData(Protocol):
 
 @runtime_checkable
 class SynthesizesByOwnModels(Protocol):
-    """Data whose clients may make their candidates side by side, each with a model of its own."""
+    """Data whose clients may make their candidates side by side, each with its own model."""
 
     def synthesize_by_own_models(
         self,
@@ -203,8 +202,8 @@ class SynthesizesByOwnModels(Protocol):
         """Make new candidates for these clients, as ``synthesize`` does for one with its state in the module.
 
         Args:
-            round_idx: round in which they are trained on.
-            states: client -> what its model has instead of the module's parameters.
+            round_idx: round that trains on them.
+            states: client -> tensors of its model in place of the module's parameters.
             module: module as it stands.
             holding: function that puts a state into the module while its context lasts.
         """
@@ -265,7 +264,7 @@ def refuse_odd_steps(optimizers: Sequence[torch.optim.Optimizer], algorithm: str
 
 
 def refuse_several_adapters(module: nn.Module, algorithm: str) -> None:
-    """Raise ValueError for a module with several adapters, of which ``algorithm`` would train the active one alone."""
+    """Raise ValueError for a module with several adapters: ``algorithm`` would train the active one alone."""
     if isinstance(module, HoldsAdapters) and len(module.adapter_names) > 1:
         raise ValueError(
             f"the module has {len(module.adapter_names)} adapters, of which {algorithm} would train one: set "

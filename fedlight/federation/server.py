@@ -11,7 +11,7 @@ exactly. There is no bias correction. With the combined movement d of a round, t
     FedAdam     v <- beta2 v + (1 - beta2) d^2
     FedYogi     v <- v - (1 - beta2) d^2 sign(v - d^2)
 
-Moments are fp64, as movements are. A tensor that nobody sent keeps its value and its moments: it neither coasts on its
+Moments are fp64, as movements are. A tensor that no client sent keeps its value and its moments: it neither coasts on its
 momentum nor loses it, as selectors of FedBiscuit without sampled members require.
 """
 

@@ -1,8 +1,8 @@
 """Federated state: named tensors on the CPU, and their arithmetic in a round.
 
-Parameters are fp32, as they travel. Movements (trained minus received) are fp64: the difference of two fp32 numbers is then
-exact where neither is below 2^-29 of the other, so one client with weight 1 gives back its own parameters bit for bit; a
-smaller number comes back to within 2^-53 of the larger.
+Parameters are fp32, on the wire as well. Movements (trained minus received) are fp64: the difference of two fp32 numbers is
+then exact where neither is below 2^-29 of the other, so one client with weight 1 gives back its own parameters bit for bit;
+a smaller number comes back to within 2^-53 of the larger.
 """
 
 import math
@@ -27,7 +27,7 @@ def write(state: State, parameters: Mapping[str, Tensor]) -> None:
 
 
 def movement(received: State, trained: State) -> State:
-    """Return the movement of each trained tensor, ``trained - received``, in fp64; what was not received moved from 0."""
+    """Return the movement of each trained tensor, ``trained - received``, in fp64; from 0 where none was received."""
     return {name: value.to(float64, copy=True).sub_(received.get(name, 0)) for name, value in trained.items()}
 
 
@@ -56,7 +56,7 @@ def refuse_not_finite(state: Mapping[str, Tensor], what: str) -> None:
         Traceback (most recent call last):
         fedlight.federation.state.Diverged: the trained w is not finite
     """
-    # A sum of what is not finite is not finite; where a sum of finite numbers overflows, each tensor is looked at.
+    # A sum with a term that is not finite is not finite; where a sum of finite numbers overflows, each tensor is looked at.
     if all(value.dtype in (float32, float64) for value in state.values()) and math.isfinite(
         sum(value.sum().item() for value in state.values())
     ):

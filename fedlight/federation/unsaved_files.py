@@ -1,7 +1,7 @@
-"""Notes of files that no checkpoint names yet, or no longer: the next run removes what a killed one left.
+"""Notes of files that no checkpoint names yet, or no longer: the next run removes the leftovers of a killed one.
 
-Each process has a note of its own, ``MARK.unsaved``, and holds a lock on it as long as it lives. Lines are only added, so a
-kill leaves a note that ends after a step:
+Each process has its own note, ``MARK.unsaved``, and holds a lock on it as long as it lives. Lines are only added, so a kill
+leaves a note that ends after a step:
 
 =====================  ==============================================================================================
 ``NAME``               the file is about to be written
@@ -166,7 +166,7 @@ def _needless(note: str) -> set[str]:
             checkpoint = Checkpoint.from_line(line)
             if checkpoint is not None:
                 begun[checkpoint.mark] = checkpoint
-            elif number < len(lines):  # no kill leaves such a line, so it is unknown what is needed
+            elif number < len(lines):  # no kill leaves such a line, so the needed files are unknown
                 return set()
         elif line.startswith("="):
             if (ended := begun.pop(line[1:], None)) is not None:

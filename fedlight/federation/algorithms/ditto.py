@@ -1,4 +1,4 @@
-"""Ditto: beside the global model each client trains a model of its own, held near the global one.
+"""Ditto: beside the global model each client trains a personal model, held near the global one.
 
 Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
 https://arxiv.org/abs/2012.04221, Algorithm 1. In round t a sampled client k receives w^t and
@@ -34,8 +34,8 @@ class Ditto(WithLocal):
         lam: lambda, strength of the proximal term, at least 0.
         personal_epochs: length of the personal visit, in lengths of the global one, at least 1.
         weighting: of the clients in the global model, as for `Algorithm`.
-        local: what clients do in the global visit beyond FedAvg, such as FedProx; it may change gradients alone; its
-            weighting plays no part.
+        local: algorithm of the global visit, such as FedProx, which may change only the clients' gradients; its weighting
+            plays no part.
 
     Raises:
         ValueError: a setting is out of range; in ``check``, for an optimizer that maximizes or searches along the loss.

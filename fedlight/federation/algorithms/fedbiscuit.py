@@ -48,8 +48,8 @@ class FedBiscuit(WithLocal):
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
             mean. In the warm-up ``paper`` means ``unbiased``, which is eq. 8.
         local: algorithm such as FedProx, which changes the gradients of clients; its weighting plays no part.
-        group_by: examples on which a client scores the selectors: ``val``, its validation examples (the paper); ``own``, all
-            of its training and validation examples, which are more, but some of which the selectors have been trained on.
+        group_by: examples for a client's scores of the selectors: ``val``, its validation examples (the paper); ``own``, all
+            of its training and validation examples: more, but the selectors have been trained on some of them.
 
     Attributes:
         groups: client id -> number of its selector, of several the one of largest weight; empty before the first grouping.
@@ -88,7 +88,7 @@ class FedBiscuit(WithLocal):
 
     def check_settings(self, federation: Federation) -> None:
         self.assignment.check_settings(federation)
-        # A module of one's own may make its adapters with its model, so that `check` is the first to know them.
+        # A user's module may make its adapters with its model, so that `check` is the first to know them.
         adapters = federation.module.adapter_names if isinstance(federation.module, HoldsAdapters) else ()
         if len(adapters) > 1:
             federation.check_losses(self.group_by)

@@ -1,4 +1,4 @@
-"""FedRep and FedPer: clients share a body and keep heads of their own.
+"""FedRep and FedPer: clients share a body, and each keeps its own head.
 
 FedRep: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
 https://arxiv.org/abs/2102.07078, Algorithm 1. In round t a sampled client i receives the body phi^t and
@@ -10,9 +10,10 @@ and sends phi_i alone; the server averages the bodies. FedPer: Arivazhagan et al
 Layers", 2019, https://arxiv.org/abs/1912.00818, trains body and head in the same steps and sends the body (``together``).
 
 In FedRep all steps on the body are ours to choose, where the paper makes one epoch: they are the steps of a visit, and those
-on the head ``head_epochs`` times as many. What is fixed is left out of the optimizer's steps, so neither momentum nor weight
-decay moves it. A client starts from the head of the global model, which never moves and is sent to it once. So metrics of
-the global model are those of the shared body under an untrained head: look at ``ClientAccuracy(own_models=True)``.
+on the head ``head_epochs`` times as many. Fixed parameters are left out of the optimizer's steps, so neither momentum nor
+weight decay moves them. A client starts from the head of the global model, which never moves and is sent to it once. So
+metrics of the global model are those of the shared body under an untrained head: look at
+``ClientAccuracy(own_models=True)``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,11 @@
-"""Federated averaging, and then local rounds, in which each client fine-tunes the global model alone.
+"""Federated averaging, and then local rounds, where each client fine-tunes the global model alone.
 
 The plainest personalisation: Wang et al., "Federated Evaluation of On-device Personalization", 2019,
 https://arxiv.org/abs/1910.10252. It says how much of what personalised algorithms gain is had by training on locally.
 
 In a local round nothing is sent back and the global model stays as it is. A client receives the global model in the first
-local round for which it is sampled, and goes on with its own model in the next. A client that no local round samples has
-the global model for its own; ``ClientAccuracy(own_models=True)`` tests it with that, and counts such clients as
+local round that samples it, and goes on with its own model in the next. A client that no local round samples has the global
+model for its own; ``ClientAccuracy(own_models=True)`` tests it with that, and counts such clients as
 ``own/without_own_model``. Enough local rounds, or a ``clients_per_round`` of all clients, leave none.
 """
 

@@ -1,6 +1,6 @@
 """Local training without a federation: each client goes on with its own model, and nothing is sent back.
 
-The baseline that says what a client gains by taking part.
+The baseline for a client's gain by taking part.
 """
 
 from fedlight.federation.algorithm import Algorithm
@@ -9,7 +9,7 @@ from fedlight.federation.state import State
 
 
 class LocalOnly(Algorithm):
-    """A client receives the initial model once and keeps what it trains; the global model stays as it was.
+    """A client receives the initial model once and keeps the model that it trains; the global model stays as it was.
 
     Parameters that join the optimizer later are received, in the same way, when they do.
     """

@@ -7,16 +7,16 @@ https://arxiv.org/abs/1910.06378, Algorithm 1, option II. Of N clients, those sa
     after the visit              c_m+ = c_m - c + (w_received - w) / (K * lr)
     after the round              c <- c + (1 / N) * sum over the sampled of (c_m+ - c_m)
 
-Where the learning rate changes within a visit, or parameters have rates of their own, ``K * lr`` is the sum of the rates of
-a parameter's steps: c_m+ is then the mean of its gradients, weighted by their rates.
+Where the learning rate changes within a visit or differs between parameters, ``K * lr`` is the sum of the rates of a
+parameter's steps: c_m+ is then the mean of its gradients, weighted by their rates.
 
 All controls start at 0, so c stays the mean of all c_m. c goes down beside the parameters and c + (c_m+ - c_m) comes back,
 through the channel, so the bytes count twice. The paper averages movements uniformly: ``weighting="uniform"``.
 
-Where the wire loses something, c_m+ is what the server decodes, which the client can decode as well, so c stays the mean.
-The next change then makes up for what was lost, as in EF21 (Richtarik et al., NeurIPS 2021,
-https://arxiv.org/abs/2106.05203). So controls may take no part in a codec's error feedback, which would add the loss twice;
-nothing does that is no parameter (`fedlight.federation.channel.Channel.up`).
+On a lossy wire c_m+ is the server's decoded value, which the client can decode as well, so c stays the mean. The next change
+then makes up for the loss, as in EF21 (Richtarik et al., NeurIPS 2021, https://arxiv.org/abs/2106.05203). So controls may
+take no part in a codec's error feedback, which would add the loss twice; nothing does that is no parameter
+(`fedlight.federation.channel.Channel.up`).
 """
 
 import logging
@@ -41,9 +41,9 @@ class Scaffold(Algorithm):
     """FedAvg with control variates, fp64 at the server and fp32 at the clients and on the wire.
 
     Exact under plain SGD (no momentum, no gradient clipping), also with several learning rates, schedules and optimizers.
-    Under others, such as AdamW, ``(w_received - w) / (K * lr)`` is an estimate of the mean gradient that has the optimizer's
-    scale and not the gradient's, with which a model often learns nothing; ``check`` says so in a warning. A visit without a
-    step or with lr = 0 leaves its control as it was.
+    Under others, such as AdamW, ``(w_received - w) / (K * lr)`` is an estimate of the mean gradient in the optimizer's scale
+    and not the gradient's: a model often learns nothing with it, and ``check`` warns of that. A visit without a step or with
+    lr = 0 leaves its control as it was.
 
     Args:
         weighting: of the clients' parameters, as for `Algorithm`. Controls always
@@ -167,7 +167,7 @@ class Scaffold(Algorithm):
 
 
 def _keep_control(client: Client, changes: State) -> None:
-    """Keep c_m+ with the client, which decodes as the server does what has arrived of its change."""
+    """Keep c_m+ with the client, which decodes its change as the server does."""
     if changes:
         control = dict(client.memory.get(OWN, {}))
         for name, change in changes.items():

@@ -2,7 +2,7 @@
 
 Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022, https://arxiv.org/abs/2106.06639,
 Algorithms 1 and 2. At most M_c clients ("concurrency") train at a time. Client i receives the model w_{t-x}, x server steps
-before the step t in which its update is used, and sends its movement d_i relative to it. With K updates in the buffer
+before the step t that uses its update, and sends its movement d_i relative to it. With K updates in the buffer
 
     w_{t+1} = w_t + lr * (1 / K) * sum of s(x_i) d_i,        s(x) = (1 + x)^-1/2 in the paper's experiments
 
@@ -16,7 +16,8 @@ The factor 1 / K, and what else an update weighs, are the algorithm's: ``weighti
 weight multiplies the movement and not the divisor, so a buffer of stale updates makes a small step, as in the paper.
 
 Deviations. A client whose update waits in the buffer is not asked again before the server step, so a step has one update of
-each client at most. When everybody who was asked has dropped out and nobody is at work, the server steps with what waits.
+each client at most. When all asked clients have dropped out and none is at work, the server steps with the updates that
+wait.
 """
 
 from math import inf

@@ -1,15 +1,15 @@
 """Schedule of buffered rounds on the virtual clock: whom the server asks when, and whose updates make up which server step.
 
 A function of costs, seed and settings alone: it follows from how long each client takes, and nothing is trained for it. The
-rules, of which the order of events at one moment follows:
+rules, which also order the events of one moment:
 
 1. Clients that are through or drop out are taken in the order of their times, of equal times in the order of their ids.
-2. With ``buffer_size`` arrivals the server steps, and the round is over. Whoever is through at the same moment and comes
-   behind counts for the next round.
-3. When nobody is left who is through at that moment, the server asks as many clients as may train beside those at work, once
+2. With ``buffer_size`` arrivals the server steps, and the round is over. A client that is through at the same moment and
+   comes behind counts for the next round.
+3. When no other client is through at that moment, the server asks as many clients as may train beside those at work, once
    for each moment, drawn uniformly from those who are not at work and have neither arrived nor dropped out in this round.
    They receive the newest model.
-4. If then nobody is at work, the round is over: the server steps with what has arrived; where nothing has, it waits
+4. If then no client is at work, the round is over: the server steps with the updates that have arrived; without any it waits
    ``idle_seconds``, and the model stays as it is.
 """
 
@@ -21,13 +21,13 @@ from fedlight.federation.client import uniform_cohort
 
 @dataclass(frozen=True)
 class Assignment:
-    """Work of a client, from the moment at which the server asks it.
+    """Work of a client, from the moment when the server asks it.
 
     Attributes:
         client_id: the client; it has one assignment at a time.
-        asked: round in which it was asked, whose model it trains from.
-        start_seconds: virtual time at which it was asked.
-        end_seconds: virtual time at which its update arrives or it drops out; one that declines does so at once.
+        asked: round that asked it, whose model it trains.
+        start_seconds: virtual time when it was asked.
+        end_seconds: virtual time when its update arrives or it drops out; one that declines does so at once.
         reason: why it drops out; empty for one whose update arrives.
     """
 
@@ -64,7 +64,7 @@ class ServerStep:
 
     @property
     def versions(self) -> set[int]:
-        """Rounds whose models those at work train from whose updates will arrive."""
+        """Rounds whose models are trained by clients at work whose updates will arrive."""
         return {assignment.asked for assignment in self.at_work if not assignment.reason}
 
 
@@ -94,7 +94,7 @@ def next_step(
         buffer_size: updates of a server step, at least 1.
         concurrency: most clients at work at a time, at least 1.
         seed: seed of the sampling.
-        idle_seconds: wait of the server when nobody is at work and nothing has arrived.
+        idle_seconds: wait of the server when no client is at work and nothing has arrived.
 
     Examples:
         >>> def ask(names, now):

@@ -1,8 +1,8 @@
 """FedKSeed: clients step along K directions that everybody knows, and send how far they went along which.
 
 Qin et al., "Federated Full-Parameter Tuning of Billion-Sized Language Models with Communication Cost under 18 Kilobytes",
-ICML 2024, https://arxiv.org/abs/2312.06353, Algorithm 1. Everybody has the initial parameters w_0 and K seeds, each of which
-stands for a direction z_j. In each step t of a visit a client m draws one of them, j, takes g from two losses as MeZO does
+ICML 2024, https://arxiv.org/abs/2312.06353, Algorithm 1. Everybody has the initial parameters w_0 and K seeds, each for a
+direction z_j. In each step t of a visit a client m draws one of them, j, takes g from two losses as MeZO does
 (`fedlight.federation.forward.zeroth_order`), steps, and notes the scalar a = lr_t * g:
 
     w <- w - a z_j                                        the client, locally
@@ -12,13 +12,13 @@ stands for a direction z_j. In each step t of a visit a client m draws one of th
 A client's upload is an index of 2 bytes and a scalar of 4 for each step, or K scalars where these are fewer bytes: with
 K = 4096 never more than 16.5 KB (131 KB with the largest K), whatever the size of the model. Down go the K sums, and to a
 client that takes part for the first time w_0. Sums are fp32. The last line is computed in fp64 in the order of j and rounded
-once, so whoever has w_0 and the sums has the server's model bit for bit (`rebuild`), but for what the server's step has
-rounded of a number that it moved to within 2^-29 of 0; visits start from the rebuilt one.
+once, so w_0 and the sums give the server's model bit for bit (`rebuild`), but for the rounding of the server's step in a
+number that it moved to within 2^-29 of 0; visits start from the rebuilt one.
 
 Deviations: a holds the learning rate, so that schedules need not be sent; seeds are drawn evenly (FedKSeed-Pro, which learns
 their probabilities, is not here); p_m follows ``weighting``. A client's visit starts from the model that it would rebuild,
-which is taken from the server, as it has the same bits; the time that K draws of every parameter take is not counted on the
-devices' clock.
+which is taken from the server because the bits are the same; the time that K draws of every parameter take is not counted on
+the devices' clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,14 +45,14 @@ ROUNDING = 2.0**-40
 
 
 class FedKSeed(Algorithm):
-    """Forward-only training along shared directions, of which scalars alone are sent.
+    """Forward-only training along shared directions; scalars alone are sent.
 
     The model has to be a function of w_0 and the sums, so it needs ``federated.forward``, a lossless channel and plain
     averaging.
 
     Args:
         num_seeds: K, from 1 to 32768. Fewer make the model cheaper to rebuild and confine it to fewer directions.
-        seed: seed from which the K directions follow.
+        seed: seed of the K directions.
         weighting: of the clients, as for `Algorithm`.
 
     Raises:
@@ -121,7 +121,7 @@ class FedKSeed(Algorithm):
             )
 
     def _is_now(self, name: str, value: Tensor | None) -> bool:
-        """Return whether a parameter is what the scalars make of it, up to the rounding of the server's step.
+        """Return whether a parameter is the one that the scalars give, up to the rounding of the server's step.
 
         A number that comes within 2^-29 of its former size to 0 has a movement that fp64 rounds.
         """
@@ -150,7 +150,7 @@ class FedKSeed(Algorithm):
         return rebuild(visiting.start, decode(movement, self.num_seeds), self._directions)
 
     def finish_round(self, movement_of_sums: State) -> State:
-        if SUMS not in movement_of_sums:  # nobody came back
+        if SUMS not in movement_of_sums:  # no client came back
             return {}
         self._sums = (self._sums.double() + movement_of_sums[SUMS]).float()
         before, self._now = self._now, self.rebuilt()
@@ -163,7 +163,7 @@ class FedKSeed(Algorithm):
         self._refuse_without(state, "sums", "sums of scalars")
         self._start, self._sums, self._now = dict(state["start"]), state["sums"], {}
 
-    # The client: it rebuilds the model, steps along shared directions, and sends what it has gone
+    # The client: it rebuilds the model, steps along shared directions, and sends how far it went
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         known = self._now or self._start  # before the first round of a resumed run names and shapes will do
@@ -176,7 +176,7 @@ class FedKSeed(Algorithm):
 
 
 def encode(gone: Sequence[tuple[int, float]], num_seeds: int) -> State:
-    """Return what a client sends of its steps: index and scalar of each, or the sum of each seed where that is smaller.
+    """Return a client's message about its steps: index and scalar of each, or the sum of each seed where that is smaller.
 
     Args:
         gone: index of each step's direction, below ``num_seeds``, and the distance gone against it.

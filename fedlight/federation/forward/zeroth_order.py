@@ -1,4 +1,4 @@
-"""MeZO: steps from differences of losses, for a client on which inference fits and backpropagation does not.
+"""MeZO: steps from differences of losses, for a client that can hold inference but not backpropagation.
 
 Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023, https://arxiv.org/abs/2305.17333,
 Definition 1 and Algorithm 1. With a loss L on a batch, trained parameters w of d numbers and z ~ N(0, I_d):

@@ -7,7 +7,7 @@ weight W becomes ``W + s B A`` with A, ``(r, in)``, B, ``(out, r)``, and a scali
     linear layer   LAYER.lora_A.NAME.weight, LAYER.lora_B.NAME.weight
     embedding      LAYER.lora_embedding_A.NAME, LAYER.lora_embedding_B.NAME
 
-and leaves NAME out in saved files. The product of an embedding's factors is the transpose of what is added to its weight.
+and leaves NAME out in saved files. An embedding's weight gains the transpose of its factors' product.
 
 Only names, shapes and numbers of dimensions count, so meta tensors will do. Tensors that have such a name and are no pair of
 matrices with one inner dimension are passed over, each with its reason. Where the module is given, so are pairs that hold
@@ -67,7 +67,7 @@ class LoraPairs(NamedTuple):
 
 
 def factor_of(name: str) -> Literal["A", "B"] | None:
-    """Return the factor to which a tensor belongs by its name; a bias of B belongs to B.
+    """Return the factor that a tensor belongs to by its name; a bias of B belongs to B.
 
     Examples:
         >>> factor_of("q.lora_A.default.weight"), factor_of("table.lora_embedding_B.default"), factor_of("head.weight")
@@ -179,7 +179,7 @@ def pad_to(value: Tensor, shape: Sequence[int]) -> Tensor:
 def pad_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
     """Return a state whose pairs have ``rank``: zeros below the rows of A and behind the columns of B.
 
-    The product stays what it was. A zero row of A together with its zero column of B has a gradient of exactly 0.
+    The product stays the same. A zero row of A together with its zero column of B has a gradient of exactly 0.
 
     Raises:
         ValueError: a pair has a larger rank.
@@ -203,7 +203,7 @@ def trained_pairs(federation: Federation, algorithm: str) -> list[LoraPair]:
     """Return the pairs that a run trains.
 
     Raises:
-        ValueError: it trains none, or LoRA tensors that are no plain pair, with which ``algorithm`` cannot work.
+        ValueError: it trains none, or LoRA tensors that are no plain pair, which ``algorithm`` cannot handle.
     """
     trained = optimized_parameters(federation)
     pairs, others = find_pairs(trained, federation.module)

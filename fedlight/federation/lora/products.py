@@ -1,6 +1,6 @@
 """Sums of the products of LoRA factors, never multiplied out: their norms, distances and singular values.
 
-Averaging A and B apart is not averaging what they do: of clients i with weights c_i,
+Averaging A and B apart is not averaging their products: of clients i with weights c_i,
 
     sum c_i B_i A_i  !=  (sum c_i B_i) (sum c_i A_i)
 
@@ -122,8 +122,8 @@ class ProductSums(Aggregation):
             combined movement as it is.
 
     Attributes:
-        is_known: whether the server knows both factors of all clients. A client may have kept one of its own, or sent
-            one that it had not received, of which only its algorithm knows from where it has moved.
+        is_known: whether the server knows both factors of all clients. A client may have kept its own, or sent one that it
+            had not received and whose start only its algorithm knows.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ProductSums(Aggregation):
 
         Args:
             pair: one of the pairs.
-            state: the server's parameters from which the round began.
+            state: the server's parameters at the beginning of the round.
 
         Returns:
             No term where no client sent a factor; None where some sent A alone and others B, so that no coefficient is that
@@ -232,7 +232,7 @@ class ProductSums(Aggregation):
 
 
 def _factor(update: Update, name: str) -> Tensor:
-    """Return a factor as the server knows it from what the client received and sent."""
+    """Return a factor as the server knows it from the tensors that the client received and sent."""
     received = update.received[name]
     if name not in update.movement:
         return received
@@ -272,13 +272,13 @@ def refuse_fixed_coordinates(federation: Federation, algorithm: str, other: str)
 def with_factors(
     update: Update, received: State, trained: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> Update:
-    """Return a client's update with what it received, and whether it keeps a LoRA factor that the server does not know.
+    """Return a client's update with its received tensors, and whether it keeps a LoRA factor that the server does not know.
 
     Args:
         update: update of a visit.
-        received: what the client received.
-        trained: what it has trained; a factor that it did not send and that differs from the one that it received, or else
-            from the server's, is its own.
+        received: tensors that the client received.
+        trained: tensors that it has trained; a factor that it did not send and that differs from the one that it received,
+            or else from the server's, is its own.
         state: the server's parameters.
     """
     unsent = [name for name in trained if name not in update.movement and factor_of(name)]

@@ -1,9 +1,9 @@
-"""LoRA ranks of clients: who has which, and what of a state goes to a client of a smaller rank.
+"""LoRA ranks of clients: each client's rank, and the part of a state for a smaller rank.
 
 The module has adapters of the largest rank R. A client of rank r is sent the first r rows of each A and the first r columns
 of each B. It trains them in the module of rank R, whose other rows and columns are 0: a zero row of A together with a zero
 column of B has a gradient of exactly 0, so an optimizer that steps each number by itself leaves both there, and the client
-trains what a module of rank r would train. The scaling alpha / R is the same for all ranks, as slices could not be compared
+trains as with a module of rank r. The scaling alpha / R is the same for all ranks, as slices could not be compared
 otherwise.
 """
 
@@ -84,7 +84,7 @@ def _some(names: Mapping[str, str] | Sequence[str]) -> str:
 
 
 def rank_of(client: Client) -> int | None:
-    """Return the rank that a client trains: its own, or the one to which it has pruned; None for the module's.
+    """Return the rank that a client trains: its own, or the one left after pruning; None for the module's.
 
     Examples:
         >>> rank_of(Client("a", 1, 1.0)), rank_of(Client("a", 1, 1.0, {PRUNED: 2}, lora_rank=4))
@@ -95,14 +95,14 @@ def rank_of(client: Client) -> int | None:
 
 
 def prune(client: Client, rank: int) -> None:
-    """Note that a client goes on with a smaller rank; what its channel keeps for its next message is cut as well."""
+    """Note that a client goes on with a smaller rank; the loss that its channel keeps is cut as well."""
     client.memory[PRUNED] = rank
     if LOST in client.memory:
         client.memory[LOST] = cut_to_rank(client.memory[LOST], rank)
 
 
 def cut_to_rank(state: State, rank: int | None) -> State:
-    """Return what of a state a client of that rank has; None for the state itself. Shapes alone will do.
+    """Return the part of a state for a client of that rank; None for the state itself. Shapes alone will do.
 
     Raises:
         ValueError: a LoRA tensor is in no pair of factors.

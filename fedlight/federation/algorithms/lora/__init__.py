@@ -1,4 +1,4 @@
-"""Algorithms that treat the two factors of a LoRA adapter as what they are, and not as any two tensors."""
+"""Algorithms that treat a LoRA adapter as a pair of factors, and not as any two tensors."""
 
 from fedlight.support.lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""FedSA-LoRA: clients share A, and each keeps a B of its own.
+"""FedSA-LoRA: clients share A, and each keeps its own B.
 
 Guo et al., "Selective Aggregation for Low-Rank Adaptation in Federated Learning", ICLR 2025,
 https://arxiv.org/abs/2410.01463. In round t a sampled client i starts from the server's A and its own B_i, takes
@@ -6,8 +6,8 @@ its steps on both, and sends A_i alone:
 
     A_i, B_i <- steps on F_i(W_0 + s B_i A)  from  (A, B_i)            A <- A + sum c_i (A_i - A)
 
-A learns what the clients have in common, B what sets them apart. It is FedPer (`FedRep` with ``together``) with the B of the
-adapters for a head.
+A learns the clients' common part, B their differences. It is FedPer (`FedRep` with ``together``) with the B of the adapters
+for a head.
 
 A client starts from the B of the global model, which is sent to it once and never moves. So a client's own model is the
 shared A with its B; metrics of the global model are those of the shared A under an untrained B, which for a new adapter is
@@ -32,8 +32,8 @@ class FedSALoRA(WithLocal):
 
     Args:
         weighting: of the clients, as for `Algorithm`.
-        local: what clients do beyond FedAvg, such as FedProx, on what is shared;
-            it may change gradients alone; its weighting plays no part.
+        local: algorithm such as FedProx, which may change only the clients' gradients of shared tensors; its weighting plays
+            no part.
 
     Raises:
         ValueError: in ``check``, for a module without a LoRA adapter, or with another kind of it.
@@ -68,7 +68,7 @@ class FedSALoRA(WithLocal):
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
-        # B stays with the client: a term of the local algorithm, as FedProx's, is for what is shared.
+        # B stays with the client: a term of the local algorithm, as FedProx's, is for shared tensors.
         gradients_of_b = {name: gradients.pop(name) for name in [*gradients] if factor_of(name) == "B"}
         super().adjust_gradients(visiting, parameters, gradients)
         gradients |= gradients_of_b

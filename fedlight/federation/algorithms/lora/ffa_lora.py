@@ -1,15 +1,15 @@
 """FFA-LoRA: A stays at its initial value everywhere, and clients train and send B alone.
 
 Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024, https://arxiv.org/abs/2403.12313: with
-A = A_0 fixed, what a layer adds is linear in B, so averaging B averages the products,
+A = A_0 fixed, a layer's addition is linear in B, so averaging B averages the products,
 
     B <- B + sum c_i (B_i - B)     and     B A_0 + sum c_i (B_i A_0 - B A_0)  =  (B + sum c_i (B_i - B)) A_0
 
 There is no error of the average, and half of the adapter is sent. Under differential privacy, clipping and noise are on B
-alone, and noise is never multiplied by noise, as it is in ``(B + n_B) (A + n_A)``.
+alone, and noise is never multiplied by noise, unlike in ``(B + n_B) (A + n_A)``.
 
-A is never sent, as it follows from the seed of the module or from its folder, like the base. Other trained tensors, such as
-a head, are trained and averaged as in FedAvg. A's gradient is computed and thrown away: neither momentum nor weight decay
+A is never sent: it follows from the seed of the module or from its folder, like the base. Other trained tensors, such as a
+head, are trained and averaged as in FedAvg. A's gradient is computed and thrown away: neither momentum nor weight decay
 moves A, and the operations of a step are counted as if A were trained.
 """
 
@@ -25,11 +25,11 @@ from fedlight.federation.state import State
 
 
 class FFALoRA(WithLocal):
-    """FedAvg of B with A frozen at its initial value, of which nothing is sent.
+    """FedAvg of B with A frozen at its initial value and never sent.
 
     Args:
         weighting: of the clients, as for `Algorithm`.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
+        local: algorithm such as FedProx, which may change only the clients' gradients; its weighting plays no part.
 
     Raises:
         ValueError: in ``check``, for a module without a LoRA adapter, with another kind of it, or with an A that is 0.

@@ -7,8 +7,8 @@ https://arxiv.org/abs/2402.11505, section 3:
     client k of rank r_k goes on from B_k = U[:, :r_k] S[:r_k], A_k = V^T[:r_k]
 
 with n_k examples of client k. The scaling alpha / R is the same for all and left out. W, as large as the layer, is never
-formed (`fedlight.federation.lora.products`). The global model has the rank R of the module's adapters: of W the R largest
-singular values, of which clients get the first. What W has beyond R is lost; ``fed/product_error`` says how much.
+formed (`fedlight.federation.lora.products`). The global model has the rank R of the module's adapters: the R largest
+singular values of W; a client gets the first of them. What W has beyond R is lost; ``fed/product_error`` says how much.
 
 The clients of a smaller rank add nothing to the directions that they do not have, which shrink in every round by their
 share. Wu et al., "Preventing Rank Collapse in Federated Low-Rank Adaptation with Client Heterogeneity", 2026,
@@ -16,7 +16,7 @@ https://arxiv.org/abs/2602.13486 (raFLoRA), average each direction over the clie
 
     W <- sum_j sum_{k: r_k >= j} (p_k / sum_{i: r_i >= j} p_i) B_k[:, j] A_k[j]
 
-A direction that no client of the round has keeps what the global model has of it.
+A direction that no client of the round has stays as it is in the global model.
 """
 
 from collections.abc import Sequence
@@ -48,11 +48,11 @@ class FlexLoRA(UnlikeRanks):
     round stay in memory until its end. Parameters other than LoRA factors are averaged with the same weights.
 
     Args:
-        missing: what a client adds to directions that it does not have: ``zero``, as in the paper, or nothing (``skip``), so
-            that each is the average over the clients that have it.
+        missing: a client's addition to directions that it does not have: ``zero``, as in the paper, or nothing (``skip``),
+            so that each is the average over the clients that have it.
         ranks: of the clients, as for `UnlikeRanks`.
         weighting: ``normalized`` as in the paper, by the clients' examples, or ``uniform``.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
+        local: algorithm such as FedProx, which may change only the clients' gradients; its weighting plays no part.
 
     Raises:
         ValueError: a setting is out of range; in ``check``, for a module without a LoRA adapter or with another kind of it,
@@ -107,10 +107,10 @@ class FlexLoRA(UnlikeRanks):
 
 
 def over_holders(terms: Sequence[Term], shares: Tensor, b: Tensor, a: Tensor) -> list[Term]:
-    """Return terms in which each direction is the mean over those that have it, and one that nobody has is the server's.
+    """Return terms whose directions are means over the clients that have them; one that no client has is the server's.
 
     Args:
-        terms: the clients' products, whose coefficients sum to 1; what a client does not have is 0.
+        terms: the clients' products, whose coefficients sum to 1; a direction that a client does not have is 0.
         shares: sum of the coefficients of those that have a direction, ``(R,)``.
         b: the server's B, ``(out, R)``.
         a: the server's A, ``(R, in)``.

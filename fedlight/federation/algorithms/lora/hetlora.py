@@ -10,8 +10,8 @@ https://arxiv.org/abs/2401.06432, section 3.2. Client k gets the first r_k rows 
                    where pad adds zero rows and columns up to the largest rank
 
 Here p_k is taken for each layer by itself, and the norms of pruning are summed over layers, since a client has one rank. A
-pruned client still sends what it trained in that visit at its old rank, and the server, which sees the same norms, drops the
-rest: so a round's bytes are known before it. Tensors that are no LoRA factors are averaged with equal weights.
+pruned client still sends that visit's factors at its old rank, and the server, which sees the same norms, drops the rest: so
+a round's bytes are known before it. Tensors that are no LoRA factors are averaged with equal weights.
 
 With zero-padding the rows that few clients have shrink in every round by the share of the others. Wu et al., "Preventing
 Rank Collapse in Federated Low-Rank Adaptation with Client Heterogeneity", 2026, https://arxiv.org/abs/2602.13486, call it
@@ -46,13 +46,13 @@ class HetLoRA(UnlikeRanks):
 
     Args:
         sparsity_weighted: whether a layer's factors count by the norm of their product; else clients count by ``weighting``.
-        missing: what a client adds to rows that it does not have: ``zero``, as in the paper, or nothing (``skip``), so that
+        missing: a client's addition to rows that it does not have: ``zero``, as in the paper, or nothing (``skip``), so that
             each row is the average over the clients that have it.
-        gamma: share of its rank to which a client prunes itself at a time, in (0, 1]; 1 never prunes.
+        gamma: share of its rank that a client keeps when it prunes itself, in (0, 1]; 1 never prunes.
         lam: lambda, strength of the penalty on what pruning would drop, at least 0.
         ranks: of the clients, as for `UnlikeRanks`.
         weighting: ``uniform`` as in the paper, or ``normalized``: also by the clients' examples.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
+        local: algorithm such as FedProx, which may change only the clients' gradients; its weighting plays no part.
 
     Raises:
         ValueError: a setting is out of range; in ``check``, for a module without a LoRA adapter or with another kind of it,
@@ -108,7 +108,7 @@ class HetLoRA(UnlikeRanks):
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         pairs = find_pairs(movement).pairs
         rank, pruned = self._rank_after(visiting, movement, pairs), dict(movement)
-        for pair in pairs:  # what a client has pruned it no longer has
+        for pair in pairs:  # a client no longer has the rows and columns that it pruned
             for name, where in ((pair.a, slice(rank, None)), (pair.b, (slice(None), slice(rank, None)))):
                 pruned[name] = movement[name].clone()
                 pruned[name][where] = -visiting.received[name][where].double()
@@ -140,7 +140,7 @@ class HetLoRA(UnlikeRanks):
     # Self-pruning
 
     def _pruned(self, rank: int) -> int:
-        """Return the rank to which a client of ``rank`` prunes itself."""
+        """Return the rank that is left when a client of ``rank`` prunes itself."""
         return max(1, int(self.gamma * rank + 1e-9))  # 0.7 * 10 is 6.999...
 
     def _rank_after(self, visiting: Visiting, movement: State, pairs: Sequence[LoraPair]) -> int:
@@ -174,7 +174,7 @@ class RankedUpdate(Update):
 
 
 class PaddedMeans(Aggregation):
-    """Means of LoRA factors that are padded with zeros, as the movement from the server's; and means of other movements.
+    """Means of LoRA factors padded with zeros, given as movements from the server's; and means of other movements.
 
     Attributes:
         mean: a fresh weighted sum that says with what coefficient each client counts but for the size of its product.

@@ -6,22 +6,22 @@ Models", https://arxiv.org/abs/2506.09199. With the sampled clients' factors sta
     M = sum c_i B_i A_i = [B_1 ... B_K] diag(c) [A_1; ...; A_K] = U diag(s) V^T,
 
 from two QR decompositions and the SVD of a small matrix (`fedlight.federation.lora.products`), never from M itself. The
-server keeps the p largest singular values, with the smallest p for which
+server keeps the p largest singular values, with the smallest p that satisfies
 
     (s_1^2 + ... + s_p^2) / (s_1^2 + s_2^2 + ...)  >=  threshold
 
-and at most the rank R of the adapters: by Eckart and Young the best product of that rank. ``fed/product_error`` says what is
-cut off. Deviations from the paper:
+and at most the rank R of the adapters: by Eckart and Young the best product of that rank. ``fed/product_error`` says how
+much is cut off. Deviations from the paper:
 
-* Weights that do not sum to 1 (``unbiased``) weight the products' movements, as those of parameters in `Algorithm`.
+* Weights that do not sum to 1 (``unbiased``) weight the products' movements, like those of parameters in `Algorithm`.
 * The paper stacks two thin SVDs where we stack two QR decompositions; the product is the same.
 * How ``U diag(s) V^T`` is shared out between B and A is free in the product and matters for the next steps. Here
   ``A = a V^T`` and ``B = U diag(s) / a``, with a the root mean square of the norms of the server's rows of A before: A keeps
   its size, and rows with a small singular value can learn as well as others.
 * Clients start the next round from the new factors. With a threshold below 1 the server sends p rows and columns, clients
-  train and send back these alone, and a later round may find more singular values, as the clients' directions differ. With
-  1 nothing that the rank R allows is cut; where M has fewer than R singular values above ``2^-20 s_1``, what is left
-  of the old A fills the other rows of A, with columns of 0 in B, so that the adapter can use its rank.
+  train and send back these alone, and a later round may find more singular values, because the clients' directions differ.
+  With 1 nothing that the rank R allows is cut; where M has fewer than R singular values above ``2^-20 s_1``, the rest of the
+  old A fills the other rows of A, with columns of 0 in B, so that the adapter can use its rank.
 
 Other trained tensors, such as a head, are averaged as in FedAvg.
 """
@@ -54,7 +54,7 @@ class ProductAverage(WithLocal):
     Args:
         threshold: least share of the squared singular values that is kept, in (0, 1]; 1 keeps all that the rank allows.
         weighting: of the clients, as for `Algorithm`.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
+        local: algorithm such as FedProx, which may change only the clients' gradients; its weighting plays no part.
 
     Raises:
         ValueError: ``threshold`` is out of its range; in ``check``, for a module without a LoRA adapter or with another kind
@@ -143,7 +143,7 @@ class ProductAverage(WithLocal):
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
-        # What was received may lack rows and columns of 0, with which the client trains.
+        # The received factors may lack rows and columns of 0 that the client trains with.
         whole = replace(visiting, received=visiting.start)
         super().adjust_gradients(whole, parameters, gradients)
 

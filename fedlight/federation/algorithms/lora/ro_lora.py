@@ -6,11 +6,11 @@ https://arxiv.org/abs/2502.01755. With c_i the weights of the sampled clients,
     rounds 1, 3, 5, ...   A fixed:  B <- B + sum c_i (B_i - B)     so  B A  moves by  sum c_i (B_i A - B A)
     rounds 2, 4, 6, ...   B fixed:  A <- A + sum c_i (A_i - A)     so  B A  moves by  sum c_i (B A_i - B A)
 
-Each average is one of the products, as in FFA-LoRA, but A learns as well. B comes first, as a new adapter's B is 0, which
+Each average is one of the products, as in FFA-LoRA, but A learns as well. B comes first: a new adapter's B is 0, which
 leaves no gradient to A.
 
-A client sends back the factor that it has trained, half of the adapter. The server sends both, as a client that was not in
-the round before has neither; the paper's clients take part in every round, and are sent the changed factor. Other trained
+A client sends back the factor that it has trained, half of the adapter. The server sends both, since a client that was not
+in the round before has neither; the paper's clients take part in every round, and are sent the changed factor. Other trained
 tensors, such as a head, are trained and averaged in every round. A bias of B belongs to B.
 """
 
@@ -33,7 +33,7 @@ class RoLoRA(WithLocal):
 
     Args:
         weighting: of the clients, as for `Algorithm`.
-        local: what clients do beyond FedAvg, such as FedProx; it may change gradients alone; its weighting plays no part.
+        local: algorithm such as FedProx, which may change only the clients' gradients; its weighting plays no part.
 
     Raises:
         ValueError: in ``check``, for a module without a LoRA adapter, or with another kind of it.

@@ -10,11 +10,11 @@ from fedlight.federation.protocols import Federation
 class UnlikeRanks(WithLocal):
     """Algorithm whose clients may have LoRA adapters of unlike ranks.
 
-    What a client of a smaller rank has is cut out of what ``send`` and ``reply`` return, and all hooks see zeros beyond its
-    rank; see `fedlight.federation.lora.ranks`.
+    For a client of a smaller rank the tensors of ``send`` and ``reply`` are cut to it, and all hooks see zeros beyond it;
+    see `fedlight.federation.lora.ranks`.
 
     Args:
-        ranks: client or device -> its rank, others have the module's; or ranks of which each client has the largest that
+        ranks: client or device -> its rank, others have the module's; or several ranks: each client has the largest that
             fits its device; None: all have the module's.
         weighting, local: as for `WithLocal`.
 

@@ -101,7 +101,7 @@ class Candidates:
         self._data.choose(client.id, self._federation.module)
 
     def partial(self) -> dict[str, Any]:
-        """Return what clients have chosen in this process; ValueError for data that do not say it."""
+        """Return the clients' choices in this process; ValueError for data that do not record them."""
         if not isinstance(self._data, GathersChoices):
             raise ValueError(
                 f"clients choose among their candidates in several processes, and {type(self._data).__name__} does not say "
@@ -110,7 +110,7 @@ class Candidates:
         return self._data.choices_made()
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Add what clients have chosen in one of the processes."""
+        """Add the clients' choices in one of the processes."""
         assert isinstance(self._data, GathersChoices)
         self._data.add_choices(partial)
 

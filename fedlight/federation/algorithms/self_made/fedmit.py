@@ -1,8 +1,8 @@
 """FedMIT: FedAvg whose clients train one adapter on their own examples and on examples that they made, mixed.
 
 A baseline of FewFedPIT, which trains them apart: Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated
-Instruction Tuning", 2024, https://arxiv.org/abs/2403.06131. Its candidates are made by the global model and, as no client
-has a model of its own here, chosen by it. A client counts by the number of its own examples.
+Instruction Tuning", 2024, https://arxiv.org/abs/2403.06131. The global model makes its candidates and, since no client has
+its own model here, also chooses them. A client's own examples alone count for its weight.
 """
 
 from collections.abc import Sequence

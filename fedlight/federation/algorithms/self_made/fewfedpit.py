@@ -12,10 +12,9 @@ https://arxiv.org/abs/2403.06131. One round at a client, from the received globa
 beta = 1 is FedAvg ("FedIT"), bit for bit. The private adapter exists for these two visits only: it is in no memory and no
 checkpoint, and no synthetic example is sent. The datamodule makes and scores the candidates.
 
-What the paper leaves open: where no candidate is left, there is nothing public to mix in, and g takes the place of the
-public adapter, so that no more than beta of the private movement leaves. ``scorer="global"`` has g choose, before the round;
-with it and beta = 0 a client's own examples are not trained on at all. With beta = 0 a client without candidates sends
-nothing.
+Left open by the paper: where no candidate is left, there is nothing public to mix in, and g takes the place of the public
+adapter, so that no more than beta of the private movement leaves. ``scorer="global"`` has g choose, before the round; with
+it and beta = 0 a client's own examples are not trained on at all. With beta = 0 a client without candidates sends nothing.
 
 On devices, candidates are made and scored on the base of the client's device. That takes no time on the virtual clock, and
 its memory is not held against the device's.
@@ -34,7 +33,7 @@ PRIVATE = "train"
 
 
 class FewFedPIT(Algorithm):
-    """Federated averaging of adapters that mix what a private and a public visit of a client have trained.
+    """Federated averaging of adapters that mix the results of a client's private and public visits.
 
     Args:
         beta: share of the private adapter in the upload, in [0, 1]; 1 is FedAvg.
@@ -103,7 +102,7 @@ class FewFedPIT(Algorithm):
         if self.beta == 1:
             return trained
         if not self._is_last(visiting.visit):  # nothing leaves the client
-            # Now, as the first batch of the next visit, which is asked for before that starts, is of what was chosen.
+            # Now: the first batch of the next visit is fetched before that visit starts, and has the chosen examples.
             if self.scorer == "private" and not visiting.shapes_only:
                 self._candidates.choose(visiting.client)
             visiting.notes["private"] = trained if self.beta > 0 else {}
@@ -116,7 +115,7 @@ class FewFedPIT(Algorithm):
     # Which visits a client has
 
     def _splits_of(self, client: Client) -> list[str]:
-        """Return the splits of the client's visits, without a visit that has no effect on what it sends."""
+        """Return the splits of the client's visits, without a visit that has no effect on its reply."""
         left = self._candidates.left.get(client.id)
         if left is None:  # beta = 1; or the client is absent, or the plan is not trained
             return [PRIVATE]

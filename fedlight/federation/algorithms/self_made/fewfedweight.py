@@ -33,8 +33,8 @@ class FewFedWeight(FedMIT):
     """FedMIT with weights for examples, which come with the data, and for clients; both are ours, not Dong et al.'s.
 
     Args:
-        weighting: ``performance``: see above; or one of `Algorithm`, by which losses
-            do not matter. On a private wire take one of these: nothing hides the loss.
+        weighting: ``performance``: see above; or one of `Algorithm`, which ignore losses. On a private wire take one of
+            these: nothing hides the loss.
 
     Raises:
         ValueError: another weighting; in ``check``, for data that cannot make candidates.
