@@ -42,7 +42,7 @@ DONE = (
 )
 ROOMS = (
     *("callbacks", "fedlight/augmentation", "fedlight/devices", "fedlight/evaluation", "fedlight/judges"),
-    *("fedlight/stacking", "fedlight/support", "fedlight/toy"),
+    *("fedlight/federation", "fedlight/stacking", "fedlight/support", "fedlight/toy"),
 )
 """Folders of code whose docstrings, comments and pages are finished."""
 IDIOMS = {
