@@ -42,7 +42,8 @@ DONE = (
 )
 ROOMS = (
     *("callbacks", "fedlight/augmentation", "fedlight/devices", "fedlight/evaluation", "fedlight/judges"),
-    *("fedlight/federation", "fedlight/stacking", "fedlight/support", "fedlight/toy"),
+    *("fedlight/cli", "fedlight/federation", "fedlight/first_config", "fedlight/flower", "fedlight/plan"),
+    *("fedlight/preflight", "fedlight/processes", "fedlight/stacking", "fedlight/support", "fedlight/toy"),
 )
 """Folders of code whose docstrings, comments and pages are finished."""
 IDIOMS = {

@@ -165,7 +165,7 @@ def _configs_in(values: Any) -> Iterator[str]:
 
 
 def _relative_paths(values: Any) -> Iterator[str]:
-    """Yield the strings of a config that are relative paths of what is there."""
+    """Yield the strings of a config that are relative paths of existing files or folders."""
     for text in _strings({key: value for key, value in values.items() if key != "trainer"}):
         path = len(text) < 300 and "\n" not in text and ("/" in text or "." in text)
         if path and not Path(text).is_absolute() and Path(text).exists():

@@ -26,11 +26,11 @@ GIB = 2**30
 
 
 def check(arguments: Sequence[str], memory_gib: float | None = None) -> list[Finding]:
-    """Return what was found, up to the first check without whose success the next ones make no sense.
+    """Return the findings, up to a failed check without which the next ones make no sense.
 
     Args:
         arguments: arguments of ``fedlight fit``, with the node's own settings.
-        memory_gib: memory that training may take; None for what is free.
+        memory_gib: memory that training may take; None for all free memory.
 
     Raises:
         ValueError: ``memory_gib`` is not above 0.
@@ -81,7 +81,7 @@ def _loop(parts: Parts) -> str:
 
 
 def _memory(parts: Parts, memory_gib: float | None) -> Finding:
-    """Return whether a visit fits into what is free, counted on shapes as for a dry run."""
+    """Return whether a visit fits into the free memory, counted on shapes as for a dry run."""
     config = parts.config["fit"]
     if not isinstance(parts.model, LanguageModule):
         return unknown(

@@ -1,4 +1,4 @@
-"""``fedlight completion SHELL``: a script with which a shell completes commands, recipes, configs and keys (shtab)."""
+"""``fedlight completion SHELL``: a script that lets a shell complete commands, recipes, configs and keys (shtab)."""
 
 import argparse
 import sys
@@ -37,7 +37,7 @@ def commands(names: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("fedlight")
     subparsers = parser.add_subparsers(dest="command")
     for name in names:
-        command = subparsers.add_parser(name, help=name)  # shtab leaves out what has no help
+        command = subparsers.add_parser(name, help=name)  # shtab leaves out commands without help
         if name in ("fit", "validate", "test", "predict"):
             command.add_argument("--config", choices=configs())
             for part, classes in KEYS.items():

@@ -170,7 +170,7 @@ def _show(title: str, guesses: Sequence[Guess]) -> None:
 
 
 def _check(file: Path) -> int:
-    """Print what the checks of a recipe say of the written config; return their exit code."""
+    """Check the written config like a recipe, print the findings and return the exit code."""
     from fedlight.preflight.dry_run import check
     from fedlight.preflight.finding import exit_code, show
 

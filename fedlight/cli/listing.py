@@ -29,7 +29,7 @@ METHODS = {
 
 
 def first_comment(file: Path) -> str:
-    """Return the first line of a YAML file, which says what it is."""
+    """Return the first line of a YAML file, its title."""
     return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 

@@ -1,7 +1,7 @@
 """Which column says whose row it is.
 
 The column's name speaks for it; else a column with several values and several rows for each, that does not merely follow
-from what was asked: an id of a question has the same value wherever the question stands, a voter has not.
+from the question: an id of a question has the same value wherever the question stands, a voter has not.
 """
 
 from collections.abc import Sequence

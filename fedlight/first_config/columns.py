@@ -1,4 +1,4 @@
-"""What the columns of unknown rows look like, and which of them a name or their values speak for."""
+"""Properties of the columns of unknown rows, and scores of their names and values for a role."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ class FoundColumns:
     """Columns of votes or instructions.
 
     Attributes:
-        guesses: what was found, for the table.
+        guesses: findings, for the table.
         columns: column map, without the client.
         choice_values: ``a``, ``b`` and maybe ``tie`` -> raw value, or a list of them; empty where the rows have no choice.
     """

@@ -1,4 +1,4 @@
-"""All guesses about unknown rows for one method, put together: what the config says, and what the table shows."""
+"""All guesses about unknown rows for one method, put together, for the config and the table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ FEW_ROWS = 100
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user has said.
+    """Settings that the user has given.
 
     Attributes:
         source: file, folder or hub name.
@@ -77,7 +77,7 @@ class Draft:
     """Settings of a first config.
 
     Attributes:
-        wishes: what the user has said.
+        wishes: settings that the user has given.
         method: one of `METHODS`.
         is_votes: whether the rows are votes, else instructions.
         rows: number of rows.
@@ -115,7 +115,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model's files say of it."""
+    """Facts from a model's files."""
 
     tokenizer: Any
     positions: int | None
@@ -227,7 +227,7 @@ def choose_method(wanted: str | None, is_votes: bool) -> tuple[str, str]:
 
 
 def read_model(name: str) -> ModelFacts:
-    """Return what a model's files say of it, without loading its weights.
+    """Return the facts from a model's files, without loading its weights.
 
     Raises:
         GuessError: it is an encoder, which writes nothing.

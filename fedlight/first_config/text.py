@@ -1,4 +1,4 @@
-"""The YAML of a draft: one commented file for ``fedlight fit --config``, with nothing of the embedded toy in it."""
+"""The YAML of a draft: one commented file for ``fedlight fit --config``, without settings of the embedded toy."""
 
 import json
 import re

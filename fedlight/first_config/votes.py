@@ -1,7 +1,7 @@
-"""Which columns of unknown rows are the votes: question, two answers, which one won, and what the values of that mean.
+"""Which columns of unknown rows are the votes: question, two answers, which one won, and the meaning of its values.
 
 Two columns are the answers if their names differ in a or b (1 or 2, left or right), or if the same texts occur in both, as
-where each answer meets several others. The choice is a column with few values, of which two name the answers.
+where each answer meets several others. The choice is a column with few values; two of them name the answers.
 """
 
 from collections import Counter
@@ -115,7 +115,7 @@ def find_answers(columns: Sequence[Column]) -> Guess:
 def read_choice(
     raw: Sequence[str], answers: tuple[str, str], given: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, str | list[str]]:
-    """Return what the values of a choice mean: ``a``, ``b``, and ``tie`` where there are ties; empty if it is not known.
+    """Return the meaning of a choice's values: ``a``, ``b``, and ``tie`` where there are ties; empty if it is not known.
 
     Args:
         raw: the different values.
@@ -255,7 +255,7 @@ def _likeness(first: Column, second: Column, by_name: bool) -> float:
 
 
 def _ends(first: str, second: str) -> tuple[str, str] | None:
-    """Return the words in which two names differ, if these are a pair such as a and b.
+    """Return the words that differ in two names, if these are a pair such as a and b.
 
     Examples:
         >>> _ends("answer_a", "answer_b"), _ends("text2", "text1"), _ends("model_a", "answer_b"), _ends("yes", "no")

@@ -17,7 +17,7 @@ SHORT = 1024
 
 
 def has_chat(tokenizer: Any) -> bool:
-    """Return whether a tokenizer has a chat template in which a model can learn answers."""
+    """Return whether a tokenizer has a chat template that a model can learn answers in."""
     try:
         return bool(tokenizer.chat_template) and not Chat.of(tokenizer).fault
     except ValueError:  # several templates, none of them the default

@@ -1,6 +1,6 @@
 """Messages between server and nodes: a header of plain values and payloads of tensors, neither of them pickled.
 
-A payload is a safetensors file of what the channel sends. The receiver knows names, shapes and types of each one beforehand,
+A payload is a safetensors file of the channel's tensors. The receiver knows names, shapes and types of each one beforehand,
 and so its length: anything else is refused before it is read.
 """
 
@@ -94,7 +94,7 @@ def read_header(text: bytes, most_bytes: int = Bounds().header_bytes) -> dict[st
     """Return the header that `write_header` wrote, of at most ``most_bytes``.
 
     Raises:
-        Refused: it is no JSON object, too long or too deep, holds what is not finite, or has another version.
+        Refused: it is no JSON object, too long or too deep, holds a number that is not finite, or has another version.
     """
 
     def refuse(constant: str) -> None:

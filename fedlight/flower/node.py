@@ -1,4 +1,4 @@
-"""Node: a process that has the rows of some clients and does what the server asks for them."""
+"""Node: a process that has the rows of some clients and does the server's tasks for them."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -41,10 +41,10 @@ class Node:
     Args:
         args: arguments of ``fedlight fit`` that the server has as well, such as ``["--config", "selector.yaml"]``.
         settings: those of this node alone, such as ``{"data.init_args.source": "/data/votes.jsonl"}``.
-        folder: folder in which the node keeps what its clients remember and make.
+        folder: folder for the memories and examples of its clients.
         clients: ids of the clients that it serves; None for all in its rows.
         part: ``(i, n)``: of these, in the order of their ids, every n-th from the i-th on.
-        secure: whether what the clients send is added up and masked; then nothing else of them leaves the node.
+        secure: whether the clients' replies are added up and masked; then nothing else of them leaves the node.
 
     Raises:
         ValueError: the config does not fit a deployment.
@@ -72,7 +72,7 @@ class Node:
         self._parts.say_left_out("node", "which are the server's")
 
     def answer(self, asked: Parcel) -> Parcel:
-        """Do what a message asks for, and return the reply.
+        """Do the task of a message, and return the reply.
 
         Raises:
             Refused: the message cannot be understood, or asks for what this node does not have.
@@ -147,7 +147,7 @@ class Node:
         return ({"letters": secrets.shares(asked)} if action == "shares" else secrets.unmask(asked)), {}
 
     def _masked_visit(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Make the visits, and return the masked sum of what they send; of each one steps and seconds alone."""
+        """Make the visits, and return the masked sum of their replies; of each one steps and seconds alone."""
         secrets = self._secrets(asked)
         secrets.take_letters(asked)  # before it trains: with too few others there would be no sum to hide in
         loop, _ = self._run_round(asked)
@@ -168,7 +168,7 @@ class Node:
         return NodeSecrets(self._folder / digest(run), run)
 
     def _task(self, asked: Parcel) -> Task:
-        """Return what a message of a round asks for."""
+        """Return the task of a round's message."""
         head = asked.header
         shares, received = value_of(head, "shares", dict), dict[tuple[str, str], bytes | None]()
         for entry in value_of(head, "visits", list, []):

@@ -1,4 +1,4 @@
-"""Nodes as the server knows them: which clients each has, and what is asked of them over a transport."""
+"""Nodes as the server knows them: the clients of each, and the requests to them over a transport."""
 
 import logging
 import secrets
@@ -59,13 +59,13 @@ class Nodes:
 
     Args:
         transport: way to them.
-        run: name of the run, by which nodes keep its clients' memories apart from those of others.
+        run: name of the run; nodes keep its clients' memories apart from those of others.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         join_seconds: wall time after which a node that is asked to join counts as away.
         bounds: most that is taken of one node.
 
     Attributes:
-        sizes: client -> number of its examples; 1 where nobody needs to know.
+        sizes: client -> number of its examples; 1 where it is not needed.
         groups: client -> known group.
         keys: client -> key of the node that serves it, the first that has named it; no other can from then on.
         traffic: bytes since the attribute was set anew.

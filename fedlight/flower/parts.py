@@ -50,7 +50,7 @@ class Parts(FedlightCLI):
         super().__init__(["fit", *(find_config(argument) for argument in args)])
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what the loop itself would refuse with a remedy that a deployment has not: an emulated fleet."""
+        """Refuse a setting that needs an emulated fleet: the loop's remedy for it does not exist in a deployment."""
         federated = self.config["fit"].get("federated")
         if federated is not None and asks_devices(forward := federated.init_args.get("forward")):
             raise not_under_flower("forward", forward, ASKS_DEVICES)
@@ -91,7 +91,7 @@ class Parts(FedlightCLI):
 
 
 def kept_by_node(callback: Callback) -> bool:
-    """Return whether a node uses a callback: one of the user's, which may change what is trained."""
+    """Return whether a node uses a callback: one of the user's, which may change the training."""
     return not isinstance(callback, OF_SERVER) and not type(callback).__module__.startswith(
         "fedlight.callbacks."
     )
@@ -146,7 +146,7 @@ def not_under_flower(name: str, value: Any, reason: str) -> ValueError:
 
 
 def has_rows_for_validation(datamodule: Any) -> bool:
-    """Return whether the server has rows of its own to validate on."""
+    """Return whether the server has its own rows to validate on."""
     return getattr(datamodule, "val_rows", None) is not None
 
 

@@ -1,4 +1,4 @@
-"""Plan of a run: which devices could take part, and what a visit would cost them, from the config alone.
+"""Plan of a run: which devices could take part, and their costs of a visit, from the config alone.
 
 Nothing is downloaded, read or trained: the module is built without weights, and the operations and memory of a training step
 are counted for a full batch of the longest texts that the config allows. A device that fits here fits the run.
@@ -74,7 +74,7 @@ def works_by_device(
     """Return device -> the work of a visit with each LoRA rank that its clients may have.
 
     ``work`` has the rank of the module; ``at_rank`` is a function from a rank to the result of `workload` with it. Ranks of
-    single clients are left out, as the data that name the clients are not read.
+    single clients are left out: the data that name the clients are not read.
     """
     if not isinstance(loop.algorithm, UnlikeRanks):
         return {device.name: [work] for device in devices}

@@ -1,4 +1,4 @@
-"""Names of the public architectures for which a plan can be made."""
+"""Names of the public architectures that can be planned."""
 
 from fedlight.conf import path as conf_path
 

@@ -89,7 +89,7 @@ def visit_table(plan: Plan) -> Table:
 
 
 def advice(plan: Plan) -> list[str]:
-    """Return one line for each device that would not take part, with what would help, and for what the tables leave out."""
+    """Return one line for each device that would not take part, with a remedy, and for facts beside the tables."""
     return [*_left_out(plan), *(line for forecast in plan.forecasts if (line := _advice(plan, forecast)))]
 
 

@@ -61,7 +61,7 @@ def _parsed(stage: Stage) -> ParsedStage:
         warnings.simplefilter("ignore")
         try:
             made = ReadSettings([stage.command, f"--config={stage.write_config(Path(folder))}"])
-        except SystemExit:  # the parser has printed what is wrong
+        except SystemExit:  # the parser has printed the error
             first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
             raise ValueError(first[0].removeprefix("fedlight: ")) from None
         config = made.config[stage.command]

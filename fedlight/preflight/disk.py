@@ -140,7 +140,7 @@ def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
     if number is None:
         return None
     written = model.get("completions")
-    written = written if isinstance(written, Mapping) else {}  # a module of one's own may have none
+    written = written if isinstance(written, Mapping) else {}  # a user's module may have none
     tokens = written.get("number", 1) * written.get("max_new_tokens", 0)
     return number * (tokens + (data.get("max_tokens") or 0)) * BYTES_PER_TOKEN
 

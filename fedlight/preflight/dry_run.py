@@ -1,7 +1,7 @@
 """``fedlight run NAME --dry-run``: all checks that are possible before a recipe's first stage.
 
 Exit code 0: nothing is wrong. 1: a problem was found. 2: no problem, but a check could not be made, mostly because the hub
-cannot be reached and the cache does not have what is asked for.
+cannot be reached and the cache lacks a file.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ def dry_run(
 ) -> int:
     """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.recipe.run`.
 
-    Stages of the first seed are parsed, as those of the others differ in the seed alone.
+    Stages of the first seed are parsed: those of the others differ in the seed alone.
     """
     recipe = recipes.load(name, overrides, twin)
     folder = recipes.folder_of(name, output, twin)
@@ -97,7 +97,7 @@ def _check(
 
 
 def foretell(file: Path) -> list[Finding]:
-    """Return what a run of a config takes on this machine: memory and time; nothing for a model that is not here."""
+    """Return the needs of a config's run on this machine: memory and time; nothing for a model that is not here."""
     recipe = {"stages": {"fit": {"fit": str(file)}}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

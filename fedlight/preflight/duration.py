@@ -1,4 +1,4 @@
-"""Time of training, validation and generation by batches that are measured on this machine, and what has no forecast."""
+"""Time of training, validation and generation by batches that are measured on this machine; names work without one."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ WIDEST = 4
 
 
 def check_durations(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
-    """Return findings with the time of training, validation and generation by models that are here, and what has none."""
+    """Return findings with the time of training, validation and generation by models that are here; name untimed work."""
     findings, generated = check_time(trained), check_generation(parsed)
     timed = {name for training in trained if training.is_timed for name in training.steps}
     timed |= {finding.what.removeprefix(GENERATION) for finding in generated if finding.state is State.OK}

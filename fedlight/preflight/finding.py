@@ -22,8 +22,8 @@ class Finding(NamedTuple):
     """One line of the table.
 
     Attributes:
-        what: what was checked: a stage, a data set, a model, a folder.
-        detail: what was found, or what is wrong and how to mend it, in one line.
+        what: subject of the check: a stage, a data set, a model, a folder.
+        detail: result, or problem and remedy, in one line.
     """
 
     what: str

@@ -119,7 +119,7 @@ class Hub:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the errors of the HTTP library under the hub's client, of which there have been three."""
+    """Return the errors of the HTTP library under the hub's client, which has changed twice."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return OSError, *HfHubHTTPError.__bases__
@@ -133,7 +133,7 @@ def _repository(name: str, kind: str, revision: str) -> Repository:
     ask = api.model_info if kind == "model" else api.dataset_info
     quiet = logging.getLogger("huggingface_hub")
     level = quiet.level
-    quiet.setLevel(logging.ERROR)  # the table has what it would warn of
+    quiet.setLevel(logging.ERROR)  # the table shows its warnings
     try:
         info: Any = ask(
             name,
@@ -177,7 +177,7 @@ def _license(card: dict[str, Any]) -> str:
 
 
 def first_json(text: str) -> dict[str, Any]:
-    r"""Return the first row of JSON lines or of a JSON list, of which only the beginning is given.
+    r"""Return the first row of JSON lines or of a JSON list, given only its beginning.
 
     Raises:
         ValueError: it has no whole object.

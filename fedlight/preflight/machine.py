@@ -54,7 +54,7 @@ def size_text(size: float) -> str:
 def check_shared(stages: Sequence[Stage], processes: int) -> list[Finding]:
     """Return a finding for the stages that the processes share, one for each reason to run others in one process.
 
-    A stage whose config has a strategy of its own is a problem. A config that cannot be read is another check's.
+    A stage whose config sets a strategy is a problem. A config that cannot be read is another check's.
     """
     shared: list[str] = []
     alone: dict[str, list[str]] = {}

@@ -123,7 +123,7 @@ class Training:
 
         Raises:
             OSError: the model cannot be read.
-            ValueError: the model, or what it is asked for, cannot be used.
+            ValueError: the model or its task cannot be used.
         """
         announce(f"time of {self.settings['module']} on {self.model}: two batches")
         return step_seconds(self.config, self.work, self.cuda)
@@ -171,7 +171,7 @@ def trainings(
             parsed.config["model"]["class_path"],
             base,
             *_sizes(parsed.config),
-            # Only a fleet's devices depend on what a round is; how clients train counts here, too.
+            # Only a fleet's devices depend on the settings of a round; how clients train counts here, too.
             str(parsed.config["federated"])
             if _has_fleet(parsed.config)
             else _loop_settings(parsed.config).get("train"),
@@ -259,7 +259,7 @@ def takes(training: Training) -> Finding:
 
 
 def announce(what: str) -> None:
-    """Say what is measured before it takes its time, on standard error."""
+    """Announce a slow measurement on standard error."""
     print(f"measuring {what}, up to a minute", file=sys.stderr, flush=True)
 
 

@@ -22,7 +22,7 @@ class Written(NamedTuple):
     Attributes:
         paths: files and folders that its settings name in its folder.
         logs: names of the files that its callbacks write there without a setting.
-        epochs: number of epochs, the last of which is saved; None where the settings do not say.
+        epochs: number of epochs; the last one is saved; None where the settings do not say.
     """
 
     paths: set[Path]
@@ -42,13 +42,13 @@ def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> 
     wrong, number = [], 0
     for stage, config, _ in stages:
         for key, path in _paths_elsewhere(stage.folder, config, folders):
-            # `results`, `folder` and `path` of a function may be what it reads; only `output` is surely written.
+            # `results`, `folder` and `path` of a function may be inputs; only `output` is surely written.
             is_read = stage.command == "call" and key in ("results", "folder", "path")
             if key in OUTPUTS and not is_read:
                 outputs.add(path)
                 continue
             if key in (config.get("if_run") or []) and path.name not in known:
-                continue  # its stage is left out by a setting, as the function expects
+                continue  # its stage is left out by a setting; the function expects that
             number += 1
             reason = _missing(path, folders, known, outputs)
             if reason is not None and not path.exists():

@@ -103,7 +103,7 @@ def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, lis
 
 
 def _split_of(path: str) -> str:
-    """Return the split that a file's path names, as the package ``datasets`` reads it; ``train`` where it names none.
+    """Return the split that a file's path names to the package ``datasets``; ``train`` where it names none.
 
     Examples:
         >>> [_split_of(path) for path in ("data/test-00000-of-00001.parquet", "askacademia/validation.json", "rows.json")]
@@ -136,7 +136,7 @@ def _first_row(hub: Hub, repository: Repository, path: str) -> dict[str, Any] | 
     if kind == ".parquet":
         import pyarrow.parquet  # type: ignore[import-untyped]
 
-        # The schema stands at the end of the file; with its size given, the hub is not asked for it.
+        # The schema is at the end of the file; with its size given, the hub is not asked for it.
         options = {"size": repository.files[path], "block_size": HEAD_BYTES}
         return _of_arrow(hub.read(repository, "dataset", path, pyarrow.parquet.read_schema, **options))
     head = hub.head(repository, "dataset", path)

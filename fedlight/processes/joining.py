@@ -55,7 +55,7 @@ class Others:
         self._group: Any = distributed.ProcessGroupGloo(store, rank, size, FOR_EVER)
 
     def begin(self, wait_seconds: float | None) -> None:
-        """Begin a run, in which this process has not failed; ``wait_seconds``: longest wait at an exchange, None: any."""
+        """Begin a run, with this process not failed; ``wait_seconds``: longest wait at an exchange, None: any."""
         self._longest = FOR_EVER if wait_seconds is None else timedelta(seconds=wait_seconds)
         self.has_failed = False
 
@@ -65,7 +65,7 @@ class Others:
         Raises:
             ConnectionError: another process is gone, has failed, or is not here in time.
         """
-        # Process 0 finds out who is missing, so the others wait for it for longer.
+        # Process 0 finds the missing ones, so the others wait for it for longer.
         wait = self._longest if self.rank == 0 else 2 * self._longest + timedelta(seconds=GRACE_SECONDS)
         with self._reached(wait):
             self._group.monitored_barrier(wait)  # a plain barrier does not name the missing process

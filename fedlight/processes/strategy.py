@@ -2,7 +2,7 @@
 
 Lightning sees one process in each of them (``trainer.world_size`` is 1): with more it would exchange something on every
 batch, and the processes have unlike numbers of batches. They meet at set-up, around checkpoints and once in every round,
-over a group of their own that is not torch's default group, by which torchmetrics would add up the same value many times.
+over a group that is not torch's default group: torchmetrics would add up the same value many times over that.
 """
 
 import os
@@ -31,16 +31,16 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
     """Lightning strategy that shares the clients of each round out among processes, with the same result for any number.
 
     The processes are started by Lightning (``Trainer(strategy="client_parallel", devices=2)``), by ``torchrun`` or by a
-    cluster such as SLURM. Each has a device of its own where there are several. `fedlight.FederatedLoop` has to be among
-    the callbacks.
+    cluster such as SLURM. Each has its own device where there are several. `fedlight.FederatedLoop` has to be among the
+    callbacks.
 
     Args:
         accelerator: see Lightning's ``Strategy``.
         parallel_devices: devices of this host, one for each of its processes; None: those of the trainer.
-        cluster_environment: way in which the processes were started; None: found by Lightning.
+        cluster_environment: way that the processes were started; None: found by Lightning.
         checkpoint_io, precision_plugin: see Lightning's ``Strategy``.
         wait_seconds: longest wait of a process for the others at the end of a round or another meeting, above 0; then all
-            end. None: any, as a visit may take hours; a process that is stopped is noticed without it.
+            end. None: any, since a visit may take hours; a process that is stopped is noticed without it.
 
     Attributes:
         team: processes of the run.

@@ -1,7 +1,7 @@
-"""Processes that train one federation together, and the exchange of what each has worked out.
+"""Processes that train one federation together, and the exchange of their results.
 
 Each call of a team is made by all its processes, in the same order. Whatever is computed from the gathered values is then
-the same in each of them, so nobody has to be told a decision.
+the same in each of them, so no decision has to be sent.
 """
 
 import io
@@ -53,7 +53,7 @@ class Team:
 
         Args:
             value: tensors, numbers, strings, bytes, None, and dicts, lists, tuples and sets of them.
-            what: name of the exchange, by which processes notice that they are not at the same place.
+            what: name of the exchange; processes notice by it that they are not at the same place.
 
         Raises:
             ValueError: another process is at another exchange.

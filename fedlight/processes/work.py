@@ -1,7 +1,7 @@
 """Work around the rounds, such as generation, that the processes of a team share, with the same results on any number.
 
-Every process of the team calls these functions with equal arguments, in the same order. What a process computes for an item
-must not depend on the items before it and must not advance a global random stream.
+Every process of the team calls these functions with equal arguments, in the same order. The result for an item must not
+depend on the items before it and must not advance a global random stream.
 """
 
 from collections.abc import Callable, Iterable, Mapping

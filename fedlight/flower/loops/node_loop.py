@@ -1,7 +1,7 @@
 """Client's half of the loop: the visits of one round to the clients of a node, in a Lightning trainer of one epoch.
 
-Everything that a visit is, the loop does as in the emulator. Here are only its ends: what a client receives comes out of a
-message, and what it replies goes into one.
+The loop makes a visit as in the emulator. Here are only its ends: the client's tensors come out of a message, and its reply
+goes into one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,19 +34,19 @@ class TellsClients(Protocol):
     """Algorithm whose clients' hooks need something of its attributes at the server."""
 
     def tell(self, client_ids: Sequence[str]) -> dict[str, Any]:
-        """Return what the hooks of these clients need, as values of JSON, once a round has begun; no other client's name."""
+        """Return the values (JSON) that the hooks of these clients need, once a round has begun; no other client's name."""
 
     def hear(self, told: Mapping[str, Any]) -> None:
         """Take what `tell` returned at the server, before the visits of a round are planned."""
 
 
 class Answered(Exception):
-    """The node has done what it was asked for, so nothing is trained."""
+    """The node has done its task, so nothing is trained."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the server asks of a node in a round.
+    """A server's task for a node in a round.
 
     Attributes:
         action: ``join``, ``prepare``, ``losses`` or ``visit``.
@@ -54,10 +54,10 @@ class Task:
         num_rounds: rounds of the whole run.
         shares: client that takes part -> its share of all examples.
         model: payload of the whole global state, where it comes.
-        received: client and visit's label -> payload of what it receives; None for what it has by then.
-        algorithm: what the server's algorithm tells its clients' ends.
+        received: client and visit's label -> payload that it receives; None for one that it has by then.
+        algorithm: values of the server's algorithm for its clients' ends.
         rates: settings of optimizers and schedules at the beginning of the round.
-        losses_on: examples on which clients are scored, and names of adapters.
+        losses_on: examples that score clients, and names of adapters.
     """
 
     action: str
@@ -150,11 +150,11 @@ class NodeLoop(FederatedLoop):
     """Loop of a node for one round; `give` has to be called before the trainer's ``fit``.
 
     Attributes:
-        replies: client and visit's label -> what the visit sends.
+        replies: client and visit's label -> reply of the visit.
         losses: client -> losses under each adapter that was asked for.
         sums: client -> sums and counts of its training metrics, for each visit.
         diverged: client -> why its work of the round is left out.
-        lost: client -> why it cannot be visited: what it remembers is gone or damaged.
+        lost: client -> why it cannot be visited: its memory is gone or damaged.
         summed: with secure aggregation, the weighted sum over the node's clients, as `WeightedSum.partial` gives it.
         shapes: of its tensors, by name.
     """
@@ -162,7 +162,7 @@ class NodeLoop(FederatedLoop):
     planner_type, run_type = NodePlanner, NodeRun
 
     def give(self, task: Task, memory: Any, secure: bool = False) -> None:
-        """Take the task, and the store of the clients' memories; ``secure``: whether what they send is summed here."""
+        """Take the task, and the store of the clients' memories; ``secure``: whether their replies are summed here."""
         self.task, self.memory, self.secure = task, memory, secure
         self.summed: dict[str, list[Any]] = {"sums": [], "divisors": []}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -236,7 +236,7 @@ class NodeLoop(FederatedLoop):
         return NodeExchange(self, payloads, state)
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
-        """Keep what the visits have left; the server's step is taken elsewhere."""
+        """Keep the results of the visits; the server's step is taken elsewhere."""
         self.sums = under_way.training.partial()
         self.diverged = dict(under_way.contributions.diverged)
         for piece in under_way.contributions.pieces() if self.secure else ():
@@ -251,7 +251,7 @@ class NodeLoop(FederatedLoop):
 
 
 def base_digest(module: nn.Module) -> str:
-    """Return a digest of what is not trained: both ends need the same base."""
+    """Return a digest of the frozen parameters: both ends need the same base."""
     frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
     return digest({name: sum_of_bits(value) for name, value in sorted(frozen.items()) if not value.is_meta})
 

@@ -1,7 +1,7 @@
-"""Memories of the clients of a node, on its disk, by the round after which they are.
+"""Memories of the clients of a node, on its disk, by the round that they follow.
 
-The server says which version counts: that of the last round in which it took the client's work. So a reply that was lost, a
-server that goes on from an older checkpoint and a node that is started again meet the memory that the emulator would have.
+The server says which version counts: that of the last round that took the client's work. So a reply that was lost, a server
+that goes on from an older checkpoint and a node that is started again meet the memory that the emulator would have.
 """
 
 import io
@@ -23,7 +23,7 @@ class Versions:
 
     Attributes:
         last: last round whose work the server has taken.
-        oldest: the same at the server's newest checkpoint, from which it may go on.
+        oldest: the same at the server's newest checkpoint, where it may go on from.
     """
 
     last: int | None = None
@@ -69,7 +69,7 @@ class NodeMemories(ClientMemories):
             raise Refused(str(error)) from error
 
     def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
-        """Keep the client's memory after a visit of a round, and remove versions to which the server cannot go back."""
+        """Keep the client's memory after a visit of a round, and remove versions that the server cannot go back to."""
         buffer = io.BytesIO()
         torch.save(memory, buffer)
         data = buffer.getvalue()

@@ -1,6 +1,6 @@
 """Replies of nodes as the server reads them: everything is checked before anything of a client is used.
 
-Names, shapes, types and lengths are known beforehand, numbers have ranges, and what is not as it was due is refused.
+Names, shapes, types and lengths are known beforehand, numbers have ranges, and all else is refused.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,7 +38,7 @@ MOST_VALUE = 2.0**63
 
 @dataclass
 class Sent:
-    """Visits of one client that are under way at its node, in order, with what each is due to send.
+    """Visits of one client that are under way at its node, in order, with the reply that is due from each.
 
     Attributes:
         client: the client, whose memory has names and shapes alone: values stay with its node.
@@ -109,13 +109,13 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
 
     Args:
         answer: reply of its node, which `check_reply` has let through.
-        sent: what the client was asked for.
-        channel: way on which it came.
+        sent: the client's visits, with their due replies.
+        channel: way that it came.
         state: the server's parameters.
         masked: whether its node has sent the sum of its clients, so that there is no movement of this one.
 
     Raises:
-        Refused: something is not what was due.
+        Refused: something is not as due.
     """
     name = sent.client.id
     entries = [entry for entry in answer.header["visits"] if entry["client"] == name]
@@ -150,7 +150,7 @@ def _movement(
     names = [*due.up]
     if entry.get("names") is not None:
         given = value_of(entry, "names", list)
-        # An algorithm may leave out tensors of its own, such as a control variate after a visit without a step.
+        # An algorithm may leave out its own tensors, such as a control variate after a visit without a step.
         names = [name for name in due.up if name in given or name in state]
         if len(names) != len(given):
             raise Refused("it sends other tensors than are due")
@@ -189,10 +189,10 @@ def _refuse_odd_values(tensors: State) -> None:
 
 @lru_cache(maxsize=64)  # clients send alike, and only encoding shows the layout
 def _up_layout(channel: Channel, due: tuple[tuple[str, Size, bool], ...]) -> Layout:
-    """Return names, shapes and types of what a reply is sent as; ``due``: name, shape, and whether it was received."""
+    """Return names, shapes and types of a reply's message; ``due``: name, shape, and whether it was received."""
     reply = {name: torch.zeros(shape) for name, shape, _ in due}
     received = {name: reply[name] for name, _, known in due if known}
-    with torch.random.fork_rng(devices=[]):  # a size must not change what is drawn
+    with torch.random.fork_rng(devices=[]):  # a size must not change random numbers
         return layout_of(channel.message_up(received, reply, Client("", 1, 1.0)))
 
 

@@ -25,11 +25,11 @@ GIVES_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after
 
 
 class PassedOver:
-    """Batch that nobody trains on."""
+    """Batch that is never trained on."""
 
     @classmethod
     def collate(cls, examples: list[Any]) -> "PassedOver":
-        """Return such a batch, as the loader's ``collate_fn``."""
+        """Return such a batch; the loader's ``collate_fn``."""
         return cls()
 
 
@@ -63,11 +63,11 @@ def _hook(original: Any, gives: bool) -> Any:
 
 
 class ServerData(L.LightningDataModule):
-    """Data of a server, which has no rows: the clients that nodes have named, and rows of its own to validate on.
+    """Data of a server, which has no rows: the clients that nodes have named, and its own validation rows.
 
     Args:
         loop: `ServerLoop` with the nodes; its module imports this one.
-        inner: datamodule of the config, whose validation rows are read if they have a source of their own.
+        inner: datamodule of the config, whose validation rows are read if they have a separate source.
     """
 
     def __init__(self, loop: Any, inner: L.LightningDataModule) -> None:
@@ -124,7 +124,7 @@ class ServerData(L.LightningDataModule):
         return {}
 
     def reset_synthesis(self) -> None:
-        """Forget what clients have made."""
+        """Forget the numbers of examples that clients have made."""
         self._made = {}
 
 

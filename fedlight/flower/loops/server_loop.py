@@ -45,7 +45,7 @@ logger = logging.getLogger("fedlight")
 
 
 class ServerPlanner(RoundPlanner):
-    """Plan of a round of which this process trains nothing."""
+    """Plan of a round that other processes train."""
 
     def own_bundles(self, round_idx: int) -> list[Bundle]:
         return []
@@ -102,7 +102,7 @@ class ServerLoop(FederatedLoop):
     ) -> None:
         """Take the nodes; ``asks`` and ``versions`` are those of `Nodes.welcome`, for nodes that join later.
 
-        With ``secure`` the nodes mask what they send, and the server learns the sum alone.
+        With ``secure`` the nodes mask their replies, and the server learns the sum alone.
         """
         self.nodes, self._asks, self._versions, self._secure = nodes, asks, versions, secure
         self.last: dict[str, int] = {}
@@ -153,7 +153,7 @@ class ServerLoop(FederatedLoop):
         super()._plan_round(trainer)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Take the rates with which the round's visits begin; Lightning has moved them on when the round is finished."""
+        """Take the rates at the beginning of the round's visits; Lightning has moved them on when the round is finished."""
         super().begin_batch(trainer, module, batch, batch_idx)
         if batch_idx == 0:
             self._rates = rates_of(trainer)
@@ -162,7 +162,7 @@ class ServerLoop(FederatedLoop):
         """Return with how many examples clients count that claim so many."""
         return self._limits.believe(claimed, self.clients_per_round)
 
-    # What is asked of nodes
+    # Requests to nodes
 
     def prepare(self, round_idx: int, client_ids: Sequence[str]) -> dict[str, int]:
         """Let clients make candidates; return how many each keeps. Who does not is left out of the round."""
@@ -272,7 +272,7 @@ class ServerLoop(FederatedLoop):
     def _visit_masked(
         self, under_way: OpenRound, homes: Mapping[int, Mapping[str, Sent]], parcels: Mapping[int, Parcel]
     ) -> dict[str, Arrived | str]:
-        """Have nodes make the visits and mask what they send; add their sum to the round.
+        """Have nodes make the visits and mask their replies; add their sum to the round.
 
         Who is in the sum, or why not, is returned. A node is in it with all of its clients or with none.
         """
@@ -315,7 +315,7 @@ class ServerLoop(FederatedLoop):
         return outcomes | lost | arrived
 
     def _weight(self, sent: Sent) -> float:
-        """Return what a client's update weighs, which follows from what the server knows."""
+        """Return the weight of a client's update, from numbers that the server knows."""
         # With algorithms that are summed it follows from numbers of examples, so the movement may be unknown.
         update = self.algorithm.finish_visit(sent.visitings[-1], {}, Work(0, 0.0, None, 0.0))
         uniform = getattr(self.aggregation or self.algorithm.aggregation(1), "divide_by", "") != "weight"
@@ -430,7 +430,7 @@ class ServerLoop(FederatedLoop):
             under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if name not in contributions.diverged:
             self.last[name] = self.rounds_done
-            # The server itself works out single values, such as the rank to which a client has pruned itself.
+            # The server itself works out single values, such as a client's rank after pruning.
             single = (bool, int, float, str, type(None))
             known = {key: value for key, value in sent.client.memory.items() if isinstance(value, single)}
             self.outlines[name] = sent.due[-1].memory | known
@@ -438,7 +438,7 @@ class ServerLoop(FederatedLoop):
     # Checkpoints
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the loop returns, and what a server that goes on has to know of its nodes."""
+        """Return the loop's result, and the facts about its nodes that a server needs to go on."""
         nodes = {"run": self.nodes.run, "keys": dict(self.nodes.keys), "last": dict(self.last)}
         return super().remembered() | {"nodes": {**nodes, "outlines": dict(self.outlines)}}
 

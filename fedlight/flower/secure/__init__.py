@@ -1,1 +1,1 @@
-"""Secure aggregation: the server learns the sum of what the nodes send, and no single upload."""
+"""Secure aggregation: the server learns the sum of the nodes' uploads, and no single upload."""

@@ -29,7 +29,7 @@ LETTER_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 
 
 def new_secret() -> bytes:
-    """Return a private key or a seed, from the system's random numbers: nobody must be able to draw it again."""
+    """Return a private key or a seed, from the system's random numbers: it must not be possible to draw it again."""
     return os.urandom(KEY_BYTES)
 
 
@@ -44,7 +44,7 @@ def commitment(secret: bytes) -> bytes:
 
 
 def agreed_key(private: bytes, public: bytes, purpose: str) -> bytes:
-    """Return the key of 32 bytes on which two holders of a private key agree, each by the other's public one.
+    """Return the key of 32 bytes that two holders of a private key agree on, each by the other's public one.
 
     Raises:
         Refused: the public key is none.
@@ -59,14 +59,14 @@ def agreed_key(private: bytes, public: bytes, purpose: str) -> bytes:
 
 
 def stream(key: bytes, elements: int) -> Ring:
-    """Return so many elements of the ring that look uniform to who has not the key."""
+    """Return so many elements of the ring that look uniform without the key."""
     # A key has one stream, so the nonce may be fixed.
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
     return from_bytes(cipher.encryptor().update(bytes(elements * BYTES)))
 
 
 def seal(key: bytes, data: bytes, about: str) -> bytes:
-    """Return data that only holders of the key can read, bound to what it is ``about``."""
+    """Return data that only holders of the key can read, bound to its subject ``about``."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, data, about.encode())
 

@@ -1,8 +1,8 @@
-"""Node's part of secure aggregation: its secrets of a round, and what it checks before it uses them.
+"""Node's part of secure aggregation: its secrets of a round, and its checks before it uses them.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 https://doi.org/10.1145/3133956.3133982, figure 4 for a server that follows the protocol but would like to know. Its users
-are the nodes here: a node adds up what its own clients send, and masks the sum. Steps, each a message of the server:
+are the nodes here: a node adds up its own clients' updates, and masks the sum. Steps, each a message of the server:
 
     keys     each node makes a key for masks, one for letters and a seed, and tells the public keys
     shares   each node splits its mask key and its seed among all, in sealed letters that the server passes on
@@ -42,7 +42,7 @@ class NodeSecrets:
         self._file, self._run = folder / "secure.json", run
 
     def keys(self, asked: Parcel) -> dict[str, str]:
-        """Return the public keys of a round, and a commitment to its seed; what was kept of earlier rounds is forgotten."""
+        """Return the public keys of a round, and a commitment to its seed; secrets of earlier rounds are forgotten."""
         kept = {name: masks.new_secret().hex() for name in PUBLIC}
         self._write({"step": "keys", "round": value_of(asked.header, "round", int), **kept})
         return self._public(kept)
@@ -83,7 +83,7 @@ class NodeSecrets:
         return letters
 
     def take_letters(self, asked: Parcel) -> None:
-        """Open the letters of the nodes with which this one is masked, before it trains.
+        """Open the letters of the nodes that this one shares masks with, before it trains.
 
         Raises:
             Refused: a letter cannot be read, or too few nodes have written.

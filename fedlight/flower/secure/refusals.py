@@ -1,4 +1,4 @@
-"""What goes with secure aggregation: that of which it is known that the server needs no more than a sum."""
+"""Refusals of secure aggregation: a run's server must be known to need no more than a sum."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Exact sums as integers modulo 2^192, in which nodes can hide what they add.
+"""Exact sums as integers modulo 2^192, where nodes can hide their addends.
 
 An addend is a whole multiple of 2^-146, below 2^45 in magnitude, held in four digits of 48 bits, which are digits of an
 exact sum (`fedlight.federation.exact_sum`). Movements of fp32 parameters times a weight fit unless the product is below

@@ -28,7 +28,7 @@ logger = logging.getLogger("fedlight")
 
 
 def shapes_of(due: Sequence[State]) -> dict[str, tuple[int, ...]]:
-    """Return names, sorted, and shapes of what each client of a round sends.
+    """Return names, sorted, and shapes of the tensors that each client of a round sends.
 
     Raises:
         ValueError: not all of them send the same, so that some sums would be of few clients.
@@ -49,10 +49,10 @@ def read_masked(
 ) -> tuple[dict[str, Arrived], dict[str, str], ring.Ring]:
     """Return the work of a node's clients without movements, why others of them have not taken part, and the masked sum.
 
-    The bytes of the sum stand at the node's first client.
+    The bytes of the sum are recorded with the node's first client.
 
     Raises:
-        Refused: something is not what was due.
+        Refused: something is not as due.
     """
     data, due = answer.payloads.get(ring.PAYLOAD), masked_bytes(shapes)
     if data is None or len(answer.payloads) != 1 or len(data) != due:
@@ -145,7 +145,7 @@ class SecureRound:
         for name in gone:
             shares = [answer["masks"][name] for answer in answers.values()]
             private = _joined(shares, threshold, masks.public_key, self._public[name]["mask"])
-            for other in names:  # the mask of the lost node is what is missing in the total
+            for other in names:  # the total still lacks the mask of the lost node
                 public = self._public[other]["mask"]
                 ring.add(total, pair_mask(private, public, int(name), int(other), elements))
         return total
@@ -201,7 +201,7 @@ def decoded(
 
     Args:
         total: of all nodes.
-        shapes: of what each client has sent.
+        shapes: of the tensors that each client has sent.
         weights: of the clients that are in the sum.
 
     Raises:
@@ -227,7 +227,7 @@ def _public(header: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _joined(shares: Sequence[bytes], threshold: int, to_known: Any, known: bytes) -> bytes:
-    """Return the secret behind shares, of which some may be wrong: what it must give is known.
+    """Return the secret behind shares that may include wrong ones: its public counterpart is known.
 
     Raises:
         Refused: it cannot be found.
