@@ -24,6 +24,7 @@ def empty_names(text):
     for node in ast.walk(ast.parse(text)):
         name = node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None
         name = node.arg if isinstance(node, ast.arg) else name
+        name = node.name if isinstance(node, ast.ExceptHandler) else name
         if name in EMPTY:
             yield node.lineno, name
 
@@ -41,4 +42,5 @@ def test_names_say_what_they_hold(room):
 
 def test_empty_names_are_seen():
     text = "def f(own, *, why=1):\n    found = [one for one in own]\n    return found\n"
-    assert sorted(empty_names(text)) == [(1, "own"), (1, "why"), (2, "found"), (2, "one")]
+    text += "try:\n    f()\nexcept ValueError as why:\n    raise\n"
+    assert sorted(empty_names(text)) == [(1, "own"), (1, "why"), (2, "found"), (2, "one"), (6, "why")]

@@ -75,7 +75,7 @@ def test_a_further_name_is_imported_from_its_room_and_refused_here(name):
     value = getattr(importlib.import_module(room), name)
     assert value.__doc__
     assert value is class_of(name)
-    line = re.escape(f"write `from {room} import {name}`, and in a config {name} alone")
+    line = re.escape(f"write `from {room} import {name}`, and in a config {room}.{name}")
     with pytest.raises(ImportError, match=line):
         exec(f"from fedlight import {name}")
     with pytest.raises(AttributeError, match=f"no attribute '{name}': {line}"):

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedlight.lightning_cli.class_names import last_part, same_class
-from fedlight.support.pokes import parser_types
+from fedlight.support.pokes import parser_function, set_parser_function
 
-THEIRS = "discard_init_args_on_class_path_change"
-"""jsonargparse's function that decides, for all its ways of merging, which arguments of an old class stay."""
+THEIRS = "dropped arguments"
 
 Dropped = dict[str, tuple[str, set[str]]]
 """Name of a new class -> name of the old class, and names of its dropped arguments."""
@@ -43,18 +42,18 @@ class DropArguments:
 @contextmanager
 def arguments_go_with_their_class() -> Iterator[None]:
     """Have the parser drop all arguments of a class, at any depth, where another class is named."""
-    theirs = getattr(parser_types(), THEIRS)
+    theirs = parser_function(THEIRS)
     if isinstance(theirs, DropArguments):  # the parser of a nested class
         yield
         return
-    setattr(parser_types(), THEIRS, DropArguments(theirs))
+    set_parser_function(THEIRS, DropArguments(theirs))
     try:
         yield
     finally:
-        setattr(parser_types(), THEIRS, theirs)
+        set_parser_function(THEIRS, theirs)
 
 
 def dropped_so_far() -> Dropped:
     """Return the arguments dropped so far from the command line that is being parsed."""
-    asked = getattr(parser_types(), THEIRS)
+    asked = parser_function(THEIRS)
     return asked.dropped if isinstance(asked, DropArguments) else {}

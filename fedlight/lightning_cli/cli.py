@@ -39,11 +39,9 @@ from fedlight.lightning_cli.values_as_written import (
 )
 from fedlight.support.checkpoint_files import check_readable, check_resumable
 from fedlight.support.files import full_disk_named
-from fedlight.support.pokes import parser_types
+from fedlight.support.pokes import parser_function, set_parser_function
 from fedlight.support.words import near
 
-BY_NAME = "resolve_class_path_by_name"
-"""jsonargparse's function that finds a class by its name alone."""
 ELSEWHERE = re.compile(r"best|last|hpc|registry(:.*)?|\w+://.*")
 """Checkpoints that Lightning looks up itself: its keywords, and addresses."""
 
@@ -146,7 +144,7 @@ def find_by_name() -> None:
     """
     for file in sorted(set(CLASS_FILES.values())):
         importlib.import_module(f"fedlight.{file}")
-    theirs = getattr(parser_types(), BY_NAME)
+    theirs = parser_function("path by name")
     if theirs.__module__ == __name__:
         return
 
@@ -160,7 +158,7 @@ def find_by_name() -> None:
         is_ours = kind is not None and (takes_any or issubclass(kind, expected))
         return whole_path(name) if is_ours else str(theirs(expected, name))
 
-    setattr(parser_types(), BY_NAME, path_of)
+    set_parser_function("path by name", path_of)
 
 
 class FedlightCLI(LightningCLI):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedlight.support.checks import check_yaml
-from fedlight.support.pokes import parser_types
+from fedlight.support.pokes import parser_function, set_parser_function
 
 ENDING = "template"
 """Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
@@ -77,17 +77,13 @@ def loaded_as_written(mode: str, texts: Collection[str]) -> Iterator[None]:
         set_loader(mode, load, exceptions=(YAMLError,))
 
 
-RANK = "union_subtype_sort_key"
-"""jsonargparse's rank of a type among those of a union, by which it tries them."""
-
-
 def integers_before_fractions() -> None:
     """Make all parsers of this process try int before float."""
-    theirs = getattr(parser_types(), RANK)
+    theirs = parser_function("order of types")
     if isinstance(theirs(int), tuple):
         return
 
     def rank(subtype: Any) -> tuple[int, bool]:
         return theirs(subtype), subtype is float
 
-    setattr(parser_types(), RANK, rank)
+    set_parser_function("order of types", rank)

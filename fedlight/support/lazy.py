@@ -28,7 +28,7 @@ def lazy_names(
         if elsewhere is None or name not in elsewhere:
             raise AttributeError(reason)
         room = f"{package}.{elsewhere[name].rpartition('.')[0]}"
-        reason += f": write `from {room} import {name}`, and in a config {name} alone"
+        reason += f": write `from {room} import {name}`, and in a config {room}.{name}"
         # `from fedlight import FedKSeed` asks here first, and would replace the text of an AttributeError by its own.
         is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
         raise ImportError(reason) if is_import else AttributeError(reason)

@@ -4,8 +4,7 @@ Read in Lightning 2.6.6, torch 2.13.0 and jsonargparse 4.53; each function names
 differs. No other file does so (``tests/support/test_pokes.py``).
 """
 
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -125,11 +124,24 @@ def add_differences(
     torch._foreach_add_([*sums], torch._foreach_sub([*first], [*second]), alpha=factor)
 
 
-def parser_types() -> ModuleType:
-    """Return jsonargparse's module of values by type hint; fedlight wraps three of its functions.
+PARSER_FUNCTIONS = {
+    "path by name": "resolve_class_path_by_name",
+    "dropped arguments": "discard_init_args_on_class_path_change",
+    "order of types": "union_subtype_sort_key",
+}
+"""Functions of jsonargparse that fedlight wraps, since the parser has no setting for their decisions: which class a name
+alone means, which arguments stay where another class is named, and in which order the types of a union are tried."""
 
-    The parser has no setting for their decisions (``tests/test_whole_numbers.py``, ``tests/test_public_api.py``).
-    """
+
+def parser_function(decision: str) -> Any:
+    """Return the function that takes a decision of `PARSER_FUNCTIONS` (``tests/test_public_api.py``)."""
     from jsonargparse import _typehints  # here: recipes are read without it
 
-    return _typehints
+    return getattr(_typehints, PARSER_FUNCTIONS[decision])
+
+
+def set_parser_function(decision: str, function: Callable[..., Any]) -> None:
+    """Replace that function in all parsers of this process (``tests/test_whole_numbers.py``)."""
+    from jsonargparse import _typehints
+
+    setattr(_typehints, PARSER_FUNCTIONS[decision], function)

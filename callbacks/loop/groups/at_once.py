@@ -63,8 +63,8 @@ class AtOnce(Part):
         """Raise ValueError for a run whose clients cannot be trained side by side; ``auto`` then takes one at a time."""
         try:
             check_run(run.trainer, run.lightning_module, run.data, run.buffers.name)
-        except ValueError as why:
-            self._one_at_a_time(why)
+        except ValueError as error:
+            self._one_at_a_time(error)
 
     def _one_at_a_time(self, error: ValueError) -> None:
         if not self._is_auto:
@@ -83,8 +83,8 @@ class AtOnce(Part):
             if [*map(id, before.values())] != [*map(id, run.parameters.values())]:
                 assert isinstance(run.data, StreamsGroups)  # see `check`
                 self._groups = SideBySide(run.lightning_module, run.parameters, run.data, run.seed)
-        except ValueError as why:
-            self._one_at_a_time(why)
+        except ValueError as error:
+            self._one_at_a_time(error)
 
     def start_round(self, run: Run) -> None:
         self.attach(run)  # callbacks may have changed the trained parameters
@@ -116,7 +116,7 @@ class AtOnce(Part):
         return self._number
 
     def _try(self, visits: Sequence[Visit], round_idx: int) -> int:
-        seconds_of: dict[int, float] = {}
+        rates: dict[int, float] = {}
         with isolate_rng(), undisturbed(self._module):
             self._module.train()
             for number in _doubled(len(visits)):
@@ -125,18 +125,16 @@ class AtOnce(Part):
                     seconds = self._seconds(visits[:number], round_idx)
                 except torch.OutOfMemoryError:
                     break
-                except ValueError as why:
-                    self._one_at_a_time(why)
+                except ValueError as error:
+                    self._one_at_a_time(error)
                     return 1
-                seconds_of[number] = number / seconds
-                grown = _memory() - before
+                rates[number] = number / seconds
+                is_worse = rates[number] * WORSE < max(rates.values())
                 # Twice the clients take twice the memory of these, whose own is free again.
-                if seconds_of[number] * WORSE < max(
-                    seconds_of.values()
-                ) or 2 * grown > SHARE_OF_MEMORY * _free(self._module.device):
+                if is_worse or 2 * (_memory() - before) > SHARE_OF_MEMORY * _free(self._module.device):
                     break
-        best = max(seconds_of, key=lambda number: seconds_of[number], default=1)
-        shown = ", ".join(f"{number}: {rate:.3g}" for number, rate in seconds_of.items())
+        best = max(rates, key=lambda number: rates[number], default=1)
+        shown = ", ".join(f"{number}: {rate:.3g}" for number, rate in rates.items())
         rank_zero_info(
             f"clients_at_once=auto: {best} (client steps a second in a trial, by clients at once: {shown})"
         )

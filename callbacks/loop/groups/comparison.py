@@ -57,11 +57,11 @@ def compare_losses(
     rows = slice(start, start + counts[asked])
     try:
         examples = take_examples(batch, rows.start, rows.stop)
-    except ValueError as why:
+    except ValueError as error:
         raise refusal(
             f"a batch of type {type(batch).__name__} cannot be divided among clients",
             "give a dictionary, list or tuple of tensors with one row per example",
-        ) from why
+        ) from error
     weights, others = (_moved(parameters, seed) for seed in (0, 1))
     name, step, logged = type(module).__name__, None, _Names()
     with (

@@ -117,8 +117,8 @@ class OpenRound:
         self.last[visit.client_id] = visiting
         try:
             self._contribute(group, open_visit, work, num_examples)
-        except Diverged as why:
-            self._leave_out(visiting, work, why)
+        except Diverged as error:
+            self._leave_out(visiting, work, error)
             reason = DIVERGED
         if run.planned.schedule.is_last(visit):
             del self.last[visit.client_id]
