@@ -1,7 +1,6 @@
 """Emulated devices in the federated loop: the clients that get through a round, their bases, their costs.
 
-This is decided before a round is trained, from counted operations and bytes and from the devices' hours: no client trains
-in vain, and nothing depends on the speed of this machine.
+This is decided before a round, from counted operations and bytes and from the devices' hours, so no client trains in vain.
 """
 
 import logging
@@ -81,11 +80,11 @@ class PayloadSizes:
         """
         client = replace(self.clients[client_id], memory=self.memory.load(client_id))
         shared, also = self.buffers.shared(state), self.buffers.num_bytes
-        local = state.keys() - shared.keys()
+        local = state.keys() - shared.keys()  # trained, never sent: the layers of FedBN
         sizes = {}
         gone = self.perturbations / self.batches_per_step(round_idx)
         payloads = predict_payloads(self.algorithm, visits, client, shared, gone)
-        for visit, payload in zip(visits, payloads, strict=True):
+        for visit, payload in zip(visits, payloads, strict=True):  # as Exchange counts them
             down, up = self.channel.down_bytes(payload.down), self.channel.up_bytes(payload.up)
             trained = frozenset(payload.start.keys() | local)
             more = (down + (also if payload.down else 0), up + (also if payload.up else 0))
@@ -237,7 +236,6 @@ class DeviceEmulation(NoDevices):
     def admit(
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
-        """Return the visits of the clients that get through, ordered so that the base is swapped as rarely as possible."""
         self.forget()
         self.measure(round_idx, visits, parameters)
         draw = (self._seed, round_idx)
@@ -303,6 +301,7 @@ class DeviceEmulation(NoDevices):
         self._start, self.round_end_seconds = start_seconds, end_seconds
         there = {outcome.client_id for outcome in outcomes if not outcome.reason}
         left = [visit for visit in visits if visit.client_id in there]
+        # The base is swapped as rarely as possible.
         return sorted(left, key=lambda visit: -self._devices[visit.client_id].weight_bits)
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
@@ -332,12 +331,10 @@ class DeviceEmulation(NoDevices):
         )
 
     def kind(self, visit: Visit) -> Hashable:
-        """Return bits, checkpointing, and whether training is forward-only; None for a visit that must train alone.
-
-        These are a cut step, and 8 bits, because LLM.int8 picks outlier columns over the whole batch.
-        """
+        """Return bits, checkpointing, and whether training is forward-only; None for a visit that must train alone."""
         bits = self._devices[visit.client_id].weight_bits
         fitted = self._fits[visit]
+        # LLM.int8 picks outlier columns over the whole batch, so the clients beside would change them.
         return None if self._is_cut(visit) or bits == 8 else (bits, fitted.checkpointing, fitted.forward)
 
     def trains_forward(self, visit: Visit) -> bool:

@@ -178,7 +178,7 @@ class FederatedLoop(LoopView):
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
-        self._start.reload_in_each_round(trainer)
+        self._start.reload_in_each_round(trainer)  # else a round longer than the last would never end
         plan.plan_behind_checkpoints(trainer, self._plan_round)
         self._start.watch(trainer)
         if isinstance(self._data, OpensLater):
@@ -191,11 +191,12 @@ class FederatedLoop(LoopView):
         clients = build_clients(self._data.client_sizes())
         self.clients.clear()
         self.clients.update(clients)
-        if self._buffered is None:
+        if self._buffered is None:  # buffered rounds check their own numbers
             guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
         for part in self._run.parts_with(Part.meet):
             part.meet(self._run)
         self._rounds = self._run.planned = self.planner_type.of(self, self._data, trainer)
+        # The module may ask for trainer.estimated_stepping_batches, which reads a loader before round 0 is planned.
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -217,7 +218,7 @@ class FederatedLoop(LoopView):
         plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
-        forget_training_loader(trainer)
+        forget_training_loader(trainer)  # it may be that of the outline
 
     def _read_parameters(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Read the federated parameters, which the module or callbacks may have changed."""
@@ -271,6 +272,7 @@ class FederatedLoop(LoopView):
         group = self.group
         group.work.announce(optimizer)
         if self._changes_gradients:
+            # Lightning has unscaled the gradients by now, and clips them later.
             group.adjust_gradients(self.algorithm, self._parameters, optimizer)
         for part in self._run.parts_with(Part.before_step) if group.visits else ():
             part.before_step(self._run, group, optimizer)
@@ -287,12 +289,14 @@ class FederatedLoop(LoopView):
             for part in self._run.parts_with(Part.after_batch):
                 part.after_batch(self._run, group)
         if ended := [*group.visits] if batch_idx + 1 in self._rounds.schedule.ends else []:
+            # The hook belongs to the visit, and Lightning calls it after those of all callbacks.
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
             if not pl_module.automatic_optimization:
                 work.refuse_unused_gradients(ended[0].visiting.visit)
             optimizers.refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
             work.leave(len(ended))
             under_way.end_group(group)
+        # Here, since Lightning validates before on_train_epoch_end.
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module, under_way)
         if ended:
@@ -358,7 +362,7 @@ class FederatedLoop(LoopView):
             part.after_round(run, metrics)
 
     def remembered(self) -> dict[str, Any]:
-        """Return rounds done and the states of algorithm and server, whose tensors are replaced, never changed in place."""
+        """Return the rounds done and the states of algorithm and server."""
         return remembered(self)
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             fine, int
         ):  # 1 batch is not 1.0, all of them
             raise ValueError(f"trainer.{setting}={value} would cut a round of the federation: {remedy}")
+    # Lightning broadcasts should_stop after each batch: ranks with unlike numbers of batches would hang.
     if trainer.world_size != 1:
         raise ValueError(
             f"trainer.devices={trainer.num_devices} and trainer.num_nodes={trainer.num_nodes} make {trainer.world_size} "
@@ -147,7 +148,7 @@ def refuse_senseless(trainer: L.Trainer) -> None:
     """Raise ValueError for a setting of the trainer below its least value."""
     for setting, (least, meaning) in LEAST.items():
         value = getattr(trainer, setting)
-        if value is not None and not value >= least:
+        if value is not None and not value >= least:  # NaN too
             raise ValueError(f"trainer.{setting}={value} must be at least {least}: it is {meaning}")
 
 

@@ -331,8 +331,8 @@ class Run:
             algorithm.check_settings(self)
 
     def broadcast(self, state: State) -> Payload:
-        """Return a state as every client receives it, and its bytes per client; a channel treats all clients alike."""
-        return self.channel.down(state, next(iter(self.clients.values())))
+        """Return a state as every client receives it, and its bytes per client."""
+        return self.channel.down(state, next(iter(self.clients.values())))  # a channel treats all alike
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log values with the round, as ``fed/NAME``."""
@@ -474,7 +474,7 @@ def round_metrics(rows: Sequence[Record], num_clients: int, reported: bool = Fal
     for row in rows:
         for name in ("loss", f"loss/{row['split']}") if row["loss"] != "" else ():
             losses.setdefault(name, []).append(float(row["loss"]))
-    several = len(losses) > 2
+    several = len(losses) > 2  # one split alone has the loss of the round
     loss = {name: average(each) for name, each in losses.items() if several or name == "loss"}
     totals = {name: float(sum(int(row[name]) for row in rows)) for name in ("bytes_down", "bytes_up")}
     diverged, left_out = (
@@ -491,6 +491,7 @@ def log_round(
     if trainer.barebones:  # a barebones trainer warns about logging
         return
     named = {f"fed/{name}": value for name, value in metrics.items()}
+    # Without a batch size Lightning looks for one in the batch.
     module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
     for name, value in training.items():
         shown = name == "loss"

@@ -74,7 +74,7 @@ class ForwardSteps:
     Args:
         settings: eps, perturbations and so on.
         algorithm: whose ``adjust_gradients`` is called for one parameter at a time; once more where gradients are clipped by
-            their norm, since no estimate is kept.
+            their norm.
         clients: visits of the group, one without stacked parameters.
         purpose: seed of the run, and round: of the directions.
         trainer: with its clipping and its batches of a step.
@@ -123,6 +123,7 @@ class ForwardSteps:
         """Return whether a parameter is trained: it needs a gradient, and the algorithm does not take it away."""
         if not client.held[name].requires_grad:
             return False
+        # Once before the first step, since the estimates of all parameters are never in memory together.
         return self._adjusted(client, name, torch.zeros_like(client.parts[name])) is not None
 
     @property
@@ -173,12 +174,12 @@ class ForwardSteps:
                     losses.append(_losses(result))
                     if not is_last:
                         result = None  # frees its memory before the next pass
-                slopes.append((losses[0].double() - losses[1].double()) / (2 * size))
+                slopes.append((losses[0].double() - losses[1].double()) / (2 * size))  # central difference
                 means += losses
         finally:
             for client, before in zip(self.clients, at, strict=True):
                 for name, part in client.parts.items():
-                    part.copy_(before[name])
+                    part.copy_(before[name])  # minus eps * z would not give the same bits
         self._slopes.append(torch.stack(slopes).cpu())
         each = torch.stack(means).mean(dim=0)
         loss = each.sum().requires_grad_()  # a leaf
@@ -253,6 +254,7 @@ class ForwardSteps:
         most, kind = self._clip
         if not most or kind == GradClipAlgorithmType.VALUE:
             return 1.0
+        # No estimate is kept, so `step` makes each once more.
         norms = [torch.linalg.vector_norm(self._gradient(client, name, along)) for name in client.parts]
         return min(1.0, float(most) / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6))
 

@@ -3,8 +3,7 @@
 A round is a server step of `FedBuff`. Its visits are those whose updates arrive for it on the virtual clock
 (`fedlight.federation.asynchronous.schedule`); each is trained from the model that its client received, and its movement is
 relative to that model. A model is kept while a client works on it whose update will arrive: at most one for each client at
-work. Batches follow from the round that asked the client, because costs have to be known then. Learning rates and random
-draws of the training follow from the round that trains the visit.
+work. Learning rates and random draws of the training follow from the round that trains the visit.
 
 A checkpoint holds the clients at work after the last server step, and these models.
 """
@@ -105,6 +104,7 @@ class Buffered(Part):
 
         def measure(asked: int, names: Sequence[str]) -> None:
             visits = visits_of(asked, [self._clients[name] for name in names])
+            # Costs are known when a client is asked, so the batches follow from that round.
             devices.measure(asked, [replace(visit, asked=asked) for visit in visits], parameters)
 
         def ask(names: list[str], at: float) -> list[Assignment]:
@@ -166,6 +166,7 @@ class Buffered(Part):
         model = round.exchange.state
         step = self._planned
         known = {**self._models, step.round_idx: model}
+        # A model stays while a client works on it whose update will arrive.
         self._models = {asked: known[asked] for asked in sorted(step.versions)}
         self._at_work = step.at_work
         kept = [value for model_before in self._models.values() for value in model_before.values()]

@@ -2,8 +2,7 @@
 
 Visits of one group are trained side by side: they share their optimizer steps, and each has its own losses.
 
-A client with several visits in a round contributes after the last one: if a visit diverges, no update of the client has been
-aggregated. A client checks for NaN and Inf before it sends.
+A client checks for NaN and Inf before it sends.
 """
 
 import logging
@@ -38,12 +37,13 @@ CLIENT_LOSSES = "client_losses"
 def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     """Return the loss of each visit under way, ``(visits,)``, from ``on_train_batch_end``'s ``outputs``.
 
-    The division by ``accumulate_grad_batches`` is undone. None without a loss, as may be under manual optimization.
+    None without a loss, as may be under manual optimization.
     """
     if isinstance(outputs, Mapping) and CLIENT_LOSSES in outputs:
         losses: Tensor = outputs[CLIENT_LOSSES]
         return losses
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    # Lightning has divided the loss by accumulate_grad_batches.
     return loss.detach().reshape(1) * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
 
 
@@ -335,7 +335,7 @@ def call_modules_own(
 ) -> None:
     """Call the module's ``on_train_batch_end`` now; Lightning's next call, behind the callbacks, does nothing."""
     call._call_lightning_module_hook(trainer, HOOK, outputs, batch, batch_idx)
-    vars(module)[HOOK] = _Called(module, vars(module).get(HOOK))
+    vars(module)[HOOK] = _Called(module, vars(module).get(HOOK))  # hides the class's method once
 
 
 def call_again(module: L.LightningModule) -> None:
