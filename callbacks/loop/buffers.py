@@ -151,7 +151,9 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     flat = [value.detach().contiguous().reshape(-1) for value in (a, b)]
     # Compare as few numbers as possible: a causal mask of an old model has a million booleans in each layer.
     bytes_of = [n * each.element_size() for each in flat for n in (each.numel(), each.storage_offset())]
+    # Torch views words only where sizes and offsets are multiples of them.
     width = next(size for size in WORDS if not any(number % size for number in bytes_of))
+    # By bits: a constant may hold a NaN, which equals no NaN.
     return torch.equal(*(each.view(WORDS[width]) for each in flat))
 
 

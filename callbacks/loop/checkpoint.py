@@ -210,6 +210,7 @@ class RoundStart(L.Callback):
 
     def _live(self, weights_only: bool | None) -> dict[str, Any]:
         connector = checkpoint_connector(self._trainer)
+        # The class's method: the connector's own attribute is `dump`.
         checkpoint: dict[str, Any] = type(connector).dump_checkpoint(connector, weights_only)
         return checkpoint
 

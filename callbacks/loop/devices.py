@@ -84,9 +84,10 @@ class PayloadSizes:
         sizes = {}
         gone = self.perturbations / self.batches_per_step(round_idx)
         payloads = predict_payloads(self.algorithm, visits, client, shared, gone)
-        for visit, payload in zip(visits, payloads, strict=True):  # as Exchange counts them
+        for visit, payload in zip(visits, payloads, strict=True):
             down, up = self.channel.down_bytes(payload.down), self.channel.up_bytes(payload.up)
             trained = frozenset(payload.start.keys() | local)
+            # As `Exchange` counts them: buffers travel with something else alone.
             more = (down + (also if payload.down else 0), up + (also if payload.up else 0))
             sizes[visit] = Sizes(trained, *more, rank_of(client))
         return sizes
@@ -222,7 +223,7 @@ class DeviceEmulation(NoDevices):
                 self._use_base(bits)
                 yield by_bits[bits]
         finally:
-            self._use_base(self._base.own_bits)
+            self._use_base(self._base.own_bits)  # also where the caller breaks off
 
     @contextmanager
     def at_server(self) -> Iterator[None]:
@@ -247,6 +248,7 @@ class DeviceEmulation(NoDevices):
     def measure(self, round_idx: int, visits: Sequence[Visit], parameters: Mapping[str, Tensor]) -> None:
         """Count memory, operations and bytes of all visits of some clients, for the round that asks them."""
         self._planned_for = parameters.keys()
+        # Costs follow from shapes: hooks that read values are refused.
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
         asked: dict[str, list[Visit]] = {}
         for visit in visits:
@@ -360,7 +362,7 @@ class DeviceEmulation(NoDevices):
     def visited(self, visit: Visit, row: Record) -> Record:
         device, flops = self._devices[visit.client_id], self._flops[visit]
         sent, planned = (row["bytes_down"], row["bytes_up"]), self._planned[visit][1:3]
-        if sent != planned and not row["reason"] and not self._said:
+        if sent != planned and not row["reason"] and not self._said:  # a diverged client sends nothing
             self._said = True
             logger.warning(
                 "%s was to send %s bytes down and up by names and shapes, and client %s had %s: the clock of its rounds is "

@@ -189,7 +189,7 @@ class FederatedLoop(LoopView):
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         clients = build_clients(self._data.client_sizes())
-        self.clients.clear()
+        self.clients.clear()  # in place: the run has this dictionary
         self.clients.update(clients)
         if self._buffered is None:  # buffered rounds check their own numbers
             guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
@@ -232,8 +232,9 @@ class FederatedLoop(LoopView):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the round; the module holds the global state."""
         plan.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
-        seed_all(self.seed, "round", self.rounds_done)
+        seed_all(self.seed, "round", self.rounds_done)  # so that a resumed run draws the same numbers
         self.visit_records = self._run.records = self._run.devices.dropouts(self.rounds_done)
+        # Lightning's finetuning callbacks add parameters when an epoch starts.
         self._read_parameters(trainer, pl_module)
         self._run.check(self.algorithm)
         self._open_round()
@@ -249,11 +250,11 @@ class FederatedLoop(LoopView):
         """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
         if self._round is None:
             guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
-        if batch_idx == 0:
+        if batch_idx == 0:  # by now all callbacks have started their epoch
             self._take_in(trainer, module, self._round)
         schedule = self._rounds.schedule
         if batch_idx in schedule.begins:
-            self.left.refuse_changed()
+            self.left.refuse_changed()  # a callback may have changed the weights since
             plan.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
             # Set before it begins, so that an error on the way knows the group to undo.
             self.group = self._round.open_group(schedule.begins[batch_idx])
@@ -305,12 +306,12 @@ class FederatedLoop(LoopView):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the epoch; the next round is planned once this one is saved."""
         plan.train_batches_again(pl_module)
-        if self._round is not None:
+        if self._round is not None:  # its last batch would have closed it
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
         self._run.agree()  # also on values that on_train_epoch_end has logged
-        trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))
+        trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))  # each process decides alone
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
@@ -352,7 +353,7 @@ class FederatedLoop(LoopView):
         hints = {"lr": module_lr, "trainer.gradient_clip_val": trainer.gradient_clip_val}
         metrics = under_way.finish(hints)
         self.group, self._round = OpenGroup([], LocalWork(())), None
-        self.rounds_done += 1
+        self.rounds_done += 1  # Lightning counts only after the checkpoint of a validation
         metrics |= round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed) | run.logged
         run.logged = {}
         metrics |= run.devices.metrics(self.visit_records)

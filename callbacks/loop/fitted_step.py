@@ -33,7 +33,7 @@ def count_examples(batch: Any) -> int:
         >>> count_examples({"x": torch.zeros(3, 2), "labels": [torch.zeros(3), "shared"]})
         3
     """
-    counts = {len(tensor) for tensor in tensors(batch) if tensor.dim()}
+    counts = {len(tensor) for tensor in tensors(batch) if tensor.dim()}  # a single number is for all examples
     if len(counts) != 1:
         raise ValueError(
             f"a batch of type {type(batch).__name__} cannot be cut into micro-batches, as its tensors have "
@@ -121,7 +121,7 @@ class FittedStep:
             ValueError: the module calls backward itself or has no ``checkpoint_gradients``, or the precision scales the
                 loss.
         """
-        self.leave()
+        self.leave()  # the visit before may have fitted it
         if micro_batch is not None:
             self._check_cut(micro_batch)
         if checkpointing:
@@ -211,6 +211,7 @@ class _HandOver(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        # The factor: Lightning has divided the loss by accumulate_grad_batches.
         return None, None, *(None if part is None else factor * part for part in ctx.gradients)
 
 

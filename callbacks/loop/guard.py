@@ -60,7 +60,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             f"torchrun has started {started} processes, each of which would train the whole federation: set "
             "--trainer.strategy client_parallel, or start one process without torchrun"
         )
-    if isinstance(trainer.strategy, ParallelStrategy):
+    if isinstance(trainer.strategy, ParallelStrategy):  # even of one process
         refuse_parallel("strategy", trainer.strategy)
     if isinstance(trainer.precision_plugin, (DeepSpeedPrecision, FSDPPrecision)):
         refuse_parallel("precision", trainer.precision_plugin)
@@ -188,6 +188,7 @@ class SameFederation:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Raise ValueError for a checkpoint with other settings."""
         self._saved = saved
+        # Those of the data come with `meet`.
         self._refuse_others()
 
     def meet(self, trainer: L.Trainer, data: FederatedData) -> None:

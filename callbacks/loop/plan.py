@@ -61,11 +61,13 @@ class RoundSchedule:
                     f"a visit of {visit.num_batches} batches is no multiple of trainer.accumulate_grad_batches="
                     f"{accumulation}: one optimizer step would mix two clients"
                 )
+        # Visits of a group are equally long.
         ends = list(accumulate(group[0].num_batches for group in groups))
         self.begins = dict(zip([0, *ends[:-1]], groups, strict=True)) if groups else {}
         self.ends = set(ends)
         self.visits = visits
         self._last = {visit.client_id: visit for visit in visits}
+        # The last entry of a key counts, here the first visit.
         self._first = {visit.client_id: visit for visit in reversed(visits)}
         self.num_batches = ends[-1] if ends else accumulation  # Lightning ends a run at an empty epoch
 
@@ -367,12 +369,12 @@ class RoundPlanner:
         there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
         if isinstance(self.algorithm, PreparesRounds):
             with isolate_rng():
-                seed_all(self.seed, "prepare", round_idx)
+                seed_all(self.seed, "prepare", round_idx)  # a resumed run makes the same data
                 self.algorithm.prepare_round(round_idx, there, run)
 
     def asked(self, round_idx: int) -> list[Client]:
         """Return the clients that are asked to take part in a round."""
-        # Of all clients, present or not, as the privacy accountant assumes.
+        # Present or not: the privacy accountant assumes a draw from all clients.
         return uniform_cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
 
 

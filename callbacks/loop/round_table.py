@@ -97,7 +97,7 @@ class RoundTable:
         """Note rows that are in the file."""
         for row in rows:
             # Each digest covers the one before, so a copy can go on and no round reads the file.
-            text = self._digest + _text([row], with_header=not self._digest)
+            text = self._digest + _text([row], with_header=not self._digest)  # the columns count once
             self._digest = blake2b(text.encode(), digest_size=16).hexdigest()
         self.last_round = int(str(rows[-1]["round"]))
 

@@ -154,7 +154,7 @@ class ScoresOwnExamples(Protocol):
 def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> dict[str, np.ndarray]:
     """Return the loss on each example of a client, ``(examples,)`` fp64, in evaluation mode and without gradients.
 
-    Several processes share the batches. Arguments are checked by `Run.check_losses`.
+    Arguments are checked by `Run.check_losses`.
     """
     assert isinstance(module, LossPerExample)
 
@@ -170,7 +170,7 @@ def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val")
     parts: dict[str, list[np.ndarray]] = {}
     for batches, positions in passes:
         with torch.no_grad(), eval_mode(module):
-            losses = torch.cat(for_each(measure, batches)).numpy()
+            losses = torch.cat(for_each(measure, batches)).numpy()  # several processes share the batches
         for client, places in positions.items():
             parts.setdefault(client, []).append(losses[places])
     return {client: np.concatenate(pieces) for client, pieces in parts.items()}
@@ -297,7 +297,7 @@ class Run:
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Trainer's optimizers; a callback may replace them between rounds."""
+        """Trainer's optimizers."""
         return self.trainer.optimizers
 
     @property
@@ -320,7 +320,7 @@ class Run:
 
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""
-        if self._checked != [*self.optimizers]:
+        if self._checked != [*self.optimizers]:  # a callback may replace them between rounds
             self.check_settings(algorithm)
             algorithm.check(self)
             self._checked = [*self.optimizers]

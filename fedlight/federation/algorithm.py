@@ -86,7 +86,7 @@ class Algorithm(Checked):
     def aggregation(self, num_clients: int) -> Aggregation:
         """Return a fresh aggregation for one round of a federation of ``num_clients``."""
         if self.weighting == "unbiased":
-            return WeightedSum("count", scale=num_clients)
+            return WeightedSum("count", scale=num_clients)  # eq. 8: M / A
         return WeightedSum("weight")
 
     def finish_round(self, movement: State) -> State:

@@ -181,7 +181,7 @@ class ForwardSteps:
                 for name, part in client.parts.items():
                     part.copy_(before[name])  # minus eps * z would not give the same bits
         self._slopes.append(torch.stack(slopes).cpu())
-        each = torch.stack(means).mean(dim=0)
+        each = torch.stack(means).mean(dim=0)  # [clients]
         loss = each.sum().requires_grad_()  # a leaf
         return {**result, "loss": loss, CLIENT_LOSSES: each} if isinstance(result, Mapping) else loss
 
@@ -200,6 +200,7 @@ class ForwardSteps:
         """Move the parameters once the optimizer's own step is over; return whether there was a batch to step by."""
         if not self._slopes:
             return False
+        # n-SPSA: the mean over the directions, and over the batches of the step.
         slopes = torch.stack(self._slopes).sum(dim=0) / (self._batches * self.settings.perturbations)
         self._slopes = []
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}

@@ -186,7 +186,7 @@ class SideBySide:
                         "beside would be stepped as well"
                     )
                 if gradient is not slices[name]:
-                    slices[name].copy_(gradient)
+                    slices[name].copy_(gradient)  # a view of the stacked gradient
         for parameter, clients in left_out.items():
             if clients < len(self._visits):
                 raise refusal(

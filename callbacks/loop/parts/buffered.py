@@ -130,7 +130,7 @@ class Buffered(Part):
                 measure(job.asked, [job.client_id])
         outcomes = []
         for job in ended:
-            spent = job.end_seconds - job.start_seconds if job.reason else inf
+            spent = job.end_seconds - job.start_seconds if job.reason else inf  # inf: all of its costs
             outcomes.append(outcome_of(devices.jobs[job.client_id], job.reason, spent))
         visits = [visit for job in step.arrivals for visit in devices.visits_to(job.client_id)]
         self._step = step
@@ -160,6 +160,7 @@ class Buffered(Part):
         factor = self.fedbuff.weight(round_idx - visit.asked_in(round_idx))
         if factor == 1.0:
             return update
+        # Not the weight, which is in the divisor: stale updates make a small step, as in FedBuff's paper.
         return replace(update, movement={name: value * factor for name, value in update.movement.items()})
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
@@ -235,7 +236,7 @@ def refuse_by_round(algorithm: Algorithm) -> None:
     client = [Client("any", 1, 1.0)]
     first, second = (
         [visit.part for visit in algorithm.plan(idx, client, lambda client_id, split="train": 1)]
-        for idx in (0, 1)
+        for idx in (0, 1)  # RoLoRA alternates
     )
     if first != second:
         raise refusal(

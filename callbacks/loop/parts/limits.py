@@ -106,6 +106,7 @@ class Limits(Checked):
         share = self.largest_share(clients)
         if share == 1 or not claimed:
             return dict(claimed)
+        # most / (most + (clients - 1) * median) = share
         most = int(median_low(claimed.values()) * (clients - 1) * share / (1 - share))
         return {name: min(number, most) for name, number in claimed.items()}
 
@@ -315,6 +316,7 @@ class LimitedRound(Aggregation):
         norms = defaultdict[int, list[float]](list)
         for arrived in everything:
             norms[arrived.numbers].append(arrived.norm)
+        # The lower one of the middle two: a large update among two does not raise it.
         self._medians = {numbers: median_low(each) for numbers, each in norms.items()}
         for arrived in everything:
             if self._scale(arrived) < 1:

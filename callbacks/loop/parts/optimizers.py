@@ -18,8 +18,7 @@ where the schedule was when the round began, and `StepSchedules` sets the start 
 ``restart``   the next round begins where this one began: the schedule goes through its first steps in every visit
 ============  ====================================================================================================
 
-Schedules of interval "epoch", and ``ReduceLROnPlateau``, step once a round on top of either. Snapshots hold the state of
-schedules and all options of the optimizers' groups, since some schedules also change momenta.
+Schedules of interval "epoch", and ``ReduceLROnPlateau``, step once a round on top of either.
 
 Under ``precision="16-mixed"`` a visit starts with the loss scale of the round's beginning, and the next round with the
 smallest scale at the end of a visit.
@@ -110,6 +109,7 @@ def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:
 def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
     """Make the module train the same parameters as at a checkpoint, by the result of `which_are_trained`."""
     for name, parameter in module.named_parameters():
+        # On resume, finetuning callbacks leave parameters frozen that they had unfrozen before.
         parameter.requires_grad_(trained.get(name, parameter.requires_grad))
 
 
@@ -346,7 +346,9 @@ class StepSchedules(Part):
         if visit is not None:
             steps = [getattr(self._configs[i].scheduler, "last_epoch", visit.num_batches) for i in numbers]
             steps = steps or [visit.num_batches]
+            # Among equal numbers of steps no order of the visits decides.
             order = (float(sum(steps)), visit.client_id, visit.split)
+        # All options: some schedules also change momenta.
         options = [{k: _copy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         if visit is None:  # the others step after the round, and may have to do so twice
             others = self._of(optimizer, range(len(self._configs)))

@@ -52,10 +52,7 @@ class ProductError(Part):
             )
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
-        """Return an aggregation of the same result that keeps the products for the metric; ``inner`` without a metric.
-
-        The algorithm's own aggregation gives the clients' coefficients.
-        """
+        """Return an aggregation of the same result that keeps the products for the metric; ``inner`` without a metric."""
         self._sums = None
         if not any("lora_" in name for name in run.state):
             return inner
@@ -71,6 +68,7 @@ class ProductError(Part):
         if isinstance(inner, ProductSums):
             self._sums = inner
             return inner
+        # A robust aggregation has no coefficients, so those of the algorithm count.
         mean = run.algorithm.aggregation(len(run.clients)) if run.robust else inner
         # The weighted mean inside an aggregation knows the clients' coefficients.
         mean = getattr(mean, "mean", mean)

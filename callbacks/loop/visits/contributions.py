@@ -77,6 +77,7 @@ class Contributions:
         for partial in partials:
             self.aggregation.merge(partial["updates"])
             diverged |= partial["diverged"]
+        # In the order of the plan, whatever the order of the processes.
         self.diverged = {name: diverged[name] for name in self._clients if name in diverged}
 
     def result(self, hints: Mapping[str, object]) -> State:

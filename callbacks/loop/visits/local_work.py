@@ -50,7 +50,7 @@ class LocalWork:
         self._depth: dict[int, int] = defaultdict(int)
         self._hooks = []
         for optimizer in optimizers:
-            # At torch's optimizers, as LBFGS evaluates its closure many times in a step and 16-bit scaling leaves steps out.
+            # Torch's hooks count steps: LBFGS evaluates its closure many times in one, and 16-bit scaling leaves some out.
             _check_hooks(optimizer)
             self._hooks.append(optimizer.register_step_pre_hook(self._steps_now))
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))

@@ -1,8 +1,6 @@
 """Visits in the federated loop: download, local training, upload, contribution to the round.
 
 Visits of one group are trained side by side: they share their optimizer steps, and each has its own losses.
-
-A client checks for NaN and Inf before it sends.
 """
 
 import logging
@@ -159,7 +157,7 @@ class Exchange:
 
         Raises Diverged, and sends nothing, if something is not finite.
         """
-        refuse_not_finite(trained, "trained")
+        refuse_not_finite(trained, "trained")  # the client looks before it sends
         reply = self.algorithm.reply(visiting, trained, work)
         seed_all(self.seed, "wire", self.round_idx, *visiting.visit.purpose)
         movement, payload = self._send_up(visiting, reply)
@@ -167,7 +165,7 @@ class Exchange:
 
     def _send_up(self, visiting: Visiting, reply: State) -> tuple[State, Payload]:
         """Return the movement that reaches the server with a reply, and the payload that travels."""
-        others = reply.keys() - self.state.keys()
+        others = reply.keys() - self.state.keys()  # no parameters, such as control variates
         payload = self.channel.up(visiting.received, reply, visiting.client, others)
         refuse_not_finite(payload.state, "the movement of")
         return payload.state, payload

@@ -41,8 +41,7 @@ WEIGHT = "weight of:"
 class HetLoRA(UnlikeRanks):
     """Averages of LoRA factors of unlike ranks, padded with zeros.
 
-    With ``missing="skip"`` a row of
-    A and a column of B that no client of a round has stay as they are.
+    With ``missing="skip"`` a row of A and a column of B that no client of a round has stay as they are.
 
     Args:
         sparsity_weighted: whether a layer's factors count by the norm of their product; else clients count by ``weighting``.
@@ -134,6 +133,7 @@ class HetLoRA(UnlikeRanks):
             a, b = parameters[pair.a][where], parameters[pair.b][:, where]
             a_norm, b_norm = a.norm(), b.norm()
             if pair.a in gradients and pair.b in gradients and a_norm * b_norm > 0:
+                # The gradients of lambda * |B| * |A|.
                 gradients[pair.a][where] += self.lam * b_norm / a_norm * a
                 gradients[pair.b][:, where] += self.lam * a_norm / b_norm * b
 
@@ -200,6 +200,7 @@ class PaddedMeans(Aggregation):
             a, b = update.movement[pair.a].clone(), update.movement[pair.b].T.clone()
             size = 1.0
             if self._by_size:
+                # |B_k A_k|, of the trained factors
                 size = product_norm(update.received[pair.a] + a, update.received[pair.b].T + b)
             weights = torch.full((len(a), 1), update.weight * size, dtype=torch.float64)
             if self._missing == "skip":
@@ -240,4 +241,4 @@ def product_norm(a: Tensor, b: Tensor) -> float:
         >>> round(product_norm(a, b) ** 2, 9)
         45.0
     """
-    return float(((a @ a.T) * (b @ b.T)).sum().clamp(min=0).sqrt())
+    return float(((a @ a.T) * (b @ b.T)).sum().clamp(min=0).sqrt())  # a rounding may be below 0
