@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 MEMINFO, CPUINFO = Path("/proc/meminfo"), Path("/proc/cpuinfo")
-STAT, IDLE = Path("/proc/stat"), slice(3, 5)
+STAT, IDLE = Path("/proc/stat"), slice(3, 5)  # idle, and wait for input and output
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 POWERCAP = Path("/sys/class/powercap")
 """Folder of RAPL, the energy counters of processors of Intel and AMD."""
