@@ -283,6 +283,7 @@ class BufferPolicy:
             return {}
         self._refuse(names)
         buffers = copies(self._module, names)
+        # A buffer that was not finite before the visit says nothing about its training.
         refuse_not_finite(
             {n: v for n, v in buffers.items() if v is not None and self._was_finite(n)}, "buffer"
         )

@@ -413,7 +413,7 @@ class DeviceEmulation(NoDevices):
         return {
             "hours": self.round_end_seconds / 3600,
             "round_seconds": self.round_end_seconds - self._start,
-            "joules": math.fsum(float(row["joules"]) for row in rows),
+            "joules": math.fsum(float(row["joules"]) for row in rows),  # in any order
             "asked": float(len(self._outcomes)),
             **{reason: float(reasons[reason]) for reason in REASONS},
         }

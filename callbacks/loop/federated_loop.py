@@ -160,7 +160,7 @@ class FederatedLoop(LoopView):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the settings and build the clients, now or when the training data are known."""
-        self._federation.trains = stage == "fit"
+        self._federation.trains = stage == "fit"  # evaluation takes other settings
         check_what_is_loaded(trainer)
         if stage != "fit":
             return

@@ -402,7 +402,7 @@ class Run:
 def training_data(trainer: L.Trainer) -> object:
     """Return the source of training batches: a project's own loader read by client, or the datamodule."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, SharesOut):
+        if isinstance(callback, SharesOut):  # fedlight.ByClient
             callback.share_out(trainer)
     source = training_source(trainer)
     return source if isinstance(source, FederatedData) else trainer.datamodule  # type: ignore[attr-defined]

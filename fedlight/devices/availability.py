@@ -116,6 +116,7 @@ class Trace:
             time, period = now_seconds - moved, 0.0
         else:
             period = self.period_hours * HOUR
+            # Intervals that lie later are met by an earlier time.
             time = (now_seconds + (period - moved % period)) % period
         before = bisect_right(starts, time) - 1
         if before >= 0 and time < ends[before]:

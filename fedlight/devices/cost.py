@@ -201,7 +201,7 @@ def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
 def _counted(
     module: Any, batch: Any, step: Callable[[], Tensor], checkpointing: bool, forward: bool
 ) -> StepCost:
-    module.train()
+    module.train()  # a step drops entries
     known = [*module.parameters(), *module.buffers(), *tensors(batch)]
     if forward:
         with torch.random.fork_rng(), torch.no_grad():

@@ -235,7 +235,7 @@ class Wire(Channel):
         packed = _packed(meant, self.up_codecs, "up", f"client {client.id!r}")
         payload = _arrived(packed, meant, self.up_codecs)
         if self.error_feedback:
-            kept = [name for name in meant if name not in without_feedback]
+            kept = [name for name in meant if name not in without_feedback]  # others come whole again
             client.memory[LOST] = lost | {name: meant[name] - payload.state[name] for name in kept}
         return packed, payload
 
@@ -301,7 +301,7 @@ def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -
         steps.append((f"{place}.", codec, sizes))
         sizes = codec.encoded_sizes(sizes)
     values = packed["values"]
-    for prefix, codec, before in reversed(steps):
+    for prefix, codec, before in reversed(steps):  # the last one is undone first
         side = {name.removeprefix(prefix): each for name, each in packed.items() if name.startswith(prefix)}
         values = codec.decode(values, side, before)
     parts = dict(zip(names, values.split(first), strict=True))

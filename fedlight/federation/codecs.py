@@ -132,7 +132,7 @@ class Quantize(Codec):
         """Return the bytes of each tensor with the padding of its last block, and without it."""
         in_a_byte = 2 if self.to == "nf4" else 1  # two codes of 4 bits
         filled = [size // in_a_byte for size in self._filled(sizes)]
-        return filled, [-(-size // in_a_byte) for size in sizes]
+        return filled, [-(-size // in_a_byte) for size in sizes]  # a half byte is sent whole
 
 
 class TopK(Codec):
@@ -170,6 +170,7 @@ class TopK(Codec):
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         """Return the largest values in the order of their positions, which are counted within each tensor."""
         parts, kept = values.split(list(sizes)), self.encoded_sizes(sizes)
+        # Rising, as `decode` demands.
         positions = [
             part.abs().topk(k, sorted=False).indices.sort().values
             for part, k in zip(parts, kept, strict=True)

@@ -42,7 +42,7 @@ def predict_payloads(
     Raises:
         ValueError: a hook looks at the values of tensors.
     """
-    client = replace(client, memory=_shapes(client.memory))
+    client = replace(client, memory=_shapes(client.memory))  # a copy, which hooks may change
     state, rank = _shapes(state), rank_of(client)
     payloads: list[Payloads] = []
     try:

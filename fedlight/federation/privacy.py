@@ -236,14 +236,14 @@ def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Rounds) -> fl
     total: Any = 0.0
     for (sampled, clients), times in sorted(counts.items()):
         orders, divergences = _renyi(noise_multiplier, sampled, clients)
-        total = total + times * divergences
+        total = total + times * divergences  # Renyi divergences add up over rounds
     # The theorem gives a bound, which may lie above the exact value without secret sampling.
     return min(without_secret, float(compute_epsilon(orders, total, delta)[0]))
 
 
 @lru_cache(maxsize=256)  # one takes a third of a second
 def _renyi(noise_multiplier: float, sampled: int, clients: int) -> tuple[Any, Any]:
-    """Return orders and Renyi divergences of one round, which add up over rounds."""
+    """Return orders and Renyi divergences of one round."""
     if not 0 < sampled <= clients:
         raise ValueError(f"a round of {sampled} sampled clients out of {clients} cannot be")
     import dp_accounting
@@ -271,6 +271,7 @@ def _check_delta(delta: float) -> None:
 
 def _clipping(tensors: Sequence[Tensor], clip_norm: float, whose: str) -> float:
     """Return the factor in (0, 1] that brings the norm of all tensors together down to ``clip_norm``."""
+    # In fp64: squares may overflow fp32.
     norm = math.sqrt(sum(value.double().square().sum().item() for value in tensors))
     if not math.isfinite(norm):
         raise ValueError(

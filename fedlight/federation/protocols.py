@@ -282,6 +282,7 @@ def adapter_numbers(module: nn.Module, algorithm: str) -> tuple[list[str], dict[
         )
     adapters, numbers = [*module.adapter_names], dict[str, int]()
     for name in (name for name, p in module.named_parameters() if p.requires_grad):
+        # By whole parts: adapter1 is no part of adapter10.
         owners = [number for number, adapter in enumerate(adapters) if adapter in name.split(".")]
         if len(owners) != 1:
             raise ValueError(

@@ -144,12 +144,12 @@ def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
     removed = 0
     for note in folder.glob(f"*{ENDING}"):
         lock = FileLock(note)
-        if note in _own or not lock.take():
+        if note in _own or not lock.take():  # its process runs
             continue
         if lock.supported:
             for name in _needless(read_text(note, errors="replace")):
                 if names.fullmatch(name):
-                    for file in (folder / name, *folder.glob(f"{name}.*.tmp")):
+                    for file in (folder / name, *folder.glob(f"{name}.*.tmp")):  # a kill leaves half a file
                         removed += file.exists()
                         file.unlink(missing_ok=True)
         lock.give_back(remove=lock.supported)

@@ -219,7 +219,7 @@ class StackedAdapters:
             scalings = [float(layer.scaling[adapter]) for adapter in adapters]
             rate, drop = _rate(layer.lora_dropout[host]), None
             if rate > 0:
-                layer_number = getattr(layer.lora_dropout[host], "number", number)  # the masks of one alone
+                layer_number = getattr(layer.lora_dropout[host], "number", number)  # as alone: the same masks
                 drop = partial(self._masks.drop, rate=rate, number=layer_number, dtype=a.dtype)
             a, b = self._per_client(a), self._per_client(b.weight)
             stacked = StackedLora(layer, path, a, b, bias, scalings, drop)

@@ -192,7 +192,7 @@ class ForwardSteps:
         shared = client.visiting.directions
         if shared is None:
             return 0, key
-        index = derive_seed(*key) % shared.number
+        index = derive_seed(*key) % shared.number  # drawn evenly
         return index, shared.key(index)
 
     @torch.no_grad()

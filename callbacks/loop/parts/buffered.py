@@ -100,7 +100,7 @@ class Buffered(Part):
             devices: the clients' devices.
             parameters: federated parameters; only names and shapes count.
         """
-        devices.forget(but={job.client_id for job in self._at_work})
+        devices.forget(but={job.client_id for job in self._at_work})  # their costs were drawn before
 
         def measure(asked: int, names: Sequence[str]) -> None:
             visits = visits_of(asked, [self._clients[name] for name in names])

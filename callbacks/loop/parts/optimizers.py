@@ -167,9 +167,9 @@ class _Attributes:
             if name in self._tensors:
                 self._refuse_changed(name, value)
             elif name in self._values:
-                setattr(self.optimizer, name, copy.deepcopy(self._values[name]))
+                setattr(self.optimizer, name, copy.deepcopy(self._values[name]))  # it may change that too
             else:
-                delattr(self.optimizer, name)
+                delattr(self.optimizer, name)  # made in a visit
 
     def _own(self) -> Iterator[tuple[str, Any]]:
         """Yield attributes with plain values and containers of them, without those made of parameters of the groups."""

@@ -126,7 +126,7 @@ class LocalWork:
             None if losses is None else losses.mean().item(),
             self._seconds,
             {name: self._lr_sums[id(p)] for name, p in parameters.items()},
-            None if losses is None else losses[0].item(),
+            None if losses is None else losses[0].item(),  # at the start parameters
             () if self.forward is None else self.forward.gone(place),
         )
 

@@ -31,7 +31,7 @@ def memory(device: torch.device) -> tuple[int, int | None]:
         return size, free
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = MEMINFO.read_text(encoding="utf-8").splitlines() if MEMINFO.exists() else []
-    known = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    known = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))  # in KiB
     available = next(known, None)
     limit = LIMIT.read_text().strip() if LIMIT.exists() else "max"
     if limit != "max" and int(limit) < size:

@@ -150,7 +150,7 @@ def measure_products(edge: int, device: torch.device, seconds: float) -> dict[st
 
 
 def _copy_bytes(size: int, device: torch.device, seconds: float) -> float:
-    source = torch.ones(size // 4, device=device)
+    source = torch.ones(size // 4, device=device)  # fp32
     target = torch.empty_like(source)
     # Every byte is read and written.
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), seconds, device)

@@ -87,6 +87,7 @@ class SoftGroups(Assignment):
         _refuse_equal(losses, type(self).__name__)
         uniform = [1 / len(by_example)] * len(by_example)  # before the first grouping
         before = {client: np.array(self.weights.get(client, uniform)) for client in federation.clients}
+        # [examples, selectors] for each client
         examples = {client: np.stack([each[client] for each in by_example], axis=1) for client in before}
         self.weights = {client: em_step(before[client], examples[client]).tolist() for client in before}
         return _logged(np.array([*self.weights.values()]).argmax(axis=1), federation)

@@ -150,7 +150,7 @@ class FedBiscuit(WithLocal):
         # Clients score the selectors as a lossy channel delivers them.
         write(payload.state, parameters)
         by_selector = federation.adapter_losses(self.group_by, self._adapters)
-        write(state, parameters)
+        write(state, parameters)  # the server's own again
         self.losses = {client: [float(losses[client].mean()) for losses in by_selector] for client in clients}
         losses = refuse_diverged(np.array([*self.losses.values()]))
         groups = self.assignment.assign(losses, by_selector, federation).tolist()
@@ -184,7 +184,7 @@ class FedBiscuit(WithLocal):
         if self._warming is None and self.weights:
             weight *= self.weights[client.id][selector]
         if self._warming is None and self.weighting == "unbiased" and not self.share_alone and weight:
-            weight /= self._group_shares[selector]
+            weight /= self._group_shares[selector]  # the mean over the group in expectation
         return Update(client.id, movement, weight) if weight else None
 
     def aggregation(self, num_clients: int) -> Aggregation:

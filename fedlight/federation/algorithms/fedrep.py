@@ -68,7 +68,7 @@ class FedRep(Algorithm):
 
     def is_private(self, name: str) -> bool:
         """Return whether a parameter belongs to the head."""
-        return any(fnmatchcase(f".{name}.", f"*.{pattern}.*") for pattern in self.private)
+        return any(fnmatchcase(f".{name}.", f"*.{pattern}.*") for pattern in self.private)  # whole parts
 
     # The server: it averages bodies
 

@@ -224,6 +224,7 @@ def rebuild(start: Mapping[str, Tensor], sums: Tensor, directions: SharedDirecti
         >>> torch.equal(rebuild({"w": torch.zeros(3)}, sums, shared)["w"], -0.5 * z)
         True
     """
+    # A direction with a sum of 0 moves nothing, and is not drawn.
     used = [(directions.key(index), sums[index].item()) for index in sums.nonzero().flatten().tolist()]
     state = {}
     for name, value in start.items():

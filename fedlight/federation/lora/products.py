@@ -139,7 +139,7 @@ class ProductSums(Aggregation):
         self.is_known = True
         self.keeps_factors = True
         self._then = then
-        self._inner, self._mean, self._pairs = inner, copy.deepcopy(mean), pairs
+        self._inner, self._mean, self._pairs = inner, copy.deepcopy(mean), pairs  # `mean` may be `inner`
         self._kept: dict[
             str, list[tuple[float, list[str], State]]
         ] = {}  # weight, names that were sent, factors

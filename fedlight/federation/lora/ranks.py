@@ -114,7 +114,7 @@ def pad_like(state: State, like: Mapping[str, Tensor], rank: int | None) -> Stat
     """Return a state that was cut to ``rank`` with zeros up to the ranks of ``like``; for None the state itself."""
     if rank is None:
         return state
-    pairs = sorted(_pairs_of(state), key=lambda pair: pair.rank(like))
+    pairs = sorted(_pairs_of(state), key=lambda pair: pair.rank(like))  # groupby joins neighbours
     for largest, some in groupby(pairs, key=lambda pair: pair.rank(like)):
         state = pad_to_rank(state, [*some], largest)
     return state

@@ -110,7 +110,7 @@ class HetLoRA(UnlikeRanks):
         for pair in pairs:  # a client no longer has the rows and columns that it pruned
             for name, where in ((pair.a, slice(rank, None)), (pair.b, (slice(None), slice(rank, None)))):
                 pruned[name] = movement[name].clone()
-                pruned[name][where] = -visiting.received[name][where].double()
+                pruned[name][where] = -visiting.received[name][where].double()  # a movement to 0
         weight = 1.0 if self.weighting == "uniform" else visiting.client.share
         return RankedUpdate(visiting.client.id, pruned, weight, rank=rank)
 
@@ -204,7 +204,7 @@ class PaddedMeans(Aggregation):
                 size = product_norm(update.received[pair.a] + a, update.received[pair.b].T + b)
             weights = torch.full((len(a), 1), update.weight * size, dtype=torch.float64)
             if self._missing == "skip":
-                weights[rank:] = 0
+                weights[rank:] = 0  # it does not have these rows
             a[rank:], b[rank:] = -self._state[pair.a][rank:], -self._state[pair.b].T[rank:]
             parts |= {pair.a: a * weights, pair.b: (b * weights).T.contiguous()}
             parts |= {WEIGHT + pair.a: weights, WEIGHT + pair.b: weights.T.contiguous()}

@@ -186,7 +186,7 @@ def new_factors(terms: Sequence[Term], a: Tensor, threshold: float) -> tuple[Ten
         # A share that is the threshold but for the rounding of its sum counts as the threshold.
         kept = min(kept, int((shares < threshold - 1e-12).sum()) + 1)
     norms = a.norm(dim=1)
-    in_use = int(norms.count_nonzero())
+    in_use = int(norms.count_nonzero())  # the others were cut off
     size = (norms.square().sum() / in_use).sqrt() if in_use else torch.ones((), dtype=torch.float64)
     rows, columns = v[:kept], u[:, :kept] * s[:kept]
     if threshold == 1 and kept < rank:  # else the adapter could not use its rank

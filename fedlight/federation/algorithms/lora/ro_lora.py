@@ -58,7 +58,7 @@ class RoLoRA(WithLocal):
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         for name in [name for name in gradients if _is_fixed(name, visiting.visit)]:
-            del gradients[name]
+            del gradients[name]  # then neither momentum nor weight decay moves it
         super().adjust_gradients(visiting, parameters, gradients)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
