@@ -46,7 +46,7 @@ class ClientData(Checked, L.Callback):
                 "ClientData: the client of a training example is not known, so there is no data.csv: add "
                 "ByClient(clients) to the callbacks"
             )
-        elif trainer.is_global_zero:  # one process writes
+        elif trainer.is_global_zero:
             rows = [dict(zip(COLUMNS, counts, strict=True)) for counts in data.client_counts()]
             file = Path(self.path or Path(trainer.default_root_dir) / "data.csv")
             write_whole(file, csv_text(rows, COLUMNS))

@@ -96,7 +96,7 @@ class GroupLog(RoundLog):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last grouping in the file and its round as well."""
-        return super().state_dict() | self._written
+        return super().state_dict() | self._written  # a resumed run compares its next grouping
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -125,7 +125,7 @@ def resting_footprint(
         else:
             base += number_bytes * weight.numel()
     moments = math.ceil(moment_bytes_per_weight * learning)
-    return Footprint(base + 4 * idle, 4 * learning, 4 * (learning + idle), moments)  # fp32
+    return Footprint(base + 4 * idle, 4 * learning, 4 * (learning + idle), moments)  # trained in fp32
 
 
 def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[str]:

@@ -168,7 +168,7 @@ def _nf4(layer: nn.Linear) -> nn.Module:
         twin = Linear4bit(layer.in_features, layer.out_features, False, compute_dtype=weight.dtype)
     twin.weight = Params4bit(
         weight, requires_grad=False, compress_statistics=False, quant_type="nf4", module=twin
-    ).to(weight.device)  # quantizes
+    ).to(weight.device)  # bitsandbytes quantizes on the way
     # In evaluation it would repack the weights for a CPU kernel that passes no gradients on to the layers below.
     twin.support_avx512bf16_for_cpu = False
     return _with_bias(twin, layer)

@@ -125,7 +125,7 @@ def _can_stack(module: Any, states: Sequence[State]) -> bool:
         return False
     trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}  # type: ignore[attr-defined]
     try:
-        # It refuses a module that cannot be stacked.
+        # For its checks alone: nothing is stacked yet.
         StackedAdapters(module, trained)  # type: ignore[arg-type]
     except ValueError:
         return False

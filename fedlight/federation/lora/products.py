@@ -70,7 +70,7 @@ def singular_vectors(terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tensor]:
     """
     left, right, weights = _stacked(_merged(terms))
     (q_left, r_left), (q_right, r_right) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-    # Of a square of the stacked ranks, however large the layer is.
+    # Of a matrix no larger than the stacked ranks, however large the layer is.
     u, s, v = torch.linalg.svd((r_left * weights) @ r_right.T, full_matrices=False)
     u, v = q_left @ u, v @ q_right.T
     # The signs of a pair of vectors are free: fixed, they do not depend on how the decomposition was computed.
