@@ -159,7 +159,7 @@ class Attack(Checked, L.Callback, ABC):
             )
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._rounds_done, self._before = 0, None
-        self._reported.clear()
+        self._reported.clear()  # once a fit
         self._folder = Path(self.output or Path(trainer.default_root_dir) / "attacks")
         self._table = AttackTable(self._folder / "attacks.csv", self.name)
         self.prepare(data, pl_module)
@@ -183,10 +183,8 @@ class Attack(Checked, L.Callback, ABC):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Attack the server's model at the end of a round.
-
-        ``on_train_epoch_end`` is too late: a checkpoint may be taken before it, and a resumed run would lack the round.
-        """
+        """Attack the server's model at the end of a round."""
+        # At on_train_epoch_end a checkpoint may be taken already, and a resumed run would lack the round.
         done = self._loop.rounds_done if self._loop else trainer.current_epoch + trainer.is_last_batch
         if done > self._rounds_done:
             self._rounds_done = done
@@ -259,12 +257,13 @@ class Attack(Checked, L.Callback, ABC):
         return {client: Found(metrics, records) for client, (metrics, records) in sorted(plain.items())}
 
     def _attack_server(self, module: L.LightningModule) -> Found:
-        """Attack the server's model; of several processes the first one does, and all have its findings."""
+        """Attack the server's model."""
+        # The first of several processes attacks, and all have its findings.
         return Found(*once(lambda: _plain(self._measure(module, None))))
 
     def _measure(self, module: L.LightningModule, client: str | None) -> Found:
         start = time.perf_counter()
-        with isolate_rng():
+        with isolate_rng():  # training draws as if nothing had been measured
             finding = self.attack(module, client)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in finding.metrics.items())
         whose = f"after round {self._rounds_done}" if client is None else f"on the upload of {quoted(client)}"
@@ -320,8 +319,8 @@ def write_answers(
     batch_size: int,
     stop: Sequence[str] = (),
 ) -> list[str]:
-    """Return greedy answers, written in batches of prompts of similar length, so that there is little padding."""
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    """Return greedy answers, written in batches of prompts of similar length."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))  # little padding
     answers = [""] * len(prompts)
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]

@@ -119,7 +119,7 @@ class DiscoverableMemorization(Attack):
             )
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
-        self._data, self._rows = data, self._keep_matching(data, without_planted(data))
+        self._data, self._rows = data, self._keep_matching(data, without_planted(data))  # canaries: apart
         if not any(self._rows.values()):
             those = "" if self.matching is None else f" whose prompt has matching={self.matching!r}"
             raise ValueError(
@@ -147,6 +147,7 @@ class DiscoverableMemorization(Attack):
         planted = [record for record in records if record["planted"]]
         for record in planted:
             record["recovered"] = contains_secret([record["answer"]], record["response"])
+        # Without random secrets there are no exposures.
         for record, bits in zip(planted, self._exposures(module, planted), strict=False):
             record["exposure"] = bits
         return Found({"left_out": float(len(questions) - len(asked)), **_means(records)}, records)
@@ -155,11 +156,11 @@ class DiscoverableMemorization(Attack):
         """Return the training examples, and all canaries after them."""
         planted = self._data.planted
         by_client = self._rows if client is None else {client: self._rows[client]}
-        rows = round_robin(by_client, self.examples, derive_seed(self.seed, self.name))
+        rows = round_robin(by_client, self.examples, derive_seed(self.seed, self.name))  # alike in all rounds
         canaries = [(who, row) for who in sorted(planted) if client in (None, who) for row in planted[who]]
         prompts = render_prompts(self._data.template, [row for _, row in (*rows, *canaries)])
         return [
-            Question(who, prompt, row["response"], at >= len(rows))
+            Question(who, prompt, row["response"], at >= len(rows))  # canaries come last
             for at, ((who, row), prompt) in enumerate(zip((*rows, *canaries), prompts, strict=True))
         ]
 

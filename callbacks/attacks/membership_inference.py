@@ -91,6 +91,7 @@ class MembershipInference(Attack):
                 if not unseen
                 else "MembershipInference: no client has a row besides canaries, so there are no members"
             )
+        # The same rows in every round.
         drawn = random.Random(derive_seed(self.seed, self.name)).sample(unseen, len(unseen))
         self._unseen = drawn[: self.examples]
         self._references: dict[str | None, list[float]] = {}
@@ -101,7 +102,7 @@ class MembershipInference(Attack):
         kept = self._keep_fitting(module, texts, prompts, 0, client)
         left_out = {"left_out": float(len(texts) - len(kept))}
         members = sum(text.member for text in kept)
-        if not 0 < members < len(kept):
+        if not 0 < members < len(kept):  # an AUC needs some of both
             return Found(left_out, [])
         losses = self._losses(module, kept, raw=False)
         # The raw model never changes. One list per target, since another batch rounds the same text differently.
@@ -147,7 +148,7 @@ def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndar
     pairs = np.array([losses, references], dtype=np.float64)
     if not (pairs >= 0).all():
         raise ValueError("a mean token loss is negative or not a number: the attacked model is broken")
-    attacked, reference = np.maximum(pairs, LEAST_LOSS)
+    attacked, reference = np.maximum(pairs, LEAST_LOSS)  # 0 / 0 is 1
     return np.asarray(attacked / reference)
 
 
@@ -173,6 +174,7 @@ def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dic
 
     truth = np.repeat([1, 0], [len(members), len(others)])
     scores = -np.concatenate([members, others])  # scikit-learn expects high scores for members
+    # A dropped threshold may be the best one below a rate.
     false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
     rates = {f"tpr_at_{rate:g}_fpr": float(true[false <= rate].max()) for rate in FALSE_ALARMS}
     return {"auc": float(roc_auc_score(truth, scores)), **rates}

@@ -97,7 +97,7 @@ class MemoryExtraction(Attack):
         self._template = data.template
         forms = [data.template.text, *([data.template.without.text] if data.template.without else [])]
         self._opening = opening_of(forms)
-        used = forms[-1:] if self.forms == "without_input" else forms
+        used = forms[-1:] if self.forms == "without_input" else forms  # Figure 8 of FedDCA has no input
         self._prefixes = opening_of(used).prefixes
         # Reversed, so that the first of two forms with the same prefix stays.
         self._later = {opening_of([form]).prefixes[0]: later_texts(form) for form in reversed(used)}
@@ -105,7 +105,7 @@ class MemoryExtraction(Attack):
         self._own = {client: self._bodies(rows) for client, rows in data.client_rows.items()}
         self._codes = {
             client: {code for row in rows for code in identifiers(row["response"])}
-            for client, rows in without_planted(data).items()
+            for client, rows in without_planted(data).items()  # canaries have their own metric
         }
         wanted = list(self._own if self.clients is None else self.clients)
         if unknown := [client for client in wanted if not self._own.get(client)]:
@@ -142,7 +142,7 @@ class MemoryExtraction(Attack):
         return Found(metrics, [*records, *planted])
 
     def _sample(self, module: AnswersPrompts, target: str) -> list[str]:
-        """Return texts that continue the beginnings of the template's forms in turn; all rounds draw alike."""
+        """Return texts that continue the beginnings of the template's forms in turn."""
         texts: list[str] = []
         for at, prefix in enumerate(self._prefixes):
             left = self._share(at)
@@ -153,7 +153,7 @@ class MemoryExtraction(Attack):
                     self.temperature,
                     self.top_p,
                     self.max_new_tokens,
-                    derive_seed(self.seed, self.name, target, at, start),
+                    derive_seed(self.seed, self.name, target, at, start),  # all rounds draw alike
                     stop=self._opening.stops,
                     strip=True,
                 )
@@ -161,15 +161,13 @@ class MemoryExtraction(Attack):
         return texts
 
     def _answer(self, module: Any, texts: Sequence[str], client: str | None) -> tuple[list[int], list[str]]:
-        """Return the indices of the sampled texts that leave room for a response, and their greedy responses.
-
-        Where a form of the template has an input after the instruction, the model writes that first.
-        """
+        """Return the indices of the sampled texts that leave room for a response, and their greedy responses."""
         forms = [prefix for at, prefix in enumerate(self._prefixes) for _ in range(self._share(at))]
         answers: dict[int, str] = {}
         for form, later in self._later.items():
             asked = [index for index, prefix in enumerate(forms) if prefix == form]
             written, prompts = [texts[index] for index in asked], [form] * len(asked)
+            # Where a form has an input after the instruction, the model writes that first.
             for fixed, stop in zip(later, [*later[1:], ""], strict=True):
                 prompts = [
                     prompt + continuation(prompt, text) + fixed

@@ -51,6 +51,7 @@ class AttackTable:
             cells = {name: cell for name, cell in row.items() if name.startswith(self.prefix)}
             if round_idx <= last_round:
                 kept[round_idx, target] = cells
+            # Round 0 is measured again by a run that begins.
             if last_round == 0 or round_idx > last_round:
                 rows[round_idx, target] = {name: cell for name, cell in row.items() if name not in cells}
         self._start_anew()
@@ -91,7 +92,7 @@ class AttackTable:
             return False
         header = _text({}, columns)
         with self.file.open("rb", buffering=0) as file:
-            if file.read(len(header)) != header:
+            if file.read(len(header)) != header:  # another attack has added columns
                 return False
             file.seek(start)
             end = _rows(csv_rows((header + file.read()).decode()))
@@ -116,8 +117,9 @@ class AttackTable:
             ) from error
 
     def _note(self, added: Cells) -> None:
-        """Add cells of this attack to the digest, which is that of the cells before and of the new ones."""
+        """Add cells of this attack to the digest."""
         for key in sorted(filter(added.get, added), key=_place):
+            # Each digest covers the one before, so that no round reads the file.
             cells = json.dumps([self.digest, key, added[key]], sort_keys=True)
             self.digest = blake2b(cells.encode(), digest_size=16).hexdigest()
 
@@ -133,7 +135,7 @@ class AttackTable:
 
 def _rows(read: Sequence[Mapping[str, str]]) -> dict[Key, dict[str, str]]:
     """Return the filled cells of each round and target; raise KeyError, ValueError or TypeError for other rows."""
-    if any(None in row for row in read):
+    if any(None in row for row in read):  # key of surplus cells
         raise ValueError("a row with more cells than columns")
     return {
         (int(row["round"]), row["target"]): {

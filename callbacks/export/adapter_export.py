@@ -97,16 +97,17 @@ class AdapterExport(Checked, L.Callback):
         metrics, rounds = dict(trainer.callback_metrics), None
         if (keeper := self._keeper(trainer)) is not None:
             metrics, rounds = self._load_best(keeper, trainer, pl_module)
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero:  # all processes load the best epoch, one writes it
             return
         assert isinstance(pl_module, SavesAdapter)
-        with whole_folder(self.folder) as new:
+        with whole_folder(self.folder) as new:  # a kill leaves the whole folder or none
             pl_module.save_adapter(new)
             _write_card(trainer, pl_module, new, metrics, rounds)
 
     def _keeper(self, trainer: L.Trainer) -> ModelCheckpoint | None:
         """Return the callback that knows the best epoch; None for the last epoch."""
         savers = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+        # Without a saved file there is no best epoch to load.
         watched = (each for each in savers if each.save_top_k and each.monitor == self.monitor)
         return next(watched, None) if self.monitor is not None else None
 
@@ -133,6 +134,7 @@ def _write_card(
 ) -> None:
     """Write the card of a run that has just ended, with these metrics; ``rounds``: of an earlier epoch."""
     facts = _facts(trainer, module, metrics, rounds)
+    # Each of several adapters has a folder.
     names = sorted(file.parent.name for file in folder.glob("*/adapter_config.json")) or ["default"]
     task = getattr(module, "task", "CAUSAL_LM")
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters"
@@ -180,6 +182,6 @@ def _record(folder: Path) -> dict[str, Any]:
     """Return the entry of the command under way in ``run.json``; empty in a script."""
     try:
         last = read_json(folder / "run.json", "")["commands"][-1]
-        return dict(last) if last["state"] == "running" else {}
+        return dict(last) if last["state"] == "running" else {}  # an ended one is of another run
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         return {}

@@ -99,11 +99,12 @@ def public_name(text: Any) -> str:
     text = str(text)
     if text in PRETRAINED:
         return PRETRAINED[text].hub
-    if text.partition(":")[0] in EMBEDDED and "/" not in text:
+    if text.partition(":")[0] in EMBEDDED and "/" not in text:  # with options behind a colon
         return text
+    # A path may look like a hub name, and a card shows no folders.
     if NAME.fullmatch(text) and not text.endswith(FILES) and not Path(text).exists():
         return text
-    return text.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    return text.replace("\\", "/").rstrip("/").rpartition("/")[2]  # a path of Windows
 
 
 def base_form(model: Any, base: str) -> str:
@@ -123,7 +124,7 @@ def scores_of(last: Mapping[str, float]) -> list[Score]:
     return [
         Score(name, float(last[name]), *(_number(last.get(name + end)) for end in ENDS))
         for name in sorted(kept)
-        if last[name] == last[name]
+        if last[name] == last[name]  # NaN is no score
     ]
 
 
@@ -134,7 +135,7 @@ def privacy_of(last: Mapping[str, float]) -> list[Privacy]:
         >>> privacy_of({"fed/epsilon": 3.5, "fed/delta": 1e-5})
         [Privacy(towards='observers of the models', epsilon=3.5, delta=1e-05)]
     """
-    ends = {"": "observers of the models", "_local": "the server"}
+    ends = {"": "observers of the models", "_local": "the server"}  # as the privacy account logs them
     return [
         Privacy(towards, float(last[f"fed/epsilon{end}"]), float(last[f"fed/delta{end}"]))
         for end, towards in ends.items()
@@ -180,7 +181,7 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if number == number else None
+    return number if number == number else None  # NaN
 
 
 def settings_of(

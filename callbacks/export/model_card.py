@@ -45,7 +45,7 @@ def write_card(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    on_hub = "/" in facts.base
+    on_hub = "/" in facts.base  # owner/name
     data = ModelCardData(
         base_model=facts.base if on_hub else None,
         library_name=library,
@@ -177,6 +177,7 @@ def _training(facts: CardFacts) -> list[list[str]]:
 
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [header, ["---"] * len(header), *lines]
+    # Before Python 3.12 an f-string holds no backslash.
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
 
@@ -197,7 +198,8 @@ def _rounded_up(epsilon: float) -> str:
     """
     if not 0 < epsilon < math.inf:
         return _short(epsilon)
-    step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)  # three digits
+    # An error of the division must not add a step.
     return f"{math.ceil(round(epsilon / step, 6)) * step:.3g}"
 
 
@@ -211,4 +213,5 @@ def _size(number: int) -> str:
     size, unit = float(number), 0
     while size >= 1000 and unit < len(UNITS) - 1:
         size, unit = size / 1000, unit + 1
+    # Bytes are whole.
     return f"{size:.{1 if unit else 0}f} {UNITS[unit]}"

@@ -93,7 +93,7 @@ class PredictionWriter(Checked, L.Callback):
         step = pl_module.predict_step
         if current_team().size > 1 and not isinstance(step, _InTurn):
             pl_module.predict_step = _InTurn(step)  # type: ignore[method-assign]
-            warnings.filterwarnings("ignore", "predict returned None")
+            warnings.filterwarnings("ignore", "predict returned None")  # for batches of other processes
 
     def on_predict_batch_start(
         self,
@@ -134,6 +134,7 @@ class PredictionWriter(Checked, L.Callback):
             self._append()
         if not is_first():
             return
+        # Before the file has its name: a crash leaves the partial file or the whole one.
         sync(self._partial)
         os.replace(self._partial, self.path)
         sync(self.path.parent)
@@ -153,7 +154,7 @@ class PredictionWriter(Checked, L.Callback):
         state = self._read_progress() if can_skip else {"batches": 0, "bytes": 0}
         with full_disk_named(self._partial), self._partial.open("ab") as file:
             if file.tell() > state["bytes"]:
-                file.truncate(state["bytes"])
+                file.truncate(state["bytes"])  # drops the lines of a batch that was cut off
         return state
 
     def _append(self) -> None:
@@ -208,6 +209,7 @@ def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[s
     columns = [_plain(batch[key]) for key in copy] + _columns(predictions, fields)
     names = [*copy, *fields]
     return [
+        # JSON has no NaN.
         json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False)
         for row in zip(*columns, strict=True)
     ]
@@ -232,13 +234,14 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _fingerprint(module: L.LightningModule, data: Any, num_batches: float) -> str:
-    """Return a digest of the settings and the trained weights; the settings name the frozen base."""
+    """Return a digest of the settings and the trained weights."""
     data_settings = dict(data.hparams) if isinstance(data, L.LightningDataModule) else {}
     settings = [dict(module.hparams), data_settings, num_batches]
     text = json.dumps(settings, sort_keys=True, default=lambda o: type(o).__qualname__)
     digest = hashlib.sha256(text.encode())
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad:  # the settings name the frozen base
             digest.update(name.encode())
+            # As bytes, because numpy has no bf16.
             digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

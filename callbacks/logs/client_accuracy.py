@@ -103,8 +103,9 @@ class Outcomes:
             odds = mix_log_odds(odds, weights)[:, None]
         elif selector is not None:
             odds = odds[:, [selector]]
-        if odds.shape[1] % 2 == 0:
+        if odds.shape[1] % 2 == 0:  # their votes may tie
             return np.empty(0), np.empty(0, dtype=np.int64)
+        # Log-odds of label 1, from those of the right answer.
         return judge_both_orders(self.orders, odds * (2 * self.labels[:, None] - 1), self.labels)
 
 
@@ -183,7 +184,7 @@ class ClientAccuracy(RoundLog):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if dataloader_idx == 0:
+        if dataloader_idx == 0:  # the clients of another loader are not known
             self._outputs.append(outputs)
 
     on_test_batch_end = on_validation_batch_end
@@ -201,10 +202,7 @@ class ClientAccuracy(RoundLog):
         self._replace("test", self._evaluate(trainer, pl_module, "test"))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Test the clients' own models; only now are the models of the last round complete, also of a finished run.
-
-        Several processes share the clients.
-        """
+        """Test the clients' own models; only now are the models of the last round complete, also of a finished run."""
         if not self.own_models:
             return
         clients = [*(self._data.test_client_indices or {})]
@@ -225,6 +223,7 @@ class ClientAccuracy(RoundLog):
             joined[0], joined[1, : len(right)], joined[2, : len(right)] = single, right, comparisons
             return torch.from_numpy(joined)
 
+        # Several processes share the clients.
         stacked = dict(zip(clients, for_each(measure, clients), strict=True))
         measured = {client: rows.numpy() for client, rows in stacked.items() if rows is not None}
         correct = {client: rows[0] for client, rows in measured.items()}
@@ -281,6 +280,7 @@ class ClientAccuracy(RoundLog):
         votes = {} if outcomes.vote is None else per_client(outcomes.vote[:, None], indices)
         rows = []
         for client, shares in per_client(outcomes.correct, indices).items():
+            # A pass may end before the last example, as with limit_val_batches.
             examples = int((indices[client] < len(outcomes.correct)).sum())
             selector = selectors.get(client)
             index = 0 if num_selectors == 1 else selector  # a single selector is everybody's
@@ -395,6 +395,7 @@ def mix_log_odds(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
     """
     with np.errstate(divide="ignore"):  # a weight may be 0
         shares = np.log(np.asarray(weights))
+    # log p = -log(1 + exp(-odds)), and log(1 - p) with the other sign, without overflow
     right, wrong = (
         np.logaddexp.reduce(shares - np.logaddexp(0, sign * log_odds), axis=1) for sign in (-1, 1)
     )
@@ -435,12 +436,13 @@ def outputs_of_own_model(
     batches = [indices[i : i + data.eval_batch_size] for i in range(0, len(indices), data.eval_batch_size)]
     outputs = []
     with (
-        parameters_of(module, loop.own_state(client_id) or {}),
+        parameters_of(module, loop.own_state(client_id) or {}),  # {}: the global model
         eval_mode(module),
         without_logging(module),
     ):
         for batch_idx, places in enumerate(batches):
             batch = ready(module, data.collate([data.test_set[int(place)] for place in places]))
+            # Under the precision that Lightning's test has.
             with torch.no_grad(), trainer.precision_plugin.test_step_context():
                 outputs.append(module.test_step(batch, batch_idx))
     return outputs

@@ -54,13 +54,11 @@ class GroupLog(RoundLog):
     """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
     Columns: round, client, selector, the client's loss under each selector, its weight for each where it has such weights
-    (FedBiscuit with `SoftGroups`; ``selector`` is then that of largest weight), and its known group where there is
-    one.
-    In the round of a grouping it logs ``fed/groups_moved``, the share of clients that changed their selector (from the
-    second grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index, and
-    ``fed/groups_found``, the share of clients in their known group under the best matching of selectors to groups.
-    Without an algorithm that groups clients, the callback says so and does nothing. A killed and resumed run leaves the
-    same file as an uninterrupted one.
+    (FedBiscuit with `SoftGroups`; ``selector`` is then that of largest weight), and its known group where there is one. In
+    the round of a grouping it logs ``fed/groups_moved``, the share of clients that changed their selector (from the second
+    grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index, and ``fed/groups_found``, the
+    share of clients in their known group under the best matching of selectors to groups. Without an algorithm that groups
+    clients, the callback says so and does nothing. A killed and resumed run leaves the same file as an uninterrupted one.
 
     Args:
         path: the file; None: ``groups.csv`` in the trainer's ``default_root_dir``.
@@ -98,7 +96,7 @@ class GroupLog(RoundLog):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last grouping in the file and its round as well."""
-        return super().state_dict() | self._written
+        return super().state_dict() | self._written  # a resumed run compares its next grouping
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -150,7 +148,7 @@ def read_selectors(file: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
     """
     try:
         rows = read_csv(file)
-        last = max(int(row["round"]) for row in rows)
+        last = max(int(row["round"]) for row in rows)  # the last grouping
         rows = [row for row in rows if int(row["round"]) == last]
         names = [name for name in rows[0] if name.startswith("weight_")]
         weights = {row["client"]: [float(row[name]) for name in names] for row in rows} if names else {}

@@ -36,10 +36,8 @@ def find_own_models(trainer: L.Trainer, owner: str) -> KeepsOwnModels:
 
 
 def log_now(trainer: L.Trainer, metrics: Mapping[str, float]) -> None:
-    """Log metrics that are not computed from batches, to loggers and ``callback_metrics``, at the present optimizer step.
-
-    ``self.log`` would put the end of an epoch one step too early, and cannot be called before or after training.
-    """
+    """Log metrics that are not computed from batches, to loggers and ``callback_metrics``, at the present optimizer step."""
+    # self.log would put the end of an epoch one step too early, and is refused before and after training.
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
     for logger in trainer.loggers:
         logger.log_metrics(dict(metrics), step=trainer.global_step)

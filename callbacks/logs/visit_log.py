@@ -1,7 +1,6 @@
 """Table of visits: one CSV row for each visit of a federated run, in the order of their ends.
 
-A killed and resumed run leaves the same file as an uninterrupted one (`fedlight.callbacks.loop.round_table`). The
-checkpoint holds the rows of the last finished round, since one taken after validation comes before the log has written them.
+A killed and resumed run leaves the same file as an uninterrupted one (`fedlight.callbacks.loop.round_table`).
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -47,7 +46,7 @@ class VisitLog(RoundLog):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         loop: RecordsVisits | None = find_callback(trainer, RecordsVisits)
-        self._loop = loop if trainer.is_global_zero else None
+        self._loop = loop if trainer.is_global_zero else None  # one process writes
         if stage == "fit" and loop is None:
             rank_zero_info("VisitLog: no FederatedLoop among the callbacks, so there are no visits to log")
 
@@ -66,8 +65,10 @@ class VisitLog(RoundLog):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows of the last finished round as well, which may not be in the file yet."""
+        # A checkpoint that is taken after validation comes before the log has written the rows.
         records = [dict(record) for record in self._loop.visit_records] if self._loop is not None else []
         is_written = bool(records) and records[0]["round"] == self._table.last_round
+        # The rows come again with the records, so the file counts without them.
         return (self._table.state_before if is_written else super().state_dict()) | {"records": records}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def put(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
             held_value is not None
             and value is not None
             and _alike(held_value, value)
-            and not held_value.is_inference()
+            and not held_value.is_inference()  # torch refuses to change it in place
         ):
             held_value.copy_(value)
         else:
@@ -140,7 +140,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Return whether two buffers are equal bit for bit, so that a NaN equals itself: a constant may hold one."""
+    """Return whether two buffers are equal bit for bit."""
     if a is None or b is None:
         return a is b
     if not _alike(a, b) or a.device != b.device:
@@ -151,7 +151,9 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     flat = [value.detach().contiguous().reshape(-1) for value in (a, b)]
     # Compare as few numbers as possible: a causal mask of an old model has a million booleans in each layer.
     bytes_of = [n * each.element_size() for each in flat for n in (each.numel(), each.storage_offset())]
+    # Torch views words only where sizes and offsets are multiples of them.
     width = next(size for size in WORDS if not any(number % size for number in bytes_of))
+    # By bits: a constant may hold a NaN, which equals no NaN.
     return torch.equal(*(each.view(WORDS[width]) for each in flat))
 
 
@@ -194,10 +196,10 @@ class FrozenParameters:
 
 
 def _some(parameter: Tensor) -> Tensor:
-    """Return a copy of the values of a small parameter, or of some of a large one; NaN as 0, since it equals nothing."""
+    """Return a copy of the values of a small parameter, or of some of a large one."""
     values = parameter.detach().reshape(-1)
     stride = max(1, len(values) // VALUES) if len(values) > WHOLE else 1
-    return values[::stride].to(torch.float32, copy=True).nan_to_num_()
+    return values[::stride].to(torch.float32, copy=True).nan_to_num_()  # a NaN equals nothing
 
 
 Policy = Literal["refuse", "average", "local"]
@@ -281,6 +283,7 @@ class BufferPolicy:
             return {}
         self._refuse(names)
         buffers = copies(self._module, names)
+        # A buffer that was not finite before the visit says nothing about its training.
         refuse_not_finite(
             {n: v for n, v in buffers.items() if v is not None and self._was_finite(n)}, "buffer"
         )
@@ -337,9 +340,8 @@ class AveragedBuffers(BufferPolicy):
     """Policy that averages buffers over the clients that took part in a round, weighted by their examples.
 
     Means of whole numbers (such as the number of batches that a batch norm has seen) and booleans are rounded to the
-    nearest, a half to even. All buffers of the module's ``state_dict`` are sent with the parameters, whether they change or
-    not, so the number of bytes is known beforehand. They form a safetensors file in their own types, which a lossy channel
-    leaves unchanged.
+    nearest, a half to even. All buffers of the module's ``state_dict`` are sent with the parameters, changed or not. They
+    form a safetensors file in their own types, which a lossy channel leaves unchanged.
     """
 
     name: Policy = "average"
@@ -361,7 +363,7 @@ class AveragedBuffers(BufferPolicy):
         super().attach(module)
         self._travel = frozenset(persistent(module))
         sent = {name: value for name, value in module.named_buffers() if name in self._travel}
-        self.num_bytes = serialized_bytes(sent)
+        self.num_bytes = serialized_bytes(sent)  # of all, to know it before the round
         self.sums = ExactSums()
         self._examples: dict[str, int] = {}
         self._all_examples = 0
@@ -434,7 +436,7 @@ class LocalBuffers(BufferPolicy):
 
     def attach(self, module: nn.Module) -> None:
         super().attach(module)
-        self._names = normalization_parameters(module)
+        self._names = normalization_parameters(module)  # FedBN, Algorithm 1
 
     def shared(self, state: State) -> State:
         return {name: value for name, value in state.items() if name not in self._names}

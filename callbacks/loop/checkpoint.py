@@ -40,8 +40,7 @@ class HeldState:
     """Copy of a nested state of dicts, lists, tuples, tensors and plain values.
 
     Tensors are copied to the CPU. Tensors accepted by ``may_refer`` are held by reference if they take more than
-    ``copied_mib`` together: frozen weights, and moments of a server optimizer that gives new tensors in each round. A change
-    in place raises the tensor's version counter and is refused in `value`.
+    ``copied_mib`` together: frozen weights, and moments of a server optimizer that gives new tensors in each round.
 
     Args:
         may_refer: whether nothing is expected to change this tensor in place; called for each tensor.
@@ -69,7 +68,7 @@ class HeldState:
     def value(self) -> Any:
         """Return the state in new containers; raise ValueError if a tensor held by reference was changed in place."""
         for where, tensor, version in self._references:
-            if tensor._version != version:
+            if tensor._version != version:  # torch counts changes in place
                 raise ValueError(
                     f"{where} was changed in place inside a round, so what it was before the round is lost and no "
                     "checkpoint can be written: replace the tensor by a new one, or register it as a buffer of the module"
@@ -98,7 +97,7 @@ class HeldState:
             for key, item in value.items():
                 held[key] = self._hold(item, f"{where}.{key}" if where else str(key))
             return held
-        if type(value) in (list, tuple):
+        if type(value) in (list, tuple):  # a named tuple takes its fields one by one
             return type(value)(self._hold(item, f"{where}[{i}]") for i, item in enumerate(value))
         return copy.deepcopy(value)
 
@@ -192,6 +191,7 @@ class RoundStart(L.Callback):
     def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Return a checkpoint; replaces Lightning's method."""
         goes_on_from = loading_checkpoint(self._trainer)
+        # Weights alone are those of the newest global model, which is there from the last batch on.
         if self._checkpoint is not None and not (weights_only and self._is_aggregated()):
             held = self._before_round(self._checkpoint)
         elif self._checkpoint is None and goes_on_from:  # which the run has not loaded completely yet
@@ -210,6 +210,7 @@ class RoundStart(L.Callback):
 
     def _live(self, weights_only: bool | None) -> dict[str, Any]:
         connector = checkpoint_connector(self._trainer)
+        # The class's method: the connector's own attribute is `dump`.
         checkpoint: dict[str, Any] = type(connector).dump_checkpoint(connector, weights_only)
         return checkpoint
 
@@ -222,6 +223,7 @@ class RoundStart(L.Callback):
         if self.is_open:  # the round was cut short, and the loop will refuse the next one
             return
         self.loop.memory.begin_round()
+        # The loop's own state is held apart: its tensors are replaced, never changed in place.
         everyone = self._trainer.callbacks
         self._trainer.callbacks = [
             callback for callback in everyone if callback.state_key != self.loop.state_key
@@ -234,14 +236,14 @@ class RoundStart(L.Callback):
             checkpoint["callbacks"] = {}
         fit_loop = checkpoint["loops"]["fit_loop"]
         for progress in fit_loop["epoch_progress"].values():
-            progress["ready"] -= 1
+            progress["ready"] -= 1  # Lightning has counted this epoch already
         fit_loop["state_dict"].pop("combined_loader", None)  # the round gets a new loader
         data = self._trainer.datamodule
         checkpoint.pop(type(data).__qualname__, None)
         names = _names_of_settings(pl_module) | (_names_of_settings(data) if data else set())
         self._settings = {
             name: checkpoint.pop(name) for name in sorted(names) if name in checkpoint
-        } | self._data
+        } | self._data  # from before the loader was made
         frozen = self._frozen = _frozen(trainer, pl_module)
         self._round_idx = self.loop.rounds_done
         self._own = HeldState(self.loop.remembered(), may_refer=lambda tensor: True)
@@ -343,6 +345,7 @@ class RoundStart(L.Callback):
 def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
     """Return storage addresses of the parameters that no optimizer holds."""
     trained = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
+    # A state_dict holds other tensor objects at the same storage.
     lies_at = {id(p): _storage(p) for p in module.parameters()}
     return set(lies_at.values()) - {at for identity, at in lies_at.items() if identity in trained}
 

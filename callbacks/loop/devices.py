@@ -1,7 +1,6 @@
 """Emulated devices in the federated loop: the clients that get through a round, their bases, their costs.
 
-This is decided before a round is trained, from counted operations and bytes and from the devices' hours: no client trains
-in vain, and nothing depends on the speed of this machine.
+This is decided before a round, from counted operations and bytes and from the devices' hours, so no client trains in vain.
 """
 
 import logging
@@ -81,13 +80,14 @@ class PayloadSizes:
         """
         client = replace(self.clients[client_id], memory=self.memory.load(client_id))
         shared, also = self.buffers.shared(state), self.buffers.num_bytes
-        local = state.keys() - shared.keys()
+        local = state.keys() - shared.keys()  # trained, never sent: the layers of FedBN
         sizes = {}
         gone = self.perturbations / self.batches_per_step(round_idx)
         payloads = predict_payloads(self.algorithm, visits, client, shared, gone)
         for visit, payload in zip(visits, payloads, strict=True):
             down, up = self.channel.down_bytes(payload.down), self.channel.up_bytes(payload.up)
             trained = frozenset(payload.start.keys() | local)
+            # As `Exchange` counts them: buffers travel with something else alone.
             more = (down + (also if payload.down else 0), up + (also if payload.up else 0))
             sizes[visit] = Sizes(trained, *more, rank_of(client))
         return sizes
@@ -223,7 +223,7 @@ class DeviceEmulation(NoDevices):
                 self._use_base(bits)
                 yield by_bits[bits]
         finally:
-            self._use_base(self._base.own_bits)
+            self._use_base(self._base.own_bits)  # also where the caller breaks off
 
     @contextmanager
     def at_server(self) -> Iterator[None]:
@@ -237,7 +237,6 @@ class DeviceEmulation(NoDevices):
     def admit(
         self, round_idx: int, now_seconds: float, visits: Sequence[Visit], parameters: Mapping[str, Tensor]
     ) -> list[Visit]:
-        """Return the visits of the clients that get through, ordered so that the base is swapped as rarely as possible."""
         self.forget()
         self.measure(round_idx, visits, parameters)
         draw = (self._seed, round_idx)
@@ -249,6 +248,7 @@ class DeviceEmulation(NoDevices):
     def measure(self, round_idx: int, visits: Sequence[Visit], parameters: Mapping[str, Tensor]) -> None:
         """Count memory, operations and bytes of all visits of some clients, for the round that asks them."""
         self._planned_for = parameters.keys()
+        # Costs follow from shapes: hooks that read values are refused.
         state = {name: torch.empty(p.shape, device="meta") for name, p in parameters.items()}
         asked: dict[str, list[Visit]] = {}
         for visit in visits:
@@ -303,6 +303,7 @@ class DeviceEmulation(NoDevices):
         self._start, self.round_end_seconds = start_seconds, end_seconds
         there = {outcome.client_id for outcome in outcomes if not outcome.reason}
         left = [visit for visit in visits if visit.client_id in there]
+        # The base is swapped as rarely as possible.
         return sorted(left, key=lambda visit: -self._devices[visit.client_id].weight_bits)
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
@@ -332,12 +333,10 @@ class DeviceEmulation(NoDevices):
         )
 
     def kind(self, visit: Visit) -> Hashable:
-        """Return bits, checkpointing, and whether training is forward-only; None for a visit that must train alone.
-
-        These are a cut step, and 8 bits, because LLM.int8 picks outlier columns over the whole batch.
-        """
+        """Return bits, checkpointing, and whether training is forward-only; None for a visit that must train alone."""
         bits = self._devices[visit.client_id].weight_bits
         fitted = self._fits[visit]
+        # LLM.int8 picks outlier columns over the whole batch, so the clients beside would change them.
         return None if self._is_cut(visit) or bits == 8 else (bits, fitted.checkpointing, fitted.forward)
 
     def trains_forward(self, visit: Visit) -> bool:
@@ -363,7 +362,7 @@ class DeviceEmulation(NoDevices):
     def visited(self, visit: Visit, row: Record) -> Record:
         device, flops = self._devices[visit.client_id], self._flops[visit]
         sent, planned = (row["bytes_down"], row["bytes_up"]), self._planned[visit][1:3]
-        if sent != planned and not row["reason"] and not self._said:
+        if sent != planned and not row["reason"] and not self._said:  # a diverged client sends nothing
             self._said = True
             logger.warning(
                 "%s was to send %s bytes down and up by names and shapes, and client %s had %s: the clock of its rounds is "
@@ -414,7 +413,7 @@ class DeviceEmulation(NoDevices):
         return {
             "hours": self.round_end_seconds / 3600,
             "round_seconds": self.round_end_seconds - self._start,
-            "joules": math.fsum(float(row["joules"]) for row in rows),
+            "joules": math.fsum(float(row["joules"]) for row in rows),  # in any order
             "asked": float(len(self._outcomes)),
             **{reason: float(reasons[reason]) for reason in REASONS},
         }

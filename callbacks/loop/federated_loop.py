@@ -160,7 +160,7 @@ class FederatedLoop(LoopView):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the settings and build the clients, now or when the training data are known."""
-        self._federation.trains = stage == "fit"
+        self._federation.trains = stage == "fit"  # evaluation takes other settings
         check_what_is_loaded(trainer)
         if stage != "fit":
             return
@@ -178,7 +178,7 @@ class FederatedLoop(LoopView):
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
-        self._start.reload_in_each_round(trainer)
+        self._start.reload_in_each_round(trainer)  # else a round longer than the last would never end
         plan.plan_behind_checkpoints(trainer, self._plan_round)
         self._start.watch(trainer)
         if isinstance(self._data, OpensLater):
@@ -189,13 +189,14 @@ class FederatedLoop(LoopView):
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         clients = build_clients(self._data.client_sizes())
-        self.clients.clear()
+        self.clients.clear()  # in place: the run has this dictionary
         self.clients.update(clients)
-        if self._buffered is None:
+        if self._buffered is None:  # buffered rounds check their own numbers
             guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
         for part in self._run.parts_with(Part.meet):
             part.meet(self._run)
         self._rounds = self._run.planned = self.planner_type.of(self, self._data, trainer)
+        # The module may ask for trainer.estimated_stepping_batches, which reads a loader before round 0 is planned.
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -217,7 +218,7 @@ class FederatedLoop(LoopView):
         plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)
         self._plan_round(trainer)
-        forget_training_loader(trainer)
+        forget_training_loader(trainer)  # it may be that of the outline
 
     def _read_parameters(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Read the federated parameters, which the module or callbacks may have changed."""
@@ -231,8 +232,9 @@ class FederatedLoop(LoopView):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the round; the module holds the global state."""
         plan.refuse_other_epoch(trainer.current_epoch, self.rounds_done, self._rounds.planned)
-        seed_all(self.seed, "round", self.rounds_done)
+        seed_all(self.seed, "round", self.rounds_done)  # so that a resumed run draws the same numbers
         self.visit_records = self._run.records = self._run.devices.dropouts(self.rounds_done)
+        # Lightning's finetuning callbacks add parameters when an epoch starts.
         self._read_parameters(trainer, pl_module)
         self._run.check(self.algorithm)
         self._open_round()
@@ -248,11 +250,11 @@ class FederatedLoop(LoopView):
         """Open the visits whose first batch this is, before ``on_train_batch_start`` of all callbacks."""
         if self._round is None:
             guard.refuse_middle_of_epoch(trainer.current_epoch, batch_idx)
-        if batch_idx == 0:
+        if batch_idx == 0:  # by now all callbacks have started their epoch
             self._take_in(trainer, module, self._round)
         schedule = self._rounds.schedule
         if batch_idx in schedule.begins:
-            self.left.refuse_changed()
+            self.left.refuse_changed()  # a callback may have changed the weights since
             plan.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
             # Set before it begins, so that an error on the way knows the group to undo.
             self.group = self._round.open_group(schedule.begins[batch_idx])
@@ -271,6 +273,7 @@ class FederatedLoop(LoopView):
         group = self.group
         group.work.announce(optimizer)
         if self._changes_gradients:
+            # Lightning has unscaled the gradients by now, and clips them later.
             group.adjust_gradients(self.algorithm, self._parameters, optimizer)
         for part in self._run.parts_with(Part.before_step) if group.visits else ():
             part.before_step(self._run, group, optimizer)
@@ -287,12 +290,14 @@ class FederatedLoop(LoopView):
             for part in self._run.parts_with(Part.after_batch):
                 part.after_batch(self._run, group)
         if ended := [*group.visits] if batch_idx + 1 in self._rounds.schedule.ends else []:
+            # The hook belongs to the visit, and Lightning calls it after those of all callbacks.
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
             if not pl_module.automatic_optimization:
                 work.refuse_unused_gradients(ended[0].visiting.visit)
             optimizers.refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
             work.leave(len(ended))
             under_way.end_group(group)
+        # Here, since Lightning validates before on_train_epoch_end.
         if batch_idx + 1 == self._rounds.schedule.num_batches:
             self._finish_round(trainer, pl_module, under_way)
         if ended:
@@ -301,12 +306,12 @@ class FederatedLoop(LoopView):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the epoch; the next round is planned once this one is saved."""
         plan.train_batches_again(pl_module)
-        if self._round is not None:
+        if self._round is not None:  # its last batch would have closed it
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
         self._run.agree()  # also on values that on_train_epoch_end has logged
-        trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))
+        trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))  # each process decides alone
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
 
@@ -348,7 +353,7 @@ class FederatedLoop(LoopView):
         hints = {"lr": module_lr, "trainer.gradient_clip_val": trainer.gradient_clip_val}
         metrics = under_way.finish(hints)
         self.group, self._round = OpenGroup([], LocalWork(())), None
-        self.rounds_done += 1
+        self.rounds_done += 1  # Lightning counts only after the checkpoint of a validation
         metrics |= round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed) | run.logged
         run.logged = {}
         metrics |= run.devices.metrics(self.visit_records)
@@ -358,7 +363,7 @@ class FederatedLoop(LoopView):
             part.after_round(run, metrics)
 
     def remembered(self) -> dict[str, Any]:
-        """Return rounds done and the states of algorithm and server, whose tensors are replaced, never changed in place."""
+        """Return the rounds done and the states of algorithm and server."""
         return remembered(self)
 
     def state_dict(self) -> dict[str, Any]:

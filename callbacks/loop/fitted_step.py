@@ -1,10 +1,9 @@
 """Training step in less memory: micro-batches in sequence, activations computed twice.
 
 A batch of n examples is run as micro-batches of n_1 + n_2 + ... = n. Its loss is a mean over examples, so its gradient is
-``sum_i n_i / n * gradient of micro-batch i``, and only one micro-batch's activations exist at a time. Lightning clears
-the gradients after ``training_step`` and only then goes backward, so the gradients are computed inside the step and handed
-over when Lightning asks for them: no forward pass runs twice, and clipping, accumulation over batches, optimizer and
-callbacks work unchanged.
+``sum_i n_i / n * gradient of micro-batch i``, and only one micro-batch's activations exist at a time. The gradients are
+computed inside the step and handed over when Lightning asks for them: no forward pass runs twice, and clipping,
+accumulation over batches, optimizer and callbacks work unchanged.
 
 Gradient checkpointing, done by the module: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016,
 https://arxiv.org/abs/1604.06174.
@@ -34,7 +33,7 @@ def count_examples(batch: Any) -> int:
         >>> count_examples({"x": torch.zeros(3, 2), "labels": [torch.zeros(3), "shared"]})
         3
     """
-    counts = {len(tensor) for tensor in tensors(batch) if tensor.dim()}
+    counts = {len(tensor) for tensor in tensors(batch) if tensor.dim()}  # a single number is for all examples
     if len(counts) != 1:
         raise ValueError(
             f"a batch of type {type(batch).__name__} cannot be cut into micro-batches, as its tensors have "
@@ -71,8 +70,7 @@ def reduce_parts(values: Sequence[Any], sizes: Sequence[int], how: Any) -> Any:
     """Return one value from those of several micro-batches, which have ``sizes`` examples.
 
     ``how`` is the ``reduce_fx`` of ``self.log``: ``"mean"`` weights each value by its size; ``"sum"``, ``"min"``, ``"max"``
-    or
-    torch's functions of these names do not; any other function receives the values as one tensor.
+    or torch's functions of these names do not; any other function receives the values as one tensor.
 
     Examples:
         >>> reduce_parts([1.0, 4.0], [2, 1], "mean"), reduce_parts([1.0, 4.0], [2, 1], "sum")
@@ -123,7 +121,7 @@ class FittedStep:
             ValueError: the module calls backward itself or has no ``checkpoint_gradients``, or the precision scales the
                 loss.
         """
-        self.leave()
+        self.leave()  # the visit before may have fitted it
         if micro_batch is not None:
             self._check_cut(micro_batch)
         if checkpointing:
@@ -132,7 +130,7 @@ class FittedStep:
             self._as_before.callback(module.checkpoint_gradients, False)
         if micro_batch is not None:
             step = self.module.training_step
-            in_parts = wraps(step)(self._in_parts(step, micro_batch))
+            in_parts = wraps(step)(self._in_parts(step, micro_batch))  # Lightning reads its signature
             self._as_before.enter_context(replaced(self.module, "training_step", in_parts))
 
     def leave(self) -> None:
@@ -177,13 +175,14 @@ class FittedStep:
                     if result is None:  # the module asks to skip the batch
                         return None
                     loss = result["loss"] if isinstance(result, Mapping) else result
-                    shares.append(log.num_examples / num_examples)
+                    shares.append(log.num_examples / num_examples)  # n_i / n
                     if torch.is_grad_enabled():  # not in a forward-only visit
                         self._add_gradients(gradients, loss * shares[-1], weights)
                     total = total.to(loss) + shares[-1] * loss.detach()
                     results.append(_detached(result))
                     del result, loss  # they hold activations
             if torch.is_grad_enabled():
+                # Lightning clears the gradients after training_step and only then goes backward.
                 total = _HandOver.apply(total, gradients, *weights)
             return (
                 {**join_results(results, shares), "loss": total} if isinstance(results[0], Mapping) else total
@@ -212,6 +211,7 @@ class _HandOver(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        # The factor: Lightning has divided the loss by accumulate_grad_batches.
         return None, None, *(None if part is None else factor * part for part in ctx.gradients)
 
 
@@ -236,7 +236,7 @@ class _Log:
         if kind is not None:
             return
         for name, (values, sizes, args, options) in self._names.items():
-            if isinstance(values[-1], Metric):
+            if isinstance(values[-1], Metric):  # it has all parts, and combines them itself
                 self.module.log(name, values[-1], *args, **options)
             else:
                 value = reduce_parts(values, sizes, options.get("reduce_fx", "mean"))

@@ -47,6 +47,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             fine, int
         ):  # 1 batch is not 1.0, all of them
             raise ValueError(f"trainer.{setting}={value} would cut a round of the federation: {remedy}")
+    # Lightning broadcasts should_stop after each batch: ranks with unlike numbers of batches would hang.
     if trainer.world_size != 1:
         raise ValueError(
             f"trainer.devices={trainer.num_devices} and trainer.num_nodes={trainer.num_nodes} make {trainer.world_size} "
@@ -59,7 +60,7 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
             f"torchrun has started {started} processes, each of which would train the whole federation: set "
             "--trainer.strategy client_parallel, or start one process without torchrun"
         )
-    if isinstance(trainer.strategy, ParallelStrategy):
+    if isinstance(trainer.strategy, ParallelStrategy):  # even of one process
         refuse_parallel("strategy", trainer.strategy)
     if isinstance(trainer.precision_plugin, (DeepSpeedPrecision, FSDPPrecision)):
         refuse_parallel("precision", trainer.precision_plugin)
@@ -147,7 +148,7 @@ def refuse_senseless(trainer: L.Trainer) -> None:
     """Raise ValueError for a setting of the trainer below its least value."""
     for setting, (least, meaning) in LEAST.items():
         value = getattr(trainer, setting)
-        if value is not None and not value >= least:
+        if value is not None and not value >= least:  # NaN too
             raise ValueError(f"trainer.{setting}={value} must be at least {least}: it is {meaning}")
 
 
@@ -187,6 +188,7 @@ class SameFederation:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Raise ValueError for a checkpoint with other settings."""
         self._saved = saved
+        # Those of the data come with `meet`.
         self._refuse_others()
 
     def meet(self, trainer: L.Trainer, data: FederatedData) -> None:

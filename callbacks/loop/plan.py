@@ -40,7 +40,7 @@ class RoundSchedule:
     Attributes:
         begins: number of its first batch -> group of visits that are trained side by side.
         ends: numbers of the batches before which a group has ended.
-        num_batches: batches of the round; of one optimizer step without visits, since Lightning needs some.
+        num_batches: batches of the round; of one optimizer step without visits.
         visits: visits of the groups, in their order.
 
     Raises:
@@ -61,13 +61,15 @@ class RoundSchedule:
                     f"a visit of {visit.num_batches} batches is no multiple of trainer.accumulate_grad_batches="
                     f"{accumulation}: one optimizer step would mix two clients"
                 )
+        # Visits of a group are equally long.
         ends = list(accumulate(group[0].num_batches for group in groups))
         self.begins = dict(zip([0, *ends[:-1]], groups, strict=True)) if groups else {}
         self.ends = set(ends)
         self.visits = visits
         self._last = {visit.client_id: visit for visit in visits}
+        # The last entry of a key counts, here the first visit.
         self._first = {visit.client_id: visit for visit in reversed(visits)}
-        self.num_batches = ends[-1] if ends else accumulation
+        self.num_batches = ends[-1] if ends else accumulation  # Lightning ends a run at an empty epoch
 
     @property
     def clients(self) -> list[str]:
@@ -119,7 +121,7 @@ def number_asked(wanted: int, over_selection: float) -> int:
         >>> number_asked(100, 1.1), number_asked(8, 1.3)
         (110, 11)
     """
-    return math.ceil(round(wanted * over_selection, 9))
+    return math.ceil(round(wanted * over_selection, 9))  # 100 * 1.1 = 110.00000000000001
 
 
 def takes_place(trainer: L.Trainer, round_idx: int) -> bool:
@@ -162,8 +164,7 @@ def say_if_over(trainer: L.Trainer, rounds_done: int) -> None:
 def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> None:
     """Make the module train nothing until `train_batches_again`, and log it if no process has a visit.
 
-    Lightning stops the run at an epoch without batches, so a round without visits has some that are skipped. The round is
-    validated, logged and counted like any other.
+    The round is validated, logged and counted like any other.
     """
     if nobody_is_left:
         rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
@@ -182,10 +183,8 @@ def _skip(*_: object) -> None:
 
 
 def close_epoch(trainer: L.Trainer) -> None:
-    """Make Lightning go on after the batches of an epoch whose checkpoint was taken after validation.
-
-    Lightning compares the batches done with those of the next epoch, and so would train a part of a longer round.
-    """
+    """Make Lightning go on after the batches of an epoch whose checkpoint was taken after validation."""
+    # Lightning compares these numbers with the next epoch, and would train a part of a longer round.
     done: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     done.ready = done.started = done.processed = done.completed = int(trainer.num_training_batches)
 
@@ -293,8 +292,8 @@ class RoundPlanner:
     def outline(self, round_idx: int, accumulation: int) -> None:
         """Give the data a plan of one visit, as long as the longest of all clients, before the first round is planned.
 
-        Lightning may ask for a loader by then to work out ``trainer.estimated_stepping_batches``. The result is the number
-        of steps of a schedule that continues from round to round, or slightly more where visits differ in length.
+        ``trainer.estimated_stepping_batches`` is then the number of steps of a schedule that continues from round to round,
+        or slightly more where visits differ in length.
         """
         num_batches = visit_lengths(self.local_steps, accumulation, self.data.num_batches)
         passes = {client: self.data.num_batches(client) for client in self.clients}
@@ -370,11 +369,12 @@ class RoundPlanner:
         there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
         if isinstance(self.algorithm, PreparesRounds):
             with isolate_rng():
-                seed_all(self.seed, "prepare", round_idx)
+                seed_all(self.seed, "prepare", round_idx)  # a resumed run makes the same data
                 self.algorithm.prepare_round(round_idx, there, run)
 
     def asked(self, round_idx: int) -> list[Client]:
         """Return the clients that are asked to take part in a round."""
+        # Present or not: the privacy accountant assumes a draw from all clients.
         return uniform_cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
 
 
@@ -414,8 +414,7 @@ class NextRound(Checkpoint):
     """Callback that plans the next round once the last one is saved.
 
     A plan may take minutes if clients generate training data: a run that is stopped meanwhile loses nothing, and early
-    stopping has decided before. Lightning calls checkpoints and early stopping after all other callbacks; this one is the
-    last of them.
+    stopping has decided before.
     """
 
     def __init__(self, plan: Callable[[L.Trainer], None]) -> None:
@@ -432,6 +431,7 @@ class NextRound(Checkpoint):
 
 def plan_behind_checkpoints(trainer: L.Trainer, plan: Callable[[L.Trainer], None]) -> None:
     """Make the trainer call ``plan`` when a round is over and saved."""
+    # Lightning calls checkpoints after all other callbacks, and this one is the last of them.
     trainer.callbacks = [*others(trainer), NextRound(plan)]  # type: ignore[attr-defined]
 
 

@@ -1,8 +1,7 @@
 """CSV file with rows by round: a killed and resumed run leaves the file of an uninterrupted one.
 
-Rows of rounds that will be trained again, and a half row left by a kill, are dropped when training starts. The rows of a
-round are added once, however often Lightning ends its epoch. Of several processes the first one alone writes. A checkpoint
-holds a digest of the rows, which grows with each round's rows: the file is read when training starts, and never in a round.
+Rows of rounds that will be trained again, and a half row left by a kill, are dropped when training starts. Of several
+processes the first one alone writes. A checkpoint holds a digest of the rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,6 +63,7 @@ class RoundTable:
 
     def append(self, rows: Sequence[Record]) -> None:
         """Add the rows of a round, unless there are none or the file has the round already."""
+        # Lightning may end the epoch of a round more than once.
         if not rows or int(rows[0]["round"]) <= self.last_round:
             return
         with full_disk_named(self.file):
@@ -83,7 +83,7 @@ class RoundTable:
     def rows(self) -> list[dict[str, str]]:
         """Return the whole rows of the file, as text."""
         rows = read_csv(self.file) if self.file.exists() else []
-        return [row for row in rows if None not in row and None not in row.values()]
+        return [row for row in rows if None not in row and None not in row.values()]  # a half row
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last round and a digest of the rows up to it."""
@@ -94,9 +94,10 @@ class RoundTable:
         self.last_round, self._digest = state["last_round"], state["digest"]
 
     def _add(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Note rows that are in the file; each digest is of the one before and of the row, so a copy can go on."""
+        """Note rows that are in the file."""
         for row in rows:
-            text = self._digest + _text([row], with_header=not self._digest)
+            # Each digest covers the one before, so a copy can go on and no round reads the file.
+            text = self._digest + _text([row], with_header=not self._digest)  # the columns count once
             self._digest = blake2b(text.encode(), digest_size=16).hexdigest()
         self.last_round = int(str(rows[-1]["round"]))
 

@@ -154,7 +154,7 @@ class ScoresOwnExamples(Protocol):
 def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val") -> dict[str, np.ndarray]:
     """Return the loss on each example of a client, ``(examples,)`` fp64, in evaluation mode and without gradients.
 
-    Several processes share the batches. Arguments are checked by `Run.check_losses`.
+    Arguments are checked by `Run.check_losses`.
     """
     assert isinstance(module, LossPerExample)
 
@@ -170,7 +170,7 @@ def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val")
     parts: dict[str, list[np.ndarray]] = {}
     for batches, positions in passes:
         with torch.no_grad(), eval_mode(module):
-            losses = torch.cat(for_each(measure, batches)).numpy()
+            losses = torch.cat(for_each(measure, batches)).numpy()  # several processes share the batches
         for client, places in positions.items():
             parts.setdefault(client, []).append(losses[places])
     return {client: np.concatenate(pieces) for client, pieces in parts.items()}
@@ -297,7 +297,7 @@ class Run:
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Trainer's optimizers; a callback may replace them between rounds."""
+        """Trainer's optimizers."""
         return self.trainer.optimizers
 
     @property
@@ -320,7 +320,7 @@ class Run:
 
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""
-        if self._checked != [*self.optimizers]:
+        if self._checked != [*self.optimizers]:  # a callback may replace them between rounds
             self.check_settings(algorithm)
             algorithm.check(self)
             self._checked = [*self.optimizers]
@@ -331,8 +331,8 @@ class Run:
             algorithm.check_settings(self)
 
     def broadcast(self, state: State) -> Payload:
-        """Return a state as every client receives it, and its bytes per client; a channel treats all clients alike."""
-        return self.channel.down(state, next(iter(self.clients.values())))
+        """Return a state as every client receives it, and its bytes per client."""
+        return self.channel.down(state, next(iter(self.clients.values())))  # a channel treats all alike
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log values with the round, as ``fed/NAME``."""
@@ -402,7 +402,7 @@ class Run:
 def training_data(trainer: L.Trainer) -> object:
     """Return the source of training batches: a project's own loader read by client, or the datamodule."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, SharesOut):
+        if isinstance(callback, SharesOut):  # fedlight.ByClient
             callback.share_out(trainer)
     source = training_source(trainer)
     return source if isinstance(source, FederatedData) else trainer.datamodule  # type: ignore[attr-defined]
@@ -474,7 +474,7 @@ def round_metrics(rows: Sequence[Record], num_clients: int, reported: bool = Fal
     for row in rows:
         for name in ("loss", f"loss/{row['split']}") if row["loss"] != "" else ():
             losses.setdefault(name, []).append(float(row["loss"]))
-    several = len(losses) > 2
+    several = len(losses) > 2  # one split alone has the loss of the round
     loss = {name: average(each) for name, each in losses.items() if several or name == "loss"}
     totals = {name: float(sum(int(row[name]) for row in rows)) for name in ("bytes_down", "bytes_up")}
     diverged, left_out = (
@@ -491,6 +491,7 @@ def log_round(
     if trainer.barebones:  # a barebones trainer warns about logging
         return
     named = {f"fed/{name}": value for name, value in metrics.items()}
+    # Without a batch size Lightning looks for one in the batch.
     module.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
     for name, value in training.items():
         shown = name == "loss"

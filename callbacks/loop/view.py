@@ -67,7 +67,7 @@ class LoopView(Checked, L.Callback):
 
     def before_round(self) -> AbstractContextManager[None]:
         """Put the global model from before the round into the module while the body runs."""
-        self.group.unstack()
+        self.group.unstack()  # the state is of one client, not of several stacked
         buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
         assert self._round is not None
         return self.holding(self._round.opened | buffers)

@@ -32,7 +32,7 @@ class DeviceTotals:
         """Add one row of ``visits.csv``."""
         self.clients.add(row["client"])
         is_new = (row["round"], row["client"]) not in self.asked
-        self.asked.add((row["round"], row["client"]))
+        self.asked.add((row["round"], row["client"]))  # once, whatever its visits
         if is_new and not took_part(row["reason"]):  # all visits of a client in a round have the same reason
             self.dropped[row["reason"]] += 1
         if rank := row.get("lora_rank"):

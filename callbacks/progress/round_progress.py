@@ -138,7 +138,7 @@ class RoundProgress(Checked, ProgressBar):
         if (losses := step_losses(trainer, outputs)) is not None:
             self._losses.append(losses)
         self._foretell(trainer, batch, batch_idx + 1)
-        if self._is_due(batch_idx + 1):
+        if self._is_due(batch_idx + 1):  # reading the loss waits for the accelerator
             last = f"loss {self._losses[-1].mean().item():.4f}" if self._losses else ""
             self._show(batch_idx + 1, f"{self._client}  {last}".strip())
 
@@ -154,7 +154,7 @@ class RoundProgress(Checked, ProgressBar):
             return
         share = min(done / self._total, BEFORE_ITS_END)
         seconds = self._time_left.seconds(share, self._rounds_after, self._validations_left)
-        if len(self._tokens) < 2 or seconds is None:
+        if len(self._tokens) < 2 or seconds is None:  # the first batch also loads and compiles
             return
         self._foretold = True
         if seconds <= MINUTE:
@@ -248,9 +248,10 @@ class RoundProgress(Checked, ProgressBar):
         self._live.reset(self._task, description=name, total=total, note="", left=self._left(0.0))
 
     def _is_due(self, done: int) -> bool:
-        """Return whether to update the live line; always true after the last batch, so that it does not end at 29/30."""
+        """Return whether to update the live line."""
         if self._live is None:
             return False
+        # After the last batch in any case: the line must not end at 29/30.
         return done >= self._total or time.monotonic() - self._shown >= self.refresh_seconds
 
     def _show(self, done: int, note: str) -> None:
@@ -275,6 +276,7 @@ class RoundProgress(Checked, ProgressBar):
             self._show(self._done, "")
         elif self._live is None and self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
             self._print_line(
+                # At most ten such lines.
                 f"{name}: {self._done}/{self._total} batches  ({time.monotonic() - self._started:.1f} s)"
             )
 

@@ -44,7 +44,7 @@ class MetricEnds:
         self._first_round, self._last_round = self._first_round or number, number
         for name, value in metrics.items():
             now = value, number
-            first, _, low, high = self._ends.setdefault(name, []) or [now] * 4
+            first, _, low, high = self._ends.setdefault(name, []) or [now] * 4  # []: NaN so far
             if not math.isnan(value):
                 self._ends[name] = [
                     first,
@@ -97,7 +97,7 @@ def traffic(rows: Sequence[Mapping[str, str]]) -> str:
 def device_table(rows: list[dict[str, str]]) -> Table:
     """Return the table of a run's devices (participation, dropouts by reason, costs) from all rows of ``visits.csv``."""
     seconds = max(float(row["round_end_seconds"]) for row in rows)
-    rounds = 1 + max(int(row["round"]) for row in rows)
+    rounds = 1 + max(int(row["round"]) for row in rows)  # they count from 0
     everybody = DeviceTotals()
     for row in rows:
         everybody.add(row)
@@ -138,9 +138,9 @@ def output_paths(trainer: L.Trainer) -> str:
 
 
 def report_command(trainer: L.Trainer) -> str:
-    """Return the command that reports a run with its own folder, else ""; for its stages a recipe prints it."""
+    """Return the command that reports a run with its own folder, else ""."""
     folder = _own_folder(trainer)
-    if folder is None or (folder / "settings.json").exists():
+    if folder is None or (folder / "settings.json").exists():  # a stage of a recipe
         return ""
     has_run = any((folder / name).exists() for name in ("run.json", "visits.csv", "metrics"))
     return f"as a page: fedlight report {shlex.quote(_relative(folder))} --open" if has_run else ""
@@ -148,6 +148,7 @@ def report_command(trainer: L.Trainer) -> str:
 
 def _own_folder(trainer: L.Trainer) -> Path | None:
     folder = Path(trainer.default_root_dir)
+    # A run without a folder writes into the current one, beside other files.
     return folder if folder.resolve() != Path.cwd() and folder.is_dir() else None
 
 

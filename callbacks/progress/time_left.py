@@ -1,7 +1,6 @@
 """Time that a run will still take, from its finished rounds and validations, which are timed apart.
 
-A validation may take as long as a round and come every tenth round alone, so the mean of both together would be wrong in
-either. The first round loads and compiles in its first batch, so that batch does not predict the others.
+The first round loads and compiles in its first batch, so that batch does not predict the others.
 """
 
 import time
@@ -30,6 +29,7 @@ class Usual(NamedTuple):
 
     def and_then(self, seconds: float) -> "Usual":
         """Return the durations with one more."""
+        # The second takes the place of the first, which loads and compiles.
         return Usual(self.number + 1, seconds if self.number < 2 else self.total + seconds)
 
     @property
@@ -66,6 +66,7 @@ class TimeLeft:
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or time.monotonic
         self._rounds = Usual()  # of finished rounds, to the start of the next, without their validations
+        # Apart: a validation may take as long as a round, and come every tenth round alone.
         self._validations = Usual()
         self._begun: float | None = None  # moment of the round under way
         self._first_batch = self._last_batch = 0.0  # moments of their ends
@@ -88,7 +89,7 @@ class TimeLeft:
 
     def validation_begins(self) -> None:
         """Note that the model is validated."""
-        self._in_round -= self._clock()
+        self._in_round -= self._clock()  # its end is added later
 
     def validation_ends(self) -> None:
         """Note that it is validated."""
@@ -119,7 +120,7 @@ class TimeLeft:
         each = rounds.mean if rounds.number else self._by_batches(elapsed, share)
         if each is None:
             return None
-        rest = max(each - elapsed, 0.0) if share < 1 else 0.0
+        rest = max(each - elapsed, 0.0) if share < 1 else 0.0  # a round may take longer than the mean
         return rest + rounds_after * each + validations_left * validations.mean
 
     def _with_this_round(self, now: float) -> "tuple[Usual, Usual]":
@@ -140,5 +141,5 @@ class TimeLeft:
         if share <= 0:
             return None
         if self._batches < 2:
-            return elapsed / share
+            return elapsed / share  # the first batch is all there is
         return (self._last_batch - self._first_batch) / (self._batches - 1) * self._batches / share

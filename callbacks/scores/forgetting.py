@@ -54,7 +54,7 @@ def measure(module: ScoresRaw) -> dict[str, float]:
     """Return perplexity and knowledge of a module's tuned and raw model, by their logged names."""
     values: dict[str, float] = {}
     right: dict[str, list[bool]] = {}
-    with isolate_rng():
+    with isolate_rng():  # the run goes on as if nothing had been measured
         for suffix, raw in (("", False), ("_raw", True)):
             texts = module.log_likelihoods([""] * len(TEXTS), [[text] for text in TEXTS], raw=raw)
             values[f"forgetting/perplexity{suffix}"] = perplexity([likelihood for [likelihood] in texts])

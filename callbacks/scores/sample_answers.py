@@ -90,7 +90,7 @@ class SampleAnswers(Checked, L.Callback):
             pl_module.fits(prompts, tokens) if isinstance(pl_module, KnowsWhatFits) else [True] * len(prompts)
         )
         shown = [sample for sample, is_short in zip(self._samples, fits, strict=True) if is_short]
-        with isolate_rng():
+        with isolate_rng():  # training continues as if no answer had been written
             data = trainer.datamodule  # type: ignore[attr-defined]
             stop = data.template.stops if isinstance(data, HoldsTemplate) else ()
             settings = {"temperature": 0.0, "max_new_tokens": tokens, "seed": 0, "stop": stop}
@@ -111,6 +111,7 @@ def choose(data: HoldsResponses, number: int) -> list[Sample]:
     Raises:
         ValueError: the examples have no responses.
     """
+    # Of fewer rows than prompts some places would come twice.
     places = np.unique(np.linspace(0, len(data.val_set) - 1, number).round().astype(int))
     batch = data.collate([data.val_set[int(place)] for place in places])
     if not {"input_ids", "labels", "attention_mask"} <= set(batch):
@@ -125,7 +126,7 @@ def choose(data: HoldsResponses, number: int) -> list[Sample]:
         prompt, response = ids[:start], ids[start : taught[-1] + 1]
         text = data.tokenizer.decode(prompt)
         if (opening := openings(data.tokenizer, [text])[0]) and prompt[:1] == opening:
-            text = data.tokenizer.decode(prompt[1:])
+            text = data.tokenizer.decode(prompt[1:])  # encoding puts the opening token before it again
         reference = data.tokenizer.decode(response, skip_special_tokens=True).strip()
         samples.setdefault(text, Sample(text, reference, len(response)))
     return [*samples.values()]

@@ -61,9 +61,8 @@ class TaskScores(Checked, L.Callback):
         results: name of a task -> its last result.
 
     Raises:
-        ValueError: a setting is out of range; in ``setup``, a task cannot read its rows, the module writes no text, there
-            are
-            several processes, or ``own_models`` has no federated loop; after the first round, no client has its own model.
+        ValueError: a setting is out of range; in ``setup``, a task cannot read its rows, the module writes no text, several
+            processes run, or ``own_models`` has no federated loop; after the first round, no client has its own model.
         OSError: the disk is full; in ``setup``, the folder cannot be written.
     """
 
@@ -132,7 +131,7 @@ class TaskScores(Checked, L.Callback):
         """Score the clients' own models; only now are the models of the last round complete."""
         if not self.own_models:
             return
-        with isolate_rng():
+        with isolate_rng():  # training continues as if nothing had been measured
             records, scores = answers_of_own_models(pl_module, self._loop, self._tasks)
         metrics = {
             f"own/{task}/{name}": value
@@ -229,7 +228,7 @@ def answers_of_own_models(
         }
 
     def measure(clients: Sequence[str]) -> list[dict[str, tuple[list[dict[str, Any]], float]]]:
-        states = [loop.own_state(client) or {} for client in clients]
+        states = [loop.own_state(client) or {} for client in clients]  # {}: the global model
         return work_with_models(module, states, [work] * len(states), partial(parameters_of, module))
 
     clients = list(loop.clients)

@@ -94,7 +94,7 @@ class WinRate(Checked, L.Callback):
                 f"WinRate needs a module with generate(prompts, ..., raw), such as DPOModule or SFTModule, not "
                 f"{type(pl_module).__name__}"
             )
-        with isolate_rng():
+        with isolate_rng():  # a datamodule may draw
             self.prompts.prepare_data()
             self.prompts.setup("predict")
             batches = list(self.prompts.predict_dataloader())
@@ -132,7 +132,7 @@ class WinRate(Checked, L.Callback):
         drawn = {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens, "stop": self._stop}
 
         def answer(prompts: Sequence[str]) -> list[str]:
-            seed = derive_seed(self.seed, "win rate", *prompts)
+            seed = derive_seed(self.seed, "win rate", *prompts)  # only the model changes from epoch to epoch
             return [texts[0] for texts in module.generate(prompts, seed=seed, raw=raw, **drawn)]
 
         with isolate_rng():
@@ -141,6 +141,7 @@ class WinRate(Checked, L.Callback):
     def _measure(self, trainer: L.Trainer, module: L.LightningModule, when: str) -> None:
         answers = self._answers(module, raw=False)
         with isolate_rng():  # a judge may load a model, whose weights are drawn before they are read
+            # Once, because a judge may cost money.
             rated = {name: once(partial(self._judged, judge, answers)) for name, judge in self.judges.items()}
         rates = {name: self._rates(scores, answers) for name, scores in rated.items()}
         metrics = {
@@ -154,11 +155,11 @@ class WinRate(Checked, L.Callback):
         rank_zero_info(f"{when}, against the raw model on {len(answers)} prompts: {shown}")
 
     def _judged(self, judge: Judge, answers: Sequence[str]) -> list[float]:
-        """Return a judge's scores of all answers; only the first of several processes asks it, because it may cost money."""
+        """Return a judge's scores of all answers."""
         return [float(score) for score in BothPositions(judge).scores(self._fields, answers, self._raw)]
 
     def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:
-        """Return the win rate, its interval and the rate at equal length, without undefined ones (too few prompts)."""
+        """Return the win rate, its interval and the rate at equal length, without undefined ones."""
         low, high = bootstrap_interval(scores, seed=self.seed)
         longer = [len(ours.strip()) - len(raw.strip()) for ours, raw in zip(answers, self._raw, strict=True)]
         compared = Compared(scores, longer, range(len(scores)))
@@ -168,7 +169,7 @@ class WinRate(Checked, L.Callback):
             "win_rate_high": high,
             "win_rate_equal_length": rates_at_equal_length({"tuned": compared})["tuned"].corrected,
         }
-        return {name: value for name, value in rates.items() if not math.isnan(value)}
+        return {name: value for name, value in rates.items() if not math.isnan(value)}  # of too few prompts
 
 
 def word_ratio(ours: Sequence[str], theirs: Sequence[str]) -> float:

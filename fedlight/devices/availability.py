@@ -69,7 +69,7 @@ class Chance:
             raise ValueError(f"availability={self.probability} is a probability: give a number in [0, 1]")
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
-        drawn = derive_seed(seed, "available", round_idx, client_id) / 2**32
+        drawn = derive_seed(seed, "available", round_idx, client_id) / 2**32  # in [0, 1)
         return inf if drawn < self.probability else None
 
     def visits_per_day(self, seconds: float) -> float:
@@ -116,6 +116,7 @@ class Trace:
             time, period = now_seconds - moved, 0.0
         else:
             period = self.period_hours * HOUR
+            # Intervals that lie later are met by an earlier time.
             time = (now_seconds + (period - moved % period)) % period
         before = bisect_right(starts, time) - 1
         if before >= 0 and time < ends[before]:
@@ -139,14 +140,15 @@ class Trace:
 
     @cached_property
     def _stretches(self) -> tuple[list[float], list[float]]:
-        """Starts and ends in seconds; intervals that touch are joined, so no client leaves between them."""
+        """Starts and ends in seconds; intervals that touch are joined."""
         stretches: list[list[float]] = []
         for start, end in self.intervals_hours:
-            if stretches and stretches[-1][1] == start * HOUR:
+            if stretches and stretches[-1][1] == start * HOUR:  # no client leaves between them
                 stretches[-1][1] = end * HOUR
             else:
                 stretches.append([start * HOUR, end * HOUR])
         period = (self.period_hours or inf) * HOUR
+        # The last one touches the first of the next period; a single one that does so never ends.
         if stretches[-1][1] == stretches[0][0] + period:
             first = stretches.pop(0) if len(stretches) > 1 else [0.0, inf]
             stretches[-1][1] = first[1] + period

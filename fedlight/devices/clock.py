@@ -134,6 +134,7 @@ def run_round(
     else:
         end = IDLE_SECONDS if deadline_seconds is None else deadline_seconds
     for name in at_work.keys() - set(through[:wanted]):
+        # A device that would leave after the end of the round was stopped by that end.
         unfinished = at_work[name] > stays[name]
         reasons[name] = "left" if unfinished and stays[name] <= end else "surplus" if enough else "late"
     outcomes = [
@@ -171,7 +172,7 @@ def outcome_of(job: Job, reason: str, seconds: float) -> Outcome:
         compute = min(compute, seconds - download)
         upload = min(upload, seconds - download - compute)
     down, done, up = (
-        spent / whole if whole else 1.0
+        spent / whole if whole else 1.0  # a phase without work is done
         for spent, whole in zip((download, compute, upload), job.phases, strict=True)
     )
     return Outcome(

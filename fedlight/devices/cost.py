@@ -93,7 +93,7 @@ class CostMeter:
                 f"automatic_optimization=False of {type(module).__name__}: to count its step would change its weights; "
                 "set it to True and return the loss, give the module a skeleton, or run without devices"
             )
-        weightless = any(weight.is_meta for weight in module.parameters())
+        weightless = any(weight.is_meta for weight in module.parameters())  # it is a skeleton already
         self.module = module
         if isinstance(module, Sketched) and not weightless:
             self.module = cast(nn.Module, module.skeleton())
@@ -139,6 +139,7 @@ class CostMeter:
                 each = [
                     (self._found(node, checkpointing, forward), weight) for node, weight in around.items()
                 ]
+                # Exact for FLOPs, and nearly so for the peak: see `fedlight.devices.shape`.
                 flops = sum(weight * part.flops for part, weight in each)
                 cost = StepCost(round(flops), round(sum(w * part.activation_bytes for part, w in each)))
             self._costs[shape, checkpointing, forward] = cost
@@ -149,7 +150,7 @@ class CostMeter:
             module, batch = self.module, self.module.sketch_batch(shape)
             return _counted(module, batch, lambda: module.sketch_losses(batch).mean(), checkpointing, forward)
         assert self._example_batch is not None
-        with torch.random.fork_rng():
+        with torch.random.fork_rng():  # the run's draws stay as they are
             batch = self._example_batch(shape.examples)
         # A step that was set on this one object may refer to it, and would run on it instead of on the copy.
         if "training_step" not in vars(self.module):
@@ -200,7 +201,7 @@ def _arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
 def _counted(
     module: Any, batch: Any, step: Callable[[], Tensor], checkpointing: bool, forward: bool
 ) -> StepCost:
-    module.train()
+    module.train()  # a step drops entries
     known = [*module.parameters(), *module.buffers(), *tensors(batch)]
     if forward:
         with torch.random.fork_rng(), torch.no_grad():
@@ -213,6 +214,7 @@ def _counted(
     for weight in module.parameters():  # as in a step that adds to gradients of the one before
         if weight.requires_grad and weight.grad is None:
             weight.grad = torch.zeros_like(weight)
+    # The footprint at rest has the gradients already.
     known += [weight.grad for weight in known if weight.grad is not None]
     with torch.random.fork_rng(), torch.enable_grad(), _checkpointing(module, checkpointing):
         counted = ShapeRun(known)
@@ -223,7 +225,7 @@ def _counted(
 
 def without_weights(module: nn.Module) -> nn.Module:
     """Return a copy with meta tensors for parameters and buffers, without its trainer; no weight is copied."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {}  # deepcopy takes these in the place of weights
     for tensor in (*module.parameters(), *module.buffers()):
         ghost = torch.empty_like(tensor, device="meta")
         is_weight = isinstance(tensor, nn.Parameter)
@@ -231,7 +233,7 @@ def without_weights(module: nn.Module) -> nn.Module:
     trainers = {part: vars(part)["_trainer"] for part in module.modules() if "_trainer" in vars(part)}
     try:
         for part in trainers:
-            vars(part)["_trainer"] = None
+            vars(part)["_trainer"] = None  # else all that it holds would be copied
         return copy.deepcopy(module, memo)
     finally:
         for part, trainer in trainers.items():

@@ -79,7 +79,7 @@ class Device(Profile):
 
     def _check(self, key: str, high: float) -> None:
         value = getattr(self, key)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)  # True is an int
         if not is_number or not 0 < value <= high or value == inf:
             below = f" and at most {high:g}" if high < inf else ""
             raise ValueError(f"device {self.name!r}: {key}={value!r} must be a number above 0{below}")

@@ -97,6 +97,7 @@ class Fleet(Checked):
             >>> sorted(device.name for device in dealt.values())
             ['pixel_8_pro', 'pixel_8_pro', 'pixel_8_pro', 'raspberry_pi_5']
         """
+        # A draw that does not depend on the order of the clients.
         drawn = sorted(client_ids, key=lambda name: (derive_seed(self.seed, "device", name), name))
         counts = apportion(list(self.weights.values()), len(drawn))
         dealt = [device for device, n in zip(self.devices.values(), counts, strict=True) for _ in range(n)]

@@ -94,7 +94,7 @@ def forecast(device: Device, work: Workload, deadline_seconds: float | None = No
     forward_fits = False
     if not fitted.fits:
         reason = "out_of_memory"
-        has_room = forward_only(resting).peak_bytes < device.budget_bytes
+        has_room = forward_only(resting).peak_bytes < device.budget_bytes  # else no step need be counted
         forward_fits = work.train == "backprop" and has_room and fits(train="forward").fits
     elif deadline_seconds is not None and job.seconds > deadline_seconds:
         reason = "late"
@@ -170,7 +170,7 @@ def _first(device: Device, work: Workload, changes: Iterator[Remedy]) -> Remedy 
     for change in changes:
         resting = work.resting(change.weight_bits)
         least = resting if work.train == "backprop" else forward_only(resting)
-        if least.peak_bytes < device.budget_bytes:
+        if least.peak_bytes < device.budget_bytes:  # else no step need be counted
             (smallest,) = parts(work.shortened(change.tokens).shape, micro_batch=1)
             if fit([smallest], work.meter, device.budget_bytes, resting, work.train).fits:
                 return change

@@ -27,14 +27,14 @@ def choose_device(device: str = "auto") -> torch.device:
 def computes_bf16(device: torch.device) -> bool:
     """Return whether a device has instructions for products in bf16; without them fp32 is computed and rounded, slowly.
 
-    A processor counts as without them if torch cannot tell (before 2.11) or does not use them (``ATEN_CPU_CAPABILITY=avx2``
-    in the environment).
+    A processor counts as without them if torch cannot tell or does not use them.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
+    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.11
         return False
     has = torch.cpu.get_capabilities()
+    # Torch does not use them, as with ATEN_CPU_CAPABILITY=avx2 in the environment.
     if has.get("architecture") == "x86_64" and torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     return any(has.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last: 64-bit Arm
@@ -48,7 +48,7 @@ def peak_memory() -> int | None:
         import resource
     except ImportError:  # Windows
         return None
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

@@ -1,12 +1,12 @@
 """Memory of a visit on a device, part by part, and how the visit is made to fit.
 
 The peak of a training step is the sum of the frozen base, rounded to ``weight_bits``; the trained adapter; its gradients and
-the optimizer's moments; and the activations of one batch, as `CostMeter` counts them. A batch
-that is too large is split into smaller parts whose gradients are added up; if that is not enough, activations are recomputed
-instead of kept. Either way the gradients are the same up to rounding. A forward-only visit
-(`fedlight.federation.forward.zeroth_order`) has a copy of its adapter in the place of gradients and moments, and keeps the
-activations of a forward pass no longer than inference does. Memory that kernels take while they run is left out,
-such as one layer's weights in 16 bits where they are not multiplied in their rounded form.
+the optimizer's moments; and the activations of one batch, as `CostMeter` counts them. A batch that is too large is split
+into smaller parts whose gradients are added up; if that is not enough, activations are recomputed instead of kept. Either
+way the gradients are the same up to rounding. A forward-only visit (`fedlight.federation.forward.zeroth_order`) has a copy
+of its adapter in the place of gradients and moments, and keeps activations no longer than inference does. Memory that
+kernels take while they run is left out, such as one layer's weights in 16 bits where they are not multiplied in their
+rounded form.
 """
 
 import copy
@@ -125,7 +125,7 @@ def resting_footprint(
         else:
             base += number_bytes * weight.numel()
     moments = math.ceil(moment_bytes_per_weight * learning)
-    return Footprint(base + 4 * idle, 4 * learning, 4 * (learning + idle), moments)
+    return Footprint(base + 4 * idle, 4 * learning, 4 * (learning + idle), moments)  # trained in fp32
 
 
 def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[str]:
@@ -137,8 +137,8 @@ def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[s
 
 def _quantized_bytes(weight: nn.Parameter, weight_bits: int) -> int:
     if weight_bits == 8:
-        return weight.numel() + 4 * weight.shape[0]
-    return math.ceil(weight.numel() / 2) + 4 * math.ceil(weight.numel() / NF4_BLOCK)
+        return weight.numel() + 4 * weight.shape[0]  # a scale a row
+    return math.ceil(weight.numel() / 2) + 4 * math.ceil(weight.numel() / NF4_BLOCK)  # a scale a block
 
 
 def moment_bytes_per_weight(optimizer: Optimizer) -> float:
@@ -171,7 +171,7 @@ def moment_bytes_per_weight(optimizer: Optimizer) -> float:
         {**group, "params": [sample]} for group, sample in zip(optimizer.param_groups, samples, strict=True)
     ]
     probe.state = defaultdict(dict)
-    probe._optimizer_step_pre_hooks = OrderedDict()
+    probe._optimizer_step_pre_hooks = OrderedDict()  # the project's hooks are not called
     probe._optimizer_step_post_hooks = OrderedDict()
     step(probe)
     sizes = []
@@ -208,6 +208,7 @@ def forward_only(resting: Footprint) -> Footprint:
         >>> forward_only(Footprint(base_bytes=288, adapter_bytes=64, gradient_bytes=64, moment_bytes=128))
         Footprint(base_bytes=288, adapter_bytes=128, gradient_bytes=0, moment_bytes=0, activation_bytes=0)
     """
+    # The unperturbed adapter is kept beside the perturbed one.
     return Footprint(resting.base_bytes, 2 * resting.adapter_bytes, 0, 0)
 
 
@@ -250,13 +251,12 @@ def fit(
 def first_that_fits(fits: Sequence[Fit]) -> int:
     """Return the place of the first with backpropagation, else of the first that fits, else the last place.
 
-    Backpropagation with a smaller adapter learns more in a visit than forward passes alone with a larger one.
-
     Args:
         fits: ways of one visit with LoRA adapters of falling rank; at least one.
     """
     back = [place for place, way in enumerate(fits) if way.fits and not way.forward]
     forward = [place for place, way in enumerate(fits) if way.fits]
+    # Backpropagation with a smaller adapter learns more in a visit than forward passes with a larger one.
     return next(iter(back + forward), len(fits) - 1)
 
 
@@ -284,7 +284,7 @@ def visit_flops(shapes: Iterable[BatchShape], meter: CostMeter, fitted: Fit, per
 
     A forward-only visit makes two forward passes for each of its ``perturbations``; drawing these is not counted.
     """
-    passes = 2 * perturbations if fitted.forward else 1
+    passes = 2 * perturbations if fitted.forward else 1  # the losses on both sides
     return passes * sum(
         steps * count * _cost(meter, part, fitted.checkpointing, fitted.forward).flops
         for shape, steps in Counter(shapes).items()

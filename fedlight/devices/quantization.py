@@ -36,8 +36,8 @@ class WritesTokens(Protocol):
 def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
     """Return the frozen linear layers that bitsandbytes would quantize, by name.
 
-    Left out are the output head, layers of :data:`HEADS`, layers that share a weight with another (tied embeddings), layers
-    of an adapter, and subclasses of ``nn.Linear``, whose weight other code reads directly.
+    Left out are the output head, layers of :data:`HEADS`, layers that share a weight with another, layers of an adapter, and
+    subclasses of ``nn.Linear``.
     """
     parts = list(module.modules())
     heads = {id(part.get_output_embeddings()) for part in parts if isinstance(part, WritesTokens)}
@@ -45,10 +45,10 @@ def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
     return {
         name: part
         for name, part in module.named_modules()
-        if type(part) is nn.Linear
+        if type(part) is nn.Linear  # other code reads the weight of a subclass directly
         and not part.weight.requires_grad
         and id(part) not in heads
-        and users[id(part.weight)] == 1
+        and users[id(part.weight)] == 1  # not of tied embeddings
         and "lora_" not in name
         and "original_module" not in name.split(".")  # the one that PEFT trains a copy of
         and not any(f".{head}." in f".{name}." for head in HEADS)
@@ -142,7 +142,8 @@ class QuantizedBase:
 
 
 def _loaded_bits(module: nn.Module) -> int:
-    """Return the bits by the type of the weights, because importing bitsandbytes to ask for its layers takes seconds."""
+    """Return the bits by the type of the weights."""
+    # To import bitsandbytes and ask for its layers takes seconds.
     forms = {part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)}
     return 4 if torch.uint8 in forms else 8 if torch.int8 in forms else 16
 
@@ -151,7 +152,7 @@ def _int8(layer: nn.Linear) -> nn.Module:
     from bitsandbytes.nn import Int8Params, Linear8bitLt
 
     quiet_int8()
-    with torch.device("meta"):
+    with torch.device("meta"):  # its weight is replaced
         twin = Linear8bitLt(
             layer.in_features, layer.out_features, False, has_fp16_weights=False, threshold=6.0
         )
@@ -167,7 +168,7 @@ def _nf4(layer: nn.Linear) -> nn.Module:
         twin = Linear4bit(layer.in_features, layer.out_features, False, compute_dtype=weight.dtype)
     twin.weight = Params4bit(
         weight, requires_grad=False, compress_statistics=False, quant_type="nf4", module=twin
-    ).to(weight.device)
+    ).to(weight.device)  # bitsandbytes quantizes on the way
     # In evaluation it would repack the weights for a CPU kernel that passes no gradients on to the layers below.
     twin.support_avx512bf16_for_cpu = False
     return _with_bias(twin, layer)
@@ -180,10 +181,10 @@ def _with_bias(twin: nn.Module, layer: nn.Linear) -> nn.Module:
 
 
 def _following(layer: nn.Module, twin: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the twin's ``forward`` in the layer's mode: bitsandbytes chooses its kernels by the mode."""
+    """Return the twin's ``forward`` in the layer's mode."""
 
     def forward(inputs: Tensor) -> Tensor:
-        twin.training = layer.training
+        twin.training = layer.training  # bitsandbytes chooses its kernels by the mode
         return cast(Tensor, twin.forward(inputs))
 
     vars(forward)["twin"] = twin  # training of several clients in one batch reads its kind

@@ -50,7 +50,7 @@ class ShapeRun(TorchDispatchMode):
         self.flops = 0
         self.peak_bytes = 0
         self._live_bytes = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}  # views share it
         self._living: dict[int, weakref.ref[Any]] = {}
         self._results: dict[Any, tuple[Callable[[], Any] | None, int]] = {}
         self._attention = ExitStack()
@@ -158,27 +158,27 @@ def _loses_values(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _without_values(part: Any) -> Any:
-    """Return the argument on meta; a mask becomes the positions it selects, whose number depends on its values."""
+    """Return the argument on meta; a mask becomes the positions it selects."""
     if isinstance(part, Tensor):
-        return part if part.dim() == 0 else part.to("meta")
+        return part if part.dim() == 0 else part.to("meta")  # torch takes single numbers from the CPU
     if not isinstance(part, (list, tuple)):
         return part
     moved: list[Any] = []
     for entry in part:
         if isinstance(entry, Tensor) and entry.dtype == torch.bool and not entry.is_meta:
-            moved += entry.nonzero().to("meta").unbind(dim=1)
+            moved += entry.nonzero().to("meta").unbind(dim=1)  # their number depends on values
         else:
             moved.append(_without_values(entry))
     return moved
 
 
 def _key(part: Any) -> Any:
-    """Return the key of a result's layout, with the type: 1 and 1.0 are equal but give different types."""
+    """Return the key of a result's layout."""
     if isinstance(part, Tensor):
         return part.shape, part.stride(), part.dtype, part.is_meta
     if isinstance(part, (list, tuple)):
         return tuple(map(_key, part))
-    return type(part), part
+    return type(part), part  # 1 and 1.0 are equal, but give different types
 
 
 def _maker(out: Any, inputs: Iterable[Tensor]) -> Callable[[], Any] | None:
@@ -203,11 +203,7 @@ def _maker(out: Any, inputs: Iterable[Tensor]) -> Callable[[], Any] | None:
 
 @contextmanager
 def _fused_on_meta() -> Iterator[None]:
-    """Let attention on meta use the kernel that it uses with values; torch's choice there keeps all attention weights.
-
-    The function itself is replaced, because torch disables a ``TorchFunctionMode`` during the backward pass, where
-    checkpoints are recomputed.
-    """
+    """Let attention on meta use the kernel that it uses with values; torch's choice there keeps all attention weights."""
     attention = functional.scaled_dot_product_attention
 
     @functools.wraps(attention)
@@ -215,6 +211,7 @@ def _fused_on_meta() -> Iterator[None]:
         fused = _fused(query, key, value, *args, **kwargs) if query.is_meta else None
         return attention(query, key, value, *args, **kwargs) if fused is None else fused
 
+    # Torch disables a TorchFunctionMode in the backward pass, where checkpoints are recomputed.
     with replaced(functional, "scaled_dot_product_attention", chosen):
         yield
 

@@ -81,12 +81,12 @@ class Algorithm(Checked):
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         """Return the server's addend, given the movement (reply minus received) that reached it; None for nothing."""
         client = visiting.client
-        return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)
+        return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)  # p_m
 
     def aggregation(self, num_clients: int) -> Aggregation:
         """Return a fresh aggregation for one round of a federation of ``num_clients``."""
         if self.weighting == "unbiased":
-            return WeightedSum("count", scale=num_clients)
+            return WeightedSum("count", scale=num_clients)  # eq. 8: M / A
         return WeightedSum("weight")
 
     def finish_round(self, movement: State) -> State:
@@ -183,7 +183,7 @@ class WithLocal(Algorithm, ABC):
 
     def __init__(self, weighting: Weighting, local: Algorithm | None, reason: str = "") -> None:
         super().__init__(weighting)
-        self.local = local or Algorithm()
+        self.local = local or Algorithm()  # changes no gradient
         refuse_more_than_gradients(self.local, type(self).__name__, reason)
 
     @abstractmethod

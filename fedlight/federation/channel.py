@@ -106,10 +106,7 @@ def serialized_bytes(state: State) -> int:
 
 
 class Identity(Channel):
-    """Lossless fp32 channel: parameters go down, trained parameters come up.
-
-    The server knows the sent parameters, so it takes the difference itself, in fp64 and without a loss.
-    """
+    """Lossless fp32 channel: parameters go down, trained parameters come up."""
 
     def down(self, state: State, client: Client) -> Payload:
         return Payload(state, serialized_bytes(state))
@@ -117,6 +114,7 @@ class Identity(Channel):
     def up(
         self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
     ) -> Payload:
+        # The server knows the sent parameters, so it takes the difference itself, in fp64 and without a loss.
         return Payload(movement(received, trained), serialized_bytes(trained))
 
     def message_down(self, state: State) -> State:
@@ -237,7 +235,7 @@ class Wire(Channel):
         packed = _packed(meant, self.up_codecs, "up", f"client {client.id!r}")
         payload = _arrived(packed, meant, self.up_codecs)
         if self.error_feedback:
-            kept = [name for name in meant if name not in without_feedback]
+            kept = [name for name in meant if name not in without_feedback]  # others come whole again
             client.memory[LOST] = lost | {name: meant[name] - payload.state[name] for name in kept}
         return packed, payload
 
@@ -250,6 +248,7 @@ class Wire(Channel):
     @property
     def delta(self) -> float | None:
         """Delta of the noise on the way up; None without noise."""
+        # Noise comes first in a chain, see `_refuse`.
         first = self.up_codecs[0] if self.up_codecs else None
         return first.delta if isinstance(first, ClipAndNoise) else None
 
@@ -262,7 +261,7 @@ class Wire(Channel):
         if not codecs or not state:
             return serialized_bytes(state)
         layout = tuple((name, value.shape) for name, value in state.items())
-        if (way, layout) not in self._measured:
+        if (way, layout) not in self._measured:  # the bytes follow from names and shapes
             with torch.random.fork_rng(devices=[]):  # measuring a size must not change the client's noise
                 packed = pack({name: torch.zeros(shape) for name, shape in layout}, codecs)
             self._measured[way, layout] = serialized_bytes(packed)
@@ -282,7 +281,7 @@ def pack(state: State, codecs: Sequence[Codec]) -> State:
         >>> {name: value.tolist() for name, value in packed.items()}
         {'0.positions': [3], 'values': [-2.0]}
     """
-    names = sorted(state)
+    names = sorted(state)  # an order that both ends know
     sizes = [state[name].numel() for name in names]
     values = torch.cat([state[name].to(torch.float32).reshape(-1) for name in names])
     packed: State = {}
@@ -302,7 +301,7 @@ def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -
         steps.append((f"{place}.", codec, sizes))
         sizes = codec.encoded_sizes(sizes)
     values = packed["values"]
-    for prefix, codec, before in reversed(steps):
+    for prefix, codec, before in reversed(steps):  # the last one is undone first
         side = {name.removeprefix(prefix): each for name, each in packed.items() if name.startswith(prefix)}
         values = codec.decode(values, side, before)
     parts = dict(zip(names, values.split(first), strict=True))

@@ -218,7 +218,7 @@ def uniform_cohort(clients: Sequence[T], number: int, seed: int, round_idx: int,
         >>> uniform_cohort("abcd", 2, seed=0, round_idx=0)
         ['c', 'd']
     """
-    further = [draw] if draw else []
+    further = [draw] if draw else []  # draw 0 is that of a synchronous round
     generator = np.random.default_rng(derive_seed(seed, "cohort", round_idx, *further))
     chosen = generator.choice(len(clients), size=number, replace=False)
     return [clients[i] for i in sorted(chosen.tolist())]

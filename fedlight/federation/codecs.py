@@ -53,8 +53,7 @@ class Quantize(Codec):
 
     ``fp16`` and ``bf16`` scale each tensor by a power of two, so that its largest value is near 2**15: fp16 cannot overflow,
     and the small movements of a low learning rate keep their digits. ``int8`` (255 even steps) and ``nf4`` have a fp32 scale
-    for each block of values, its largest magnitude. No block spans two tensors, as movements of two layers may differ by
-    orders of magnitude; a tensor's last block may be short, and its padding is not sent. Zero stays zero.
+    for each block of values, its largest magnitude. A tensor's last block may be short. Zero stays zero.
 
     Args:
         to: number format; bytes of a value are 2 (fp16, bf16), 1 (int8) and 0.5 (nf4).
@@ -91,14 +90,14 @@ class Quantize(Codec):
             return self._halved(values, sizes)
         from bitsandbytes import functional as bnb
 
-        # Each tensor fills its last block: no scale is that of two tensors.
+        # No block spans two tensors: movements of two layers may differ by orders of magnitude.
         whole = torch.cat([pad(part, (0, -len(part) % self.block)) for part in values.split(list(sizes))])
         if self.to == "nf4":
             codes, state = bnb.quantize_4bit(whole, blocksize=self.block, quant_type="nf4")
         else:
             codes, state = bnb.quantize_blockwise(whole, code=_even_steps(), blocksize=self.block)
         filled, sent = self._code_sizes(sizes)
-        return _cut(codes.reshape(-1), filled, sent), {"scales": state.absmax}
+        return _cut(codes.reshape(-1), filled, sent), {"scales": state.absmax}  # padding is not sent
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
         if self.to in ("fp16", "bf16"):
@@ -131,9 +130,9 @@ class Quantize(Codec):
 
     def _code_sizes(self, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the bytes of each tensor with the padding of its last block, and without it."""
-        in_a_byte = 2 if self.to == "nf4" else 1
+        in_a_byte = 2 if self.to == "nf4" else 1  # two codes of 4 bits
         filled = [size // in_a_byte for size in self._filled(sizes)]
-        return filled, [-(-size // in_a_byte) for size in sizes]
+        return filled, [-(-size // in_a_byte) for size in sizes]  # a half byte is sent whole
 
 
 class TopK(Codec):
@@ -171,6 +170,7 @@ class TopK(Codec):
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         """Return the largest values in the order of their positions, which are counted within each tensor."""
         parts, kept = values.split(list(sizes)), self.encoded_sizes(sizes)
+        # Rising, as `decode` demands.
         positions = [
             part.abs().topk(k, sorted=False).indices.sort().values
             for part, k in zip(parts, kept, strict=True)
@@ -191,7 +191,8 @@ class TopK(Codec):
 
 
 def _even_steps() -> Tensor:
-    """Return the 256 numbers of int8 for bitsandbytes, whose default has no -1 and rounds 0 to a little more."""
+    """Return the 256 numbers of int8 for bitsandbytes."""
+    # The default of bitsandbytes has no -1 and rounds 0 to a little more.
     return (torch.arange(-128, 128) / 127).clamp_(min=-1)
 
 
@@ -202,6 +203,6 @@ def _cut(values: Tensor, lengths: Sequence[int], sizes: Sequence[int]) -> Tensor
 
 
 def _scaled(values: Tensor, exponents: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return each tensor's values times two to its exponent, through fp64, as that power may not fit into fp32."""
+    """Return each tensor's values times two to its exponent."""
     scales = torch.exp2(exponents.double()).repeat_interleave(torch.tensor(list(sizes)))
-    return values.double().mul_(scales).float()
+    return values.double().mul_(scales).float()  # that power may not fit into fp32

@@ -42,7 +42,7 @@ def predict_payloads(
     Raises:
         ValueError: a hook looks at the values of tensors.
     """
-    client = replace(client, memory=_shapes(client.memory))
+    client = replace(client, memory=_shapes(client.memory))  # a copy, which hooks may change
     state, rank = _shapes(state), rank_of(client)
     payloads: list[Payloads] = []
     try:
@@ -74,8 +74,8 @@ def _predicted(
         visiting.before, visiting.shapes_only = before, True
         visiting.lora_rank = rank
         start: State = _shapes(visiting.start)
-        gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)
-        sums = dict.fromkeys(start, 1.0)
+        gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)  # their number counts
+        sums = dict.fromkeys(start, 1.0)  # Scaffold divides by them
         work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
         up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
         down = {} if sent is None else cut_to_rank(received, rank)

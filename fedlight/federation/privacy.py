@@ -194,9 +194,8 @@ class ClipAndNoise(Codec):
 def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float:
     """Return the exact epsilon at ``delta`` of a client whose clipped movement was summed with noise ``times`` times.
 
-    Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, https://arxiv.org/abs/1805.06530;
-    several sums equal one with the noise over the square root of their number. The ``noise_multiplier`` is the standard
-    deviation of the noise over the clipping norm, at least 0.
+    Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, https://arxiv.org/abs/1805.06530.
+    The ``noise_multiplier`` is the standard deviation of the noise over the clipping norm, at least 0.
 
     Raises:
         ValueError: ``delta`` is not in (0, 1).
@@ -209,6 +208,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float
         raise ModuleNotFoundError(MISSING) from error
     if not times:
         return 0.0
+    # Half, because the sensitivity is 2 S; several sums equal one with the noise over the root of their number.
     return float(get_epsilon_gaussian(noise_multiplier / 2 / math.sqrt(times), delta))
 
 
@@ -236,20 +236,21 @@ def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Rounds) -> fl
     total: Any = 0.0
     for (sampled, clients), times in sorted(counts.items()):
         orders, divergences = _renyi(noise_multiplier, sampled, clients)
-        total = total + times * divergences
+        total = total + times * divergences  # Renyi divergences add up over rounds
+    # The theorem gives a bound, which may lie above the exact value without secret sampling.
     return min(without_secret, float(compute_epsilon(orders, total, delta)[0]))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # one takes a third of a second
 def _renyi(noise_multiplier: float, sampled: int, clients: int) -> tuple[Any, Any]:
-    """Return orders and Renyi divergences of one round, which add up over rounds; takes a third of a second."""
+    """Return orders and Renyi divergences of one round."""
     if not 0 < sampled <= clients:
         raise ValueError(f"a round of {sampled} sampled clients out of {clients} cannot be")
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    event = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+    event = dp_accounting.GaussianDpEvent(noise_multiplier / 2)  # the sensitivity is 2 S
     accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(clients, sampled, event))
     return accountant.orders, accountant.rdp
 
@@ -270,6 +271,7 @@ def _check_delta(delta: float) -> None:
 
 def _clipping(tensors: Sequence[Tensor], clip_norm: float, whose: str) -> float:
     """Return the factor in (0, 1] that brings the norm of all tensors together down to ``clip_norm``."""
+    # In fp64: squares may overflow fp32.
     norm = math.sqrt(sum(value.double().square().sum().item() for value in tensors))
     if not math.isfinite(norm):
         raise ValueError(

@@ -245,18 +245,15 @@ def optimized_parameters(federation: Federation) -> dict[str, nn.Parameter]:
 
 
 def refuse_odd_steps(optimizers: Sequence[torch.optim.Optimizer], algorithm: str) -> None:
-    """Raise ValueError for optimizers under which a term that ``algorithm`` adds to gradients has another meaning.
-
-    A line search compares losses, which lack that term; a maximizing optimizer would step against it.
-    """
+    """Raise ValueError for optimizers under which a term that ``algorithm`` adds to gradients has another meaning."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            if group.get("line_search_fn") is not None:
+            if group.get("line_search_fn") is not None:  # it compares losses, which lack that term
                 raise ValueError(
                     f"{algorithm} changes gradients and not the loss, which {type(optimizer).__name__} with line_search_fn="
                     f"{group['line_search_fn']!r} searches along: set line_search_fn=None, or take another optimizer"
                 )
-            if group.get("maximize"):
+            if group.get("maximize"):  # it would step against that term
                 raise ValueError(
                     f"{algorithm} adds to the gradients of a loss that is minimized, and {type(optimizer).__name__} has "
                     "maximize=True: return the negative loss and leave maximize out"
@@ -285,6 +282,7 @@ def adapter_numbers(module: nn.Module, algorithm: str) -> tuple[list[str], dict[
         )
     adapters, numbers = [*module.adapter_names], dict[str, int]()
     for name in (name for name, p in module.named_parameters() if p.requires_grad):
+        # By whole parts: adapter1 is no part of adapter10.
         owners = [number for number, adapter in enumerate(adapters) if adapter in name.split(".")]
         if len(owners) != 1:
             raise ValueError(

@@ -11,8 +11,7 @@ exactly. There is no bias correction. With the combined movement d of a round, t
     FedAdam     v <- beta2 v + (1 - beta2) d^2
     FedYogi     v <- v - (1 - beta2) d^2 sign(v - d^2)
 
-Moments are fp64, as movements are. A tensor that no client sent keeps its value and its moments: it neither coasts on its
-momentum nor loses it, as selectors of FedBiscuit without sampled members require.
+Moments are fp64, as movements are. A tensor that no client sent keeps its value and its moments.
 """
 
 from abc import ABC, abstractmethod
@@ -47,6 +46,7 @@ class ServerOptimizer(Checked, ABC):
 
     def step(self, state: State, movement: State) -> State:
         """Return the new global state (fp32); names absent from ``movement`` keep their values and moments."""
+        # A selector of FedBiscuit without sampled members neither coasts on its momentum nor loses it.
         return moved(state, {name: self.direction(name, value) for name, value in movement.items()}, self.lr)
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,10 +143,10 @@ class FedAdagrad(ServerOptimizer):
 
     def direction(self, name: str, movement: Tensor) -> Tensor:
         first, second = self._moments["first"], self._moments["second"]
-        m = first.get(name, zeros_like(movement))
+        m = first.get(name, zeros_like(movement))  # m starts at 0, v at tau^2
         first[name] = self.beta1 * m + (1 - self.beta1) * movement
         second[name] = self.second(second.get(name, full_like(movement, self.tau**2)), movement)
-        return first[name] / (second[name].sqrt() + self.tau)
+        return first[name] / (second[name].sqrt() + self.tau)  # Algorithm 2 has no bias correction
 
     def second(self, v: Tensor, movement: Tensor) -> Tensor:
         """Return the new second moment."""

@@ -1,8 +1,7 @@
 """Federated state: named tensors on the CPU, and their arithmetic in a round.
 
-Parameters are fp32, on the wire as well. Movements (trained minus received) are fp64: the difference of two fp32 numbers is
-then exact where neither is below 2^-29 of the other, so one client with weight 1 gives back its own parameters bit for bit;
-a smaller number comes back to within 2^-53 of the larger.
+Parameters are fp32, on the wire as well. Movements (trained minus received) are fp64, so one client with weight 1 gives back
+its own parameters bit for bit; a number below 2^-29 of the other one comes back to within 2^-53 of the larger.
 """
 
 import math
@@ -28,6 +27,7 @@ def write(state: State, parameters: Mapping[str, Tensor]) -> None:
 
 def movement(received: State, trained: State) -> State:
     """Return the movement of each trained tensor, ``trained - received``, in fp64; from 0 where none was received."""
+    # In fp64 the difference of two fp32 numbers is exact where neither is below 2^-29 of the other.
     return {name: value.to(float64, copy=True).sub_(received.get(name, 0)) for name, value in trained.items()}
 
 

@@ -10,8 +10,7 @@ leaves a note that ends after a step:
 ``=MARK``              the checkpoint is written, and these files are removed
 =====================  ==============================================================================================
 
-Whether a checkpoint was written that was begun and not ended, the file itself shows: it contains its mark or not. Where that
-cannot be read, as for a remote one, all files stay.
+Whether a checkpoint was written that was begun and not ended, the file itself shows: it contains its mark or not.
 """
 
 import json
@@ -76,6 +75,7 @@ class Checkpoint:
             return None
         try:
             with zipfile.ZipFile(file) as parts:
+                # torch.save pickles everything but the numbers of tensors into this entry.
                 names = [name for name in parts.namelist() if name.rpartition("/")[2] == "data.pkl"]
                 return any(self.mark.encode() in parts.read(name) for name in names) if names else None
         except FileNotFoundError:
@@ -144,12 +144,12 @@ def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
     removed = 0
     for note in folder.glob(f"*{ENDING}"):
         lock = FileLock(note)
-        if note in _own or not lock.take():
+        if note in _own or not lock.take():  # its process runs
             continue
         if lock.supported:
             for name in _needless(read_text(note, errors="replace")):
                 if names.fullmatch(name):
-                    for file in (folder / name, *folder.glob(f"{name}.*.tmp")):
+                    for file in (folder / name, *folder.glob(f"{name}.*.tmp")):  # a kill leaves half a file
                         removed += file.exists()
                         file.unlink(missing_ok=True)
         lock.give_back(remove=lock.supported)
@@ -175,7 +175,7 @@ def _needless(note: str) -> set[str]:
             unsaved.add(line)
     for checkpoint in begun.values():
         is_there = checkpoint.is_there()
-        if is_there is not False:
+        if is_there is not False:  # unknown, as for a remote one: its files stay
             unsaved -= checkpoint.named
         if is_there:
             unsaved |= checkpoint.obsolete

@@ -1,8 +1,7 @@
 """Signing key of a node, kept in its folder: a restarted node proves with it that it is the same node.
 
 Signatures are those of Ed25519 (package cryptography). Flower's ids and, without registered keys, Flower's keys are new
-at each start of a SuperNode; this key is as old as the folder. A signature is over the server's nonce and the name of the
-run, so it cannot be used again.
+at each start of a SuperNode; this key is as old as the folder.
 """
 
 import json
@@ -62,5 +61,6 @@ def verified(header: Mapping[str, Any], run: str, nonce: str) -> str:
 
 
 def _text(run: str, nonce: str) -> bytes:
+    # With the nonce and the run, so that a signature cannot be used again.
     # As a list: glued together, other pairs of a run and a nonce could give the same text.
     return json.dumps(["fedlight join", run, nonce]).encode()

@@ -70,10 +70,8 @@ def is_secure(run: Mapping[str, Any]) -> bool:
 
 
 def file_of_app(name: str) -> str:
-    """Return the path of a file of the app, or ``name`` where there is none.
-
-    Flower installs an app in its own folder, puts that in front of Python's path, and starts the processes elsewhere.
-    """
+    """Return the path of a file of the app, or ``name`` where there is none."""
+    # Flower installs an app in its own folder, puts that in front of Python's path, and starts the processes elsewhere.
     apps = [Path(folder) for folder in sys.path if folder and (Path(folder) / "pyproject.toml").is_file()]
     return next((str(folder / name) for folder in apps if (folder / name).is_file()), name)
 

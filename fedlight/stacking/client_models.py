@@ -58,6 +58,7 @@ def work_with_models(
         alike: dict[str, list[tuple[int, _Prompts]]] = {}
         for number, question in asked:
             if isinstance(question, _Prompts):
+                # Calls with equal settings are written together.
                 alike.setdefault(repr(sorted(question.settings.items())), []).append((number, question))
             else:
                 with holding(states[number]):
@@ -124,6 +125,7 @@ def _can_stack(module: Any, states: Sequence[State]) -> bool:
         return False
     trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}  # type: ignore[attr-defined]
     try:
+        # For its checks alone: nothing is stacked yet.
         StackedAdapters(module, trained)  # type: ignore[arg-type]
     except ValueError:
         return False

@@ -101,7 +101,7 @@ class DropoutMasks:
         entries = x[0].numel()
         start = _mixed(state.row_keys(len(x), x.device) + _signed(number * _GOLDEN))
         numbers = _mixed(start[:, None] + self._progression(-(-entries // 4), x.device))
-        lanes = numbers.view(torch.int16)[:, :entries].view(x.shape)
+        lanes = numbers.view(torch.int16)[:, :entries].view(x.shape)  # four of each number, signed
         # The product of 16-bit numbers would round the scale as well, to one part in 256.
         kind = torch.float32 if dtype.itemsize == 2 else dtype
         return (lanes >= dropped - LANES // 2).to(kind).mul_(LANES / (LANES - dropped))
@@ -159,6 +159,7 @@ def _signed(value: int) -> int:
 
 def _mixed(z: Tensor) -> Tensor:
     """Return SplitMix64's mixing of 64-bit numbers, in place."""
+    # Torch shifts the sign in from the left, and the masks clear it.
     z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(_signed(_FIRST))
     z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(_signed(_SECOND))
     return z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
@@ -190,11 +191,7 @@ class SeededDropout(nn.Module):
 
 
 def seed_dropout(network: nn.Module, masks: DropoutMasks) -> None:
-    """Give the LoRA layers of a PEFT model dropout of those masks instead of torch's; a second call changes nothing.
-
-    PEFT casts the input before its dropout, which would make another object of it in each of the layers that share it.
-    Here dropout casts it.
-    """
+    """Give the LoRA layers of a PEFT model dropout of those masks instead of torch's; a second call changes nothing."""
     from peft.tuners.lora import LoraLayer
 
     layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
@@ -203,4 +200,5 @@ def seed_dropout(network: nn.Module, masks: DropoutMasks) -> None:
             if type(dropout) is nn.Dropout:
                 made = SeededDropout(dropout.p, masks, number, layer.lora_A[adapter])
                 layer.lora_dropout[adapter] = made.train(dropout.training)
+                # Dropout casts the input: PEFT would make another object of it in each layer that shares it.
                 layer.cast_input_dtype_enabled = False

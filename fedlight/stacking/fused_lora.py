@@ -32,7 +32,7 @@ class FusedLora(peft_lora.Linear):
         if result.dtype != small.dtype:
             return (result + b(small) * scaling).to(result.dtype)
         width = result.shape[-1]
-        sums = torch.addmm(
+        sums = torch.addmm(  # one pass over memory
             result.reshape(-1, width), small.reshape(-1, small.shape[-1]), b.weight.t(), alpha=scaling
         )
         return sums.view(result.shape)
@@ -51,12 +51,12 @@ class FusedLora(peft_lora.Linear):
 
 
 def _has_autocast(device: str) -> bool:
-    """Return whether numbers are cast on a kind of device; torch refuses the question for some, such as ``meta``."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    """Return whether numbers are cast on a kind of device."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # torch refuses meta
 
 
 def fuse_lora(network: nn.Module) -> None:
     """Make PEFT's LoRA layers on plain linear layers `FusedLora`; quantized ones and others stay as they are."""
     for layer in network.modules():
         if type(layer) is peft_lora.Linear and type(layer.base_layer) is nn.Linear:
-            layer.__class__ = FusedLora
+            layer.__class__ = FusedLora  # keeps its weights and hooks

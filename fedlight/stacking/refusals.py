@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 REMEDY = "set clients_at_once to 1"
+# Names of classes, so that neither peft nor bitsandbytes is imported.
 _LORA_LAYERS = {
     "peft.tuners.lora.layer.Linear",
     "peft.tuners.lora.bnb.Linear4bit",

@@ -11,7 +11,7 @@ class Rows:
 
     A layer sees the batch's rows in order, ``m`` times over (DPO joins all chosen responses and then all rejected ones), so
     an input has ``m * sum(counts)`` rows. With equal counts each client's rows are a view of it. With unequal counts they
-    are copied into blocks as long as the largest; the places that are left over hold an unused copy of row 0.
+    are copied into blocks as long as the largest.
 
     Args:
         counts: examples of each client, each at least 1.
@@ -71,9 +71,9 @@ class Rows:
         if (tiles, device) not in self._places:
             ends = torch.tensor(self.counts).cumsum(0)
             at = torch.arange(self.longest)
-            inside = at < torch.tensor(self.counts)[:, None]
+            inside = at < torch.tensor(self.counts)[:, None]  # [clients, longest]
             starts = (ends - torch.tensor(self.counts))[:, None]
-            rows = torch.where(inside, starts + at, starts)
+            rows = torch.where(inside, starts + at, starts)  # other places repeat the client's first row
             first = torch.arange(tiles)[:, None]
             places = inside.flatten().nonzero()[:, 0]
             self._places[tiles, device] = (

@@ -82,8 +82,8 @@ def plan(input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int]) -> Layo
         ([2, 2], [0, 1], 4)
     """
     owners = torch.tensor(rows, device=input_ids.device)
-    together = owners[:, None] == owners
-    first = together.int().argmax(dim=1)
+    together = owners[:, None] == owners  # [texts, texts]
+    first = together.int().argmax(dim=1)  # first text of each row
     used = attention_mask.bool()
     equal = (input_ids == input_ids[first]) & used & used[first]
     lengths = used.sum(dim=1)
@@ -93,6 +93,7 @@ def plan(input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int]) -> Layo
     rest = torch.where(together, lengths - shared, 0)
     several = together.sum(dim=1) > 1
     mean_shared = (shared * several).sum() / several.sum().clamp(min=1)
+    # One copy from the device for both numbers.
     width, mean = torch.stack([(shared + rest.sum(dim=1)).max().float(), mean_shared.float()]).tolist()
     return Layout(owners, shared, rest.tril(-1).sum(dim=1), lengths, max(rows) + 1, int(width), mean)
 
@@ -119,7 +120,7 @@ def pack(input_ids: Tensor, layout: Layout) -> Packed:
     parts[at] = rest * torch.arange(1, texts + 1, device=device)[:, None]
     ids, position_ids = (torch.zeros_like(parts) for _ in range(2))
     ids[at], position_ids[at] = input_ids.gather(1, positions), positions
-    allowed = ((parts[:, None] == 0) | (parts[:, None] == parts[:, :, None])).tril()
+    allowed = ((parts[:, None] == 0) | (parts[:, None] == parts[:, :, None])).tril()  # [rows, width, width]
     return Packed(ids, position_ids, allowed[:, None], layout.rows, columns)
 
 
@@ -160,6 +161,7 @@ def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
     if layout.mean_shared < LEAST_SHARED:
         return False
     separate, shared = (
+        # (12 h^2 + 2 w h) / (2 h) for each token
         count * width * (6 * hidden_size + width)
         for count, width in ((texts, tokens), (layout.count, layout.width))
     )

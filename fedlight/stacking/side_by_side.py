@@ -54,6 +54,7 @@ def side_by_side(
             return wait(number)
 
         try:
+            # Begins when it is told to: one thread runs at a time.
             wait(number)
             told.put(("is done", works[number](ask)))
         except BaseException as error:
@@ -80,7 +81,7 @@ def side_by_side(
             next_replies = [(number, reply) for (number, _), reply in zip(asked, answers, strict=True)]
     finally:
         for inbox in replies:
-            inbox.put((False, None))
+            inbox.put((False, None))  # ends work that waits for a reply
         for thread in threads:
             thread.join()
     return [results[number] for number in range(len(works))]

@@ -219,7 +219,7 @@ class StackedAdapters:
             scalings = [float(layer.scaling[adapter]) for adapter in adapters]
             rate, drop = _rate(layer.lora_dropout[host]), None
             if rate > 0:
-                layer_number = getattr(layer.lora_dropout[host], "number", number)
+                layer_number = getattr(layer.lora_dropout[host], "number", number)  # as alone: the same masks
                 drop = partial(self._masks.drop, rate=rate, number=layer_number, dtype=a.dtype)
             a, b = self._per_client(a), self._per_client(b.weight)
             stacked = StackedLora(layer, path, a, b, bias, scalings, drop)
@@ -244,7 +244,7 @@ class StackedAdapters:
         """Drop entries of an input; a layer that is called several times in a step has another mask each time."""
         if not layer.training:
             return x
-        if backward_pass() < 0:
+        if backward_pass() < 0:  # no recomputation
             call = self._calls[number]
             self._calls[number] += 1
         elif self._calls[number] > 1:
@@ -262,20 +262,18 @@ class StackedAdapters:
 
 
 def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return a copy of the clients' values, ``(clients, ...)``, which mostly are one tensor of the server."""
-    if all(value is values[0] for value in values):
+    """Return a copy of the clients' values, ``(clients, ...)``."""
+    if all(value is values[0] for value in values):  # mostly one tensor of the server
         every = values[0].detach().to(like).expand(len(values), *like.shape)
         return every.clone(memory_format=torch.contiguous_format)
     return torch.stack([value.detach().to(like) for value in values])
 
 
 def _put(parameter: nn.Parameter, value: Tensor) -> None:
-    """Give a parameter data of another shape, without a gradient.
-
-    While an earlier loss is held, autograd keeps the node that adds up the gradients, with the old shape. Data of
-    another type make it forget the node.
-    """
+    """Give a parameter data of another shape, without a gradient."""
     parameter.grad = None
+    # While an earlier loss is held, autograd keeps the node that adds up the gradients, with the old shape. Data of
+    # another type make it forget the node.
     kind = torch.bfloat16 if value.dtype != torch.bfloat16 else torch.float32
     parameter.data = torch.empty(0, dtype=kind, device=value.device)
     parameter.data = value

@@ -77,9 +77,7 @@ class StackedLora:
 class LoraProduct(torch.autograd.Function):
     """``sums + scaling * x A^T B^T`` of each client, with the products of the backward pass in their fastest layout.
 
-    Products of a long side with r columns take the longer the more memory lies between two entries of a column, so B is
-    transposed once (it is small), and gradients of A and B are products with r rows. Autograd's own products take twice the
-    time.
+    Autograd's own products take twice the time: those with r columns are slow where a column's entries lie far apart.
     """
 
     @staticmethod
@@ -95,10 +93,11 @@ class LoraProduct(torch.autograd.Function):
             sums: ``(m * clients, positions, out)`` that the product is added to, or None.
         """
         tiles = len(x) // len(a)
+        # Transposed once, as B is small.
         first, second = a.to(x.dtype), (b * scaling).to(x.dtype).mT.contiguous()
         if tiles > 1:
             first, second = first.repeat(tiles, 1, 1), second.repeat(tiles, 1, 1)
-        small = torch.bmm(x, first.mT)
+        small = torch.bmm(x, first.mT)  # [m * clients, positions, r]
         ctx.save_for_backward(x, first, second, small)
         ctx.scaling, ctx.tiles, ctx.kinds = scaling, tiles, (a.dtype, b.dtype)
         return torch.bmm(small, second) if sums is None else torch.baddbmm(sums, small, second)
@@ -113,6 +112,7 @@ class LoraProduct(torch.autograd.Function):
         if needs_x or needs_a:
             of_small = torch.bmm(gradient, second.mT)
             of_x = torch.bmm(of_small, first) if needs_x else None
+            # Products with r rows, and not with r columns.
             of_a = _add_tiles(torch.bmm(of_small.mT, x), ctx.tiles).to(ctx.kinds[0]) if needs_a else None
         if needs_b:
             of_b = _add_tiles(torch.bmm(small.mT, gradient), ctx.tiles).mT.to(ctx.kinds[1]) * ctx.scaling

@@ -74,7 +74,7 @@ class ForwardSteps:
     Args:
         settings: eps, perturbations and so on.
         algorithm: whose ``adjust_gradients`` is called for one parameter at a time; once more where gradients are clipped by
-            their norm, since no estimate is kept.
+            their norm.
         clients: visits of the group, one without stacked parameters.
         purpose: seed of the run, and round: of the directions.
         trainer: with its clipping and its batches of a step.
@@ -123,6 +123,7 @@ class ForwardSteps:
         """Return whether a parameter is trained: it needs a gradient, and the algorithm does not take it away."""
         if not client.held[name].requires_grad:
             return False
+        # Once before the first step, since the estimates of all parameters are never in memory together.
         return self._adjusted(client, name, torch.zeros_like(client.parts[name])) is not None
 
     @property
@@ -173,14 +174,14 @@ class ForwardSteps:
                     losses.append(_losses(result))
                     if not is_last:
                         result = None  # frees its memory before the next pass
-                slopes.append((losses[0].double() - losses[1].double()) / (2 * size))
+                slopes.append((losses[0].double() - losses[1].double()) / (2 * size))  # central difference
                 means += losses
         finally:
             for client, before in zip(self.clients, at, strict=True):
                 for name, part in client.parts.items():
-                    part.copy_(before[name])
+                    part.copy_(before[name])  # minus eps * z would not give the same bits
         self._slopes.append(torch.stack(slopes).cpu())
-        each = torch.stack(means).mean(dim=0)
+        each = torch.stack(means).mean(dim=0)  # [clients]
         loss = each.sum().requires_grad_()  # a leaf
         return {**result, "loss": loss, CLIENT_LOSSES: each} if isinstance(result, Mapping) else loss
 
@@ -191,7 +192,7 @@ class ForwardSteps:
         shared = client.visiting.directions
         if shared is None:
             return 0, key
-        index = derive_seed(*key) % shared.number
+        index = derive_seed(*key) % shared.number  # drawn evenly
         return index, shared.key(index)
 
     @torch.no_grad()
@@ -199,6 +200,7 @@ class ForwardSteps:
         """Move the parameters once the optimizer's own step is over; return whether there was a batch to step by."""
         if not self._slopes:
             return False
+        # n-SPSA: the mean over the directions, and over the batches of the step.
         slopes = torch.stack(self._slopes).sum(dim=0) / (self._batches * self.settings.perturbations)
         self._slopes = []
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
@@ -253,6 +255,7 @@ class ForwardSteps:
         most, kind = self._clip
         if not most or kind == GradClipAlgorithmType.VALUE:
             return 1.0
+        # No estimate is kept, so `step` makes each once more.
         norms = [torch.linalg.vector_norm(self._gradient(client, name, along)) for name in client.parts]
         return min(1.0, float(most) / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6))
 

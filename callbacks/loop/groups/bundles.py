@@ -2,7 +2,7 @@
 
 A group has visits of different clients with equally many batches of the same kind. A bundle has the groups over the same
 clients in the order of their visits: a client's second visit may need the result of its first, so a bundle is trained in
-one place, and in this order. Which visits share a group depends on no order of the clients, so it changes no result.
+one place, and in this order.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -39,7 +39,7 @@ def form_bundles(visits: Sequence[Visit], at_once: int, kind: Kind = lambda visi
         alike.setdefault(key, []).append(name)
     bundles: list[Bundle] = []
     for names in alike.values():
-        names.sort()
+        names.sort()  # so that no order of the clients decides who shares a group
         for start in range(0, len(names), at_once):
             own_visits = [by_client[name] for name in names[start : start + at_once]]
             bundles.append(tuple(zip(*own_visits, strict=True)))

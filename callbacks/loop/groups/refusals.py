@@ -90,16 +90,13 @@ def _refuse_hooks(owner: Any, hooks: Sequence[str]) -> None:
 def hooks_of_users(owner: Any, hooks: Sequence[str]) -> Iterator[str]:
     """Yield those hooks of a module or callback that neither Lightning nor fedlight defines."""
     for hook in hooks:
-        method = vars(owner).get(hook) or getattr(type(owner), hook, None)
+        method = vars(owner).get(hook) or getattr(type(owner), hook, None)  # an object may have its own
         if method is not None and not (getattr(method, "__module__", None) or "").startswith(OURS):
             yield hook
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for optimizers that do not step elementwise, or treat the module's adapters differently.
-
-    Clients that train several adapters side by side share the parameters of one of them.
-    """
+    """Raise ValueError for optimizers that do not step elementwise, or treat the module's adapters differently."""
     groups: dict[int, int] = {}
     for name, held in parameters.items():
         if held._backward_hooks or getattr(held, "_post_accumulate_grad_hooks", None):
@@ -120,6 +117,7 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, T
                 f"take one of {', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}",
             )
         groups |= {id(p): id(group) for group in optimizer.param_groups for p in group["params"]}
+    # Clients that train several adapters side by side share the parameters of one of them.
     seen: dict[str, tuple[str, int]] = {}
     for name, parameter in parameters.items():
         first, group = seen.setdefault(with_adapter(name, ""), (name, groups[id(parameter)]))

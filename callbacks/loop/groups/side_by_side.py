@@ -1,7 +1,6 @@
 """Training of a group of visits in one batch, each on separate parameters.
 
-The clients' adapters are stacked in the module (`fedlight.stacking`). The loss is the sum over clients of each client's mean
-loss, so the gradient of a client's slice is the one that it has alone. Gradients are clipped by client, and an elementwise
+The clients' adapters are stacked in the module (`fedlight.stacking`). Gradients are clipped by client, and an elementwise
 optimizer steps the slices as it steps the parameters of one client. Between groups the module is as ever.
 """
 
@@ -146,6 +145,7 @@ class SideBySide:
         else:
             losses = module.example_losses(batch)
         check_shape(type(module).__name__, losses, self._counts)
+        # The sum of the means gives each client's slice the gradient that it has alone.
         means = torch.stack([part.mean() for part in losses.split(self._counts)])
         return {"loss": means.sum(), CLIENT_LOSSES: means.detach()}
 
@@ -158,6 +158,7 @@ class SideBySide:
         """Clip the gradients of each client as `torch.nn.utils.clip_grad_norm_` clips those of one."""
         kind = gradient_clip_algorithm or GradClipAlgorithmType.NORM
         if kind == GradClipAlgorithmType.VALUE:
+            # Elementwise, so right for stacked gradients.
             self._module.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif gradient_clip_val:
             held = [p for group in optimizer.param_groups for p in group["params"]]
@@ -185,7 +186,7 @@ class SideBySide:
                         "beside would be stepped as well"
                     )
                 if gradient is not slices[name]:
-                    slices[name].copy_(gradient)
+                    slices[name].copy_(gradient)  # a view of the stacked gradient
         for parameter, clients in left_out.items():
             if clients < len(self._visits):
                 raise refusal(
@@ -221,7 +222,8 @@ def clip_by_client(gradients: Sequence[Tensor], most: float) -> None:
     """
     if not gradients:
         return
+    # [tensors, clients]
     norms = torch.stack([torch.linalg.vector_norm(each.flatten(1), dim=1) for each in gradients])
-    factors = (most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    factors = (most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # as in clip_grad_norm_
     for each in gradients:
         each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))

@@ -3,8 +3,7 @@
 A round is a server step of `FedBuff`. Its visits are those whose updates arrive for it on the virtual clock
 (`fedlight.federation.asynchronous.schedule`); each is trained from the model that its client received, and its movement is
 relative to that model. A model is kept while a client works on it whose update will arrive: at most one for each client at
-work. Batches follow from the round that asked the client, because costs have to be known then. Learning rates and random
-draws of the training follow from the round that trains the visit.
+work. Learning rates and random draws of the training follow from the round that trains the visit.
 
 A checkpoint holds the clients at work after the last server step, and these models.
 """
@@ -101,10 +100,11 @@ class Buffered(Part):
             devices: the clients' devices.
             parameters: federated parameters; only names and shapes count.
         """
-        devices.forget(but={job.client_id for job in self._at_work})
+        devices.forget(but={job.client_id for job in self._at_work})  # their costs were drawn before
 
         def measure(asked: int, names: Sequence[str]) -> None:
             visits = visits_of(asked, [self._clients[name] for name in names])
+            # Costs are known when a client is asked, so the batches follow from that round.
             devices.measure(asked, [replace(visit, asked=asked) for visit in visits], parameters)
 
         def ask(names: list[str], at: float) -> list[Assignment]:
@@ -130,7 +130,7 @@ class Buffered(Part):
                 measure(job.asked, [job.client_id])
         outcomes = []
         for job in ended:
-            spent = job.end_seconds - job.start_seconds if job.reason else inf
+            spent = job.end_seconds - job.start_seconds if job.reason else inf  # inf: all of its costs
             outcomes.append(outcome_of(devices.jobs[job.client_id], job.reason, spent))
         visits = [visit for job in step.arrivals for visit in devices.visits_to(job.client_id)]
         self._step = step
@@ -160,12 +160,14 @@ class Buffered(Part):
         factor = self.fedbuff.weight(round_idx - visit.asked_in(round_idx))
         if factor == 1.0:
             return update
+        # Not the weight, which is in the divisor: stale updates make a small step, as in FedBuff's paper.
         return replace(update, movement={name: value * factor for name, value in update.movement.items()})
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
         model = round.exchange.state
         step = self._planned
         known = {**self._models, step.round_idx: model}
+        # A model stays while a client works on it whose update will arrive.
         self._models = {asked: known[asked] for asked in sorted(step.versions)}
         self._at_work = step.at_work
         kept = [value for model_before in self._models.values() for value in model_before.values()]
@@ -234,7 +236,7 @@ def refuse_by_round(algorithm: Algorithm) -> None:
     client = [Client("any", 1, 1.0)]
     first, second = (
         [visit.part for visit in algorithm.plan(idx, client, lambda client_id, split="train": 1)]
-        for idx in (0, 1)
+        for idx in (0, 1)  # RoLoRA alternates
     )
     if first != second:
         raise refusal(

@@ -84,7 +84,7 @@ class CoreWatch(Part):
             return
         waited = self._waited()
         if waited is None:
-            self._next = float("inf")
+            self._next = float("inf")  # this system counts no waiting
             return
         before, self._began = self._began, (now, waited)
         self._next = now + PERIOD_SECONDS

@@ -7,13 +7,12 @@ the model. Two limits hold without a look at any client's rows. Both compare a c
     norm of an update      at most ``norm`` times the median norm of the round, else it is scaled down to that
 
 The second is norm clipping with a threshold that follows the round (Sun et al., "Can You Really Backdoor Federated
-Learning?", 2019, https://arxiv.org/abs/1911.07963, section 4, has a fixed one). The median is the lower one of the middle
-two, so that a large update among two does not raise it. Whether a client is over a limit is known when all updates have
-arrived, so a run that enforces the limits holds the round's updates until then. One that only warns holds two numbers each.
+Learning?", 2019, https://arxiv.org/abs/1911.07963, section 4, has a fixed one). A run that enforces the limits holds the
+round's updates until all have arrived; one that only warns holds two numbers each.
 
 A client below both limits counts in full, so several liars together need a robust aggregation
-(`fedlight.federation.aggregation`). Control variates of `Scaffold` are summed apart from the updates and are not limited.
-`PrivateMean` clips updates itself, with a threshold that must not follow the data, so it has no further limits.
+(`fedlight.federation.aggregation`). Control variates of `Scaffold` are summed apart from the updates and are not limited,
+nor are updates of `PrivateMean`, which clips them itself.
 """
 
 import logging
@@ -96,17 +95,18 @@ class Limits(Checked):
         """Return the numbers of examples that count in a deployment, given those that the clients claim.
 
         A claim is cut to the number that gives the client the largest share of a round whose other clients have the median.
-        This has to be done before a round: a share of all examples would be that of the liar alone. Rounds of one or two
-        clients have the bound of three.
+        Rounds of one or two clients have the bound of three.
 
         Examples:
             >>> Limits(share=0.5).believed({"a": 100, "b": 80, "c": 120, "d": 10**9}, clients_per_round=4)
             {'a': 100, 'b': 80, 'c': 120, 'd': 300}
         """
+        # Before the round: a share of all examples would be that of the liar alone.
         clients = max(3, clients_per_round)
         share = self.largest_share(clients)
         if share == 1 or not claimed:
             return dict(claimed)
+        # most / (most + (clients - 1) * median) = share
         most = int(median_low(claimed.values()) * (clients - 1) * share / (1 - share))
         return {name: min(number, most) for name, number in claimed.items()}
 
@@ -134,6 +134,7 @@ def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
     """
     falling = sorted(weights.values(), reverse=True)
     for over, largest in enumerate(falling):  # so many are above the cap
+        # The cap m solves m = share * (over * m + the rest); fsum does not depend on the order.
         most = share / (1 - over * share) * math.fsum(falling[over:])
         if largest <= most:
             return {name: min(weight, most) for name, weight in weights.items()} if over else dict(weights)
@@ -171,6 +172,7 @@ class LimitedRounds(Part):
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""
+        # A private clipping threshold must not follow the data.
         self._round = None if isinstance(inner, Private) else LimitedRound(self, inner)
         return self._round or inner
 
@@ -200,9 +202,7 @@ class LimitedRounds(Part):
         self.count(run.round_idx, run.records, metrics, run.devices.round_end_seconds)
 
     def count(self, done: int, rows: Sequence[Record], metrics: Mapping[str, float], seconds: float) -> None:
-        """Count consecutive rounds without a client that took part.
-
-        Emulated devices that are absent for a night come back, so rounds without them count once a day is over.
+        """Count consecutive rounds without a client that took part; those of absent devices count once a day is over.
 
         Args:
             done: number of rounds that are over.
@@ -219,6 +219,7 @@ class LimitedRounds(Part):
         self._empty_since = self._empty_since if self._empty else seconds
         self._empty.append(Counter(str(row["reason"]) for row in rows))
         number, causes = len(self._empty), sum(self._empty, Counter[str]())
+        # Emulated devices that are absent for a night come back.
         waits = "absent" in causes and 0 < seconds < self._empty_since + DAY_SECONDS
         if number < self.limits.empty_rounds or waits:
             return
@@ -285,7 +286,7 @@ class LimitedRound(Aggregation):
         self._arrived.append(
             Arrived(update.client_id, tuple(sorted(update.movement)), numbers, norm, update.weight)
         )
-        self._held.append(update) if self._enforced else self._inner.add(update)
+        self._held.append(update) if self._enforced else self._inner.add(update)  # all have to arrive first
 
     def settle(self, gather: Callable[[Any, str], list[Any]]) -> dict[str, set[str]]:
         """Compare the updates of all processes, pass on those held, and return client -> reasons of those over a limit."""
@@ -315,6 +316,7 @@ class LimitedRound(Aggregation):
         norms = defaultdict[int, list[float]](list)
         for arrived in everything:
             norms[arrived.numbers].append(arrived.norm)
+        # The lower one of the middle two: a large update among two does not raise it.
         self._medians = {numbers: median_low(each) for numbers, each in norms.items()}
         for arrived in everything:
             if self._scale(arrived) < 1:

@@ -3,12 +3,10 @@
 Federated are the parameters that the optimizers hold when the first visit of a round begins. Lightning's finetuning
 callbacks add parameters when an epoch starts, and may come after the loop among the callbacks, so the loop asks when a round
 opens and again before its first visit. A parameter that joins in between was not trained in this round: the module holds its
-global value. On resume these callbacks leave parameters frozen that they had unfrozen, although the optimizer holds them, so
-the loop remembers which parameters were trained.
+global value.
 
-Torch's own optimizers keep their memory in ``state``, which is cleared. Others step an optimizer that they hold in an
-attribute (SAM, Lookahead), whose state is cleared as well, or count and collect in attributes, which get back their values
-from before the first visit. A tensor in an attribute cannot be restored: it may be a copy of the weights.
+The ``state`` of optimizers is cleared, also of an optimizer in an attribute (SAM, Lookahead). Other attributes get back
+their values from before the first visit.
 
 Lightning steps a schedule of interval "step" after each optimizer step, and a module with manual optimization steps its
 schedules at any time. Over a whole round that would give the first clients other rates than the last. So a visit starts
@@ -20,12 +18,10 @@ where the schedule was when the round began, and `StepSchedules` sets the start 
 ``restart``   the next round begins where this one began: the schedule goes through its first steps in every visit
 ============  ====================================================================================================
 
-Schedules of interval "epoch", and ``ReduceLROnPlateau``, step once a round on top of either. Snapshots hold the state of
-schedules and all options of the optimizers' groups, since some schedules also change momenta.
+Schedules of interval "epoch", and ``ReduceLROnPlateau``, step once a round on top of either.
 
-``precision="16-mixed"`` multiplies the loss so that small gradients survive in 16 bits, leaves out a step whose gradients
-overflow and then halves the scale. The next client would inherit the scale, and the first would lose the steps. So a visit
-starts with the scale of the round's beginning; the next round starts with the smallest scale at the end of a visit.
+Under ``precision="16-mixed"`` a visit starts with the loss scale of the round's beginning, and the next round with the
+smallest scale at the end of a visit.
 """
 
 import copy
@@ -95,11 +91,9 @@ def refuse_joined(trainer: L.Trainer, parameters: dict[str, Tensor], client_id: 
 
 
 def use_fused_kernels(optimizers: Sequence[Optimizer]) -> None:
-    """Make Adam and AdamW step all parameters on the CPU in one call; their Python loop takes a fifth of a small step.
-
-    Torch's SGD and Adagrad also step sparse gradients, which their fused kernels refuse, so they stay as they are.
-    """
+    """Make Adam and AdamW step all parameters on the CPU in one call; their Python loop takes a fifth of a small step."""
     for optimizer in optimizers:
+        # SGD and Adagrad also step sparse gradients, which their fused kernels refuse.
         if type(optimizer) in (Adam, AdamW) and all(
             p.is_cpu for group in optimizer.param_groups for p in group["params"]
         ):
@@ -115,6 +109,7 @@ def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:
 def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
     """Make the module train the same parameters as at a checkpoint, by the result of `which_are_trained`."""
     for name, parameter in module.named_parameters():
+        # On resume, finetuning callbacks leave parameters frozen that they had unfrozen before.
         parameter.requires_grad_(trained.get(name, parameter.requires_grad))
 
 
@@ -143,7 +138,7 @@ class FreshOptimizers(Part):
 
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
         """Clear optimizers' state, not groups and rates; raise ValueError for a changed tensor in an attribute."""
-        for optimizer in _with_inner(optimizers):
+        for optimizer in _with_inner(optimizers):  # SAM and Lookahead step one that they hold
             optimizer.state.clear()
             met = self._met.get(id(optimizer))
             if met is None or met.optimizer is not optimizer:
@@ -161,6 +156,7 @@ class _Attributes:
         self._tensors: dict[str, list[tuple[Tensor, int]]] = {}
         for name, value in self._own():
             tensors = [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+            # A tensor may be a copy of the weights, so it is compared and never put back.
             if tensors:
                 self._tensors[name] = [(tensor, tensor._version) for tensor in tensors]
             else:
@@ -171,12 +167,13 @@ class _Attributes:
             if name in self._tensors:
                 self._refuse_changed(name, value)
             elif name in self._values:
-                setattr(self.optimizer, name, copy.deepcopy(self._values[name]))
+                setattr(self.optimizer, name, copy.deepcopy(self._values[name]))  # it may change that too
             else:
-                delattr(self.optimizer, name)
+                delattr(self.optimizer, name)  # made in a visit
 
     def _own(self) -> Iterator[tuple[str, Any]]:
         """Yield attributes with plain values and containers of them, without those made of parameters of the groups."""
+        # Torch's own optimizers keep their memory in ``state``.
         if type(self.optimizer).__module__.startswith("torch.optim"):
             return
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
@@ -294,7 +291,7 @@ class StepSchedules(Part):
             if self._of(optimizer, self._moving):
                 if self.next_round == "restart":
                     target = start
-            elif _same(target.options, start.options):
+            elif _same(target.options, start.options):  # no visit has changed it
                 continue
             if not self._last or target is not self._last[number]:
                 self._put(optimizer, target)
@@ -349,7 +346,9 @@ class StepSchedules(Part):
         if visit is not None:
             steps = [getattr(self._configs[i].scheduler, "last_epoch", visit.num_batches) for i in numbers]
             steps = steps or [visit.num_batches]
+            # Among equal numbers of steps no order of the visits decides.
             order = (float(sum(steps)), visit.client_id, visit.split)
+        # All options: some schedules also change momenta.
         options = [{k: _copy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         if visit is None:  # the others step after the round, and may have to do so twice
             others = self._of(optimizer, range(len(self._configs)))
@@ -449,6 +448,7 @@ class LossScale(Part):
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         """Restore the scale of the round's beginning, before the first batch of a visit."""
+        # Else a client would inherit the scale that an overflow of the one before has halved.
         self._plugin.load_state_dict(dict(self._start))
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:

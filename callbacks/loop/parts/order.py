@@ -93,7 +93,7 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     if len(given) > 1:
         raise ValueError("parts has StepSchedules twice: leave one out")
     yield given[0] if given else StepSchedules()
-    if scaler_of(trainer) is not None:
+    if scaler_of(trainer) is not None:  # precision 16-mixed
         yield LossScale()
     if loop._buffered is not None:
         yield loop._buffered
@@ -106,7 +106,7 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     yield loop._limits
     if loop.privacy is not None:
         yield loop.privacy
-    if torch.get_num_threads() > 1:
+    if torch.get_num_threads() > 1:  # a single thread waits for no other at the end of an operator
         from fedlight.callbacks.loop.parts.core_watch import CoreWatch
 
         yield CoreWatch()

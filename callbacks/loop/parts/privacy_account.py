@@ -44,15 +44,14 @@ class PrivacyAccount(Part):
                 )
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
-        return self.after(run.planned.num_asked, len(run.clients))
+        return self.after(run.planned.num_asked, len(run.clients))  # dropouts count: they were sampled
 
     def after(self, sampled: int, clients: int) -> dict[str, float]:
-        """Count a round with ``sampled`` of ``clients`` asked, including dropouts, and return epsilon after it.
+        """Count a round with ``sampled`` of ``clients`` asked, and return epsilon after it.
 
         Returns:
             ``epsilon`` and ``delta`` towards observers of the models, ``epsilon_local`` and ``delta_local`` towards the
-                server;
-            absent where nothing is private.
+                server; absent where nothing is private.
         """
         if self._parts:
             self.rounds[sampled, clients] = self.rounds.get((sampled, clients), 0) + 1

@@ -5,8 +5,7 @@ the server's new factors A and B before a server optimizer changes their step,
 
     fed/product_error = sqrt(sum over layers s^2 |B A - mean of B_i A_i|^2 / sum over layers s^2 |mean of B_i A_i|^2)
 
-in the Frobenius norm, with s the layer's scaling, PEFT's ``alpha / r``: it cancels where all layers have the same one, and
-``alpha_pattern`` or ``rank_pattern`` give them others. Layers that are not PEFT's count alike.
+in the Frobenius norm, with s the layer's scaling, PEFT's ``alpha / r``. Layers that are not PEFT's count alike.
 
 Averaging both factors apart has an error that grows with the number of local steps and the unlikeness of clients; averages
 of one factor with the other one fixed have none beyond rounding. A robust or private aggregation adds its own distance from
@@ -53,10 +52,7 @@ class ProductError(Part):
             )
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
-        """Return an aggregation of the same result that keeps the products for the metric; ``inner`` without a metric.
-
-        The algorithm's own aggregation gives the clients' coefficients.
-        """
+        """Return an aggregation of the same result that keeps the products for the metric; ``inner`` without a metric."""
         self._sums = None
         if not any("lora_" in name for name in run.state):
             return inner
@@ -72,6 +68,7 @@ class ProductError(Part):
         if isinstance(inner, ProductSums):
             self._sums = inner
             return inner
+        # A robust aggregation has no coefficients, so those of the algorithm count.
         mean = run.algorithm.aggregation(len(run.clients)) if run.robust else inner
         # The weighted mean inside an aggregation knows the clients' coefficients.
         mean = getattr(mean, "mean", mean)
@@ -96,10 +93,10 @@ class ProductError(Part):
             if terms:
                 has_terms = True
                 b, a = (_moved(state, movement, name) for name in (pair.b, pair.a))
-                weight = (scaling / largest) ** 2
+                weight = (scaling / largest) ** 2  # 1 unless alpha_pattern or rank_pattern differ by layer
                 of_distance, of_norm = squared_distance(terms, b, a)
                 distance, norm = distance + weight * of_distance, norm + weight * of_norm
-        if not has_terms or (norm == 0 and distance > 0):
+        if not has_terms or (norm == 0 and distance > 0):  # the ratio is not defined
             return {}
         return {"product_error": math.sqrt(distance / norm) if norm else 0.0}
 

@@ -54,6 +54,7 @@ class Contributions:
         """Add a visit's update and buffers; they count once the client's last visit of the round is done."""
         if update is not None:
             self._waiting.setdefault(visit.client_id, []).append((update, buffers, num_examples))
+        # A later visit may still diverge, and then none of the client counts.
         if self._schedule.is_last(visit):
             for each, changed, examples in self._waiting.pop(visit.client_id, []):
                 self.aggregation.add(each)
@@ -76,6 +77,7 @@ class Contributions:
         for partial in partials:
             self.aggregation.merge(partial["updates"])
             diverged |= partial["diverged"]
+        # In the order of the plan, whatever the order of the processes.
         self.diverged = {name: diverged[name] for name in self._clients if name in diverged}
 
     def result(self, hints: Mapping[str, object]) -> State:
@@ -161,7 +163,7 @@ class TrainingMetrics:
             self.visits |= partial
 
     def means(self, reported: bool = False) -> dict[str, float]:
-        """Return the mean of each metric over the examples of all visits; their order does not matter.
+        """Return the mean of each metric over the examples of all visits.
 
         Where clients that may lie have ``reported`` it, the median of the visits' means.
         """
@@ -172,6 +174,7 @@ class TrainingMetrics:
         if reported:
             return {name: median(total / count for total, count in each) for name, each in parts.items()}
         return {
+            # fsum: the order of the visits changes no bit.
             name: math.fsum(total for total, _ in each) / sum(count for _, count in each)
             for name, each in parts.items()
         }

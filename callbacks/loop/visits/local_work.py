@@ -1,8 +1,4 @@
-"""Local work of a group of visits: its optimizer steps, their learning rates, and its losses.
-
-Steps are counted at torch's optimizers: a step is one step, however often it evaluates its closure (LBFGS does so many
-times), and a step that 16-bit scaling leaves out does not count.
-"""
+"""Local work of a group of visits: its optimizer steps, their learning rates, and its losses."""
 
 import time
 from collections import defaultdict
@@ -54,15 +50,14 @@ class LocalWork:
         self._depth: dict[int, int] = defaultdict(int)
         self._hooks = []
         for optimizer in optimizers:
+            # Torch's hooks count steps: LBFGS evaluates its closure many times in one, and 16-bit scaling leaves some out.
             _check_hooks(optimizer)
             self._hooks.append(optimizer.register_step_pre_hook(self._steps_now))
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))
 
     def announce(self, optimizer: Optimizer) -> None:
-        """Note that Lightning is about to step this optimizer; called at each evaluation of the closure.
-
-        A loss scale may still leave the step out; its gradients are then discarded, not unused.
-        """
+        """Note that Lightning is about to step this optimizer; called at each evaluation of the closure."""
+        # A loss scale may still leave the step out; its gradients are then discarded, not unused.
         self._backward_since_step = False
         self._announced.add(id(optimizer))
 
@@ -70,7 +65,7 @@ class LocalWork:
         self._depth[id(optimizer)] += 1
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        """Count an optimizer step and its learning rates; a scheduler changes them afterwards."""
+        """Count an optimizer step and its learning rates."""
         self._depth[id(optimizer)] -= 1
         if self._depth[id(optimizer)]:  # a subclass's step has called its base class's step
             return
@@ -87,6 +82,7 @@ class LocalWork:
             return
         self._backward_since_step = False
         self._steps += 1
+        # Now, since a schedule changes the rates after the step.
         self._lr = self._rate_scale * _first_rate(self._optimizers)
         rates = tuple(self._rate_scale * learning_rate(group) for group in optimizer.param_groups)
         number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
@@ -130,7 +126,7 @@ class LocalWork:
             None if losses is None else losses.mean().item(),
             self._seconds,
             {name: self._lr_sums[id(p)] for name, p in parameters.items()},
-            None if losses is None else losses[0].item(),
+            None if losses is None else losses[0].item(),  # at the start parameters
             () if self.forward is None else self.forward.gone(place),
         )
 

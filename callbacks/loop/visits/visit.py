@@ -1,9 +1,6 @@
 """Visits in the federated loop: download, local training, upload, contribution to the round.
 
 Visits of one group are trained side by side: they share their optimizer steps, and each has its own losses.
-
-A client with several visits in a round contributes after the last one: if a visit diverges, no update of the client has been
-aggregated. A client checks for NaN and Inf before it sends.
 """
 
 import logging
@@ -38,12 +35,13 @@ CLIENT_LOSSES = "client_losses"
 def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     """Return the loss of each visit under way, ``(visits,)``, from ``on_train_batch_end``'s ``outputs``.
 
-    The division by ``accumulate_grad_batches`` is undone. None without a loss, as may be under manual optimization.
+    None without a loss, as may be under manual optimization.
     """
     if isinstance(outputs, Mapping) and CLIENT_LOSSES in outputs:
         losses: Tensor = outputs[CLIENT_LOSSES]
         return losses
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    # Lightning has divided the loss by accumulate_grad_batches.
     return loss.detach().reshape(1) * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
 
 
@@ -159,7 +157,7 @@ class Exchange:
 
         Raises Diverged, and sends nothing, if something is not finite.
         """
-        refuse_not_finite(trained, "trained")
+        refuse_not_finite(trained, "trained")  # the client looks before it sends
         reply = self.algorithm.reply(visiting, trained, work)
         seed_all(self.seed, "wire", self.round_idx, *visiting.visit.purpose)
         movement, payload = self._send_up(visiting, reply)
@@ -167,7 +165,7 @@ class Exchange:
 
     def _send_up(self, visiting: Visiting, reply: State) -> tuple[State, Payload]:
         """Return the movement that reaches the server with a reply, and the payload that travels."""
-        others = reply.keys() - self.state.keys()
+        others = reply.keys() - self.state.keys()  # no parameters, such as control variates
         payload = self.channel.up(visiting.received, reply, visiting.client, others)
         refuse_not_finite(payload.state, "the movement of")
         return payload.state, payload
@@ -335,7 +333,7 @@ def call_modules_own(
 ) -> None:
     """Call the module's ``on_train_batch_end`` now; Lightning's next call, behind the callbacks, does nothing."""
     call._call_lightning_module_hook(trainer, HOOK, outputs, batch, batch_idx)
-    vars(module)[HOOK] = _Called(module, vars(module).get(HOOK))
+    vars(module)[HOOK] = _Called(module, vars(module).get(HOOK))  # hides the class's method once
 
 
 def call_again(module: L.LightningModule) -> None:

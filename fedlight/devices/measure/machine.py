@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 MEMINFO, CPUINFO = Path("/proc/meminfo"), Path("/proc/cpuinfo")
-STAT, IDLE = Path("/proc/stat"), slice(3, 5)
+STAT, IDLE = Path("/proc/stat"), slice(3, 5)  # idle, and wait for input and output
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 POWERCAP = Path("/sys/class/powercap")
 """Folder of RAPL, the energy counters of processors of Intel and AMD."""
@@ -31,7 +31,7 @@ def memory(device: torch.device) -> tuple[int, int | None]:
         return size, free
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = MEMINFO.read_text(encoding="utf-8").splitlines() if MEMINFO.exists() else []
-    known = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    known = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))  # in KiB
     available = next(known, None)
     limit = LIMIT.read_text().strip() if LIMIT.exists() else "max"
     if limit != "max" and int(limit) < size:

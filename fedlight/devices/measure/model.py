@@ -37,7 +37,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(examples, tokens, width)``, as ``x`` is."""
         parts = self.attend(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = parts.unbind()
+        query, key, value = parts.unbind()  # [examples, heads, tokens, features]
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         hidden: Tensor = x + self.narrow(functional.gelu(self.widen(self.norms[1](x))))

@@ -84,7 +84,7 @@ def bf16_speed(width: int) -> float:
 
     The steps are those of one layer with LoRA of this width, up to 2048; the random stream stays as it is.
     """
-    heads = max(1, min(width, MOST_MEASURED) // 64)
+    heads = max(1, min(width, MOST_MEASURED) // 64)  # 64 features a head
     sizes = Sizes(width=64 * heads, layers=1, heads=heads, words=1024, examples=2, tokens=96)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         slow, fast = (step_flops(sizes, DTYPES[name], torch.device("cpu"), 0.5) for name in ("fp32", "bf16"))

@@ -63,6 +63,7 @@ def profile_text(
     keys["download_mbps"] = DOWNLOAD_MBPS if download_mbps is None else download_mbps
     keys["upload_mbps"] = UPLOAD_MBPS if upload_mbps is None else upload_mbps
     keys["watts"] = watts if watts is not None else None if trial.watts is None else _short(trial.watts)
+    # Refuses numbers that no device can have.
     Device(name, **{key: 1.0 if value is None else value for key, value in keys.items()})  # type: ignore[arg-type]
     free = (
         "half of it for training is an estimate"

@@ -100,7 +100,7 @@ def measure(
     place = choose_device(device)
     if sizes is None:
         sizes = GPU_SIZES if place.type == "cuda" else Sizes()
-    busy = load(min(1.0, seconds / 100))
+    busy = load(min(1.0, seconds / 100))  # before this process works
     size, free = memory(place)
     share = seconds / (2 * len(KINDS) + 1)  # products and steps of each number type, and the copies
     products = measure_products(sizes.matrix, place, share)
@@ -150,7 +150,7 @@ def measure_products(edge: int, device: torch.device, seconds: float) -> dict[st
 
 
 def _copy_bytes(size: int, device: torch.device, seconds: float) -> float:
-    source = torch.ones(size // 4, device=device)
+    source = torch.ones(size // 4, device=device)  # fp32
     target = torch.empty_like(source)
     # Every byte is read and written.
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), seconds, device)

@@ -85,8 +85,9 @@ class SoftGroups(Assignment):
 
     def assign(self, losses: np.ndarray, by_example: ByExample, federation: Federation) -> np.ndarray:
         _refuse_equal(losses, type(self).__name__)
-        uniform = [1 / len(by_example)] * len(by_example)
+        uniform = [1 / len(by_example)] * len(by_example)  # before the first grouping
         before = {client: np.array(self.weights.get(client, uniform)) for client in federation.clients}
+        # [examples, selectors] for each client
         examples = {client: np.stack([each[client] for each in by_example], axis=1) for client in before}
         self.weights = {client: em_step(before[client], examples[client]).tolist() for client in before}
         return _logged(np.array([*self.weights.values()]).argmax(axis=1), federation)
@@ -108,11 +109,9 @@ class KnownGroups(Assignment):
 
 
 def _known(federation: Federation, num_selectors: int) -> dict[str, int]:
-    """Return client -> number of its known group; raise ValueError for data without groups, or with too many.
-
-    Groups of clients that are tested alone do not count: whether test rows are read by now must not number the others.
-    """
+    """Return client -> number of its known group; raise ValueError for data without groups, or with too many."""
     named = federation.data.client_groups if isinstance(federation.data, NamesGroups) else None
+    # Whether the rows of clients that are tested alone are read by now must not number the other groups.
     known = {client: group for client, group in (named or {}).items() if client in federation.clients}
     if not known:
         raise ValueError(
@@ -144,9 +143,8 @@ def _logged(groups: np.ndarray, federation: Federation) -> np.ndarray:
 def optimal(losses: np.ndarray) -> np.ndarray:
     """Return the assignment of least total loss whose group sizes differ by at most 1 (eq. 4 and 5).
 
-    With M = q U + r every selector has q places, and one more that only r of the selectors may fill: placeholders keep the
-    surplus places empty. The cost matrix has a column for each place, so time and memory grow with the square of the
-    clients: 10,000 take ten seconds and 1.6 GB, where ``greedy`` takes milliseconds.
+    The cost matrix has a column for each place, so time and memory grow with the square of the clients: 10,000 take ten
+    seconds and 1.6 GB, where ``greedy`` takes milliseconds.
 
     Args:
         losses: ``(clients, selectors)``, finite.
@@ -160,9 +158,10 @@ def optimal(losses: np.ndarray) -> np.ndarray:
     if not rest:
         places = np.repeat(np.arange(num_selectors), fixed)
         return places[linear_sum_assignment(losses[:, places])[1]]
+    # Of M = q U + r clients q go to each selector, and r of the selectors get one more.
     places = np.concatenate([np.repeat(np.arange(num_selectors), fixed), np.arange(num_selectors)])
-    never = 1 + np.abs(losses).sum()
-    placeholders = np.zeros((num_selectors - rest, len(places)))
+    never = 1 + np.abs(losses).sum()  # above any total
+    placeholders = np.zeros((num_selectors - rest, len(places)))  # they fill the surplus places
     placeholders[:, : num_selectors * fixed] = never
     return places[linear_sum_assignment(np.concatenate([losses[:, places], placeholders]))[1][:num_clients]]
 
@@ -198,9 +197,10 @@ def em_step(weights: np.ndarray, losses: np.ndarray) -> np.ndarray:
     # In logarithms: a weight that has become 0 beside a loss that is larger by hundreds would give 0 / 0.
     with np.errstate(divide="ignore"):
         log_joint = np.log(weights) - losses
+    # E-step
     likelihoods = np.exp(log_joint - log_joint.max(axis=1, keepdims=True))
     posteriors: np.ndarray = likelihoods / likelihoods.sum(axis=1, keepdims=True)
-    return posteriors.mean(axis=0)
+    return posteriors.mean(axis=0)  # M-step
 
 
 def refuse_diverged(losses: np.ndarray) -> np.ndarray:

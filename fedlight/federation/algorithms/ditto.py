@@ -57,7 +57,7 @@ class Ditto(WithLocal):
             raise ValueError(f"personal_epochs={personal_epochs} must be at least 1")
         self.lam = lam
         self.personal_epochs = personal_epochs
-        self._towards_received = FedProx(mu=lam)
+        self._towards_received = FedProx(mu=lam)  # eq. 2 has the term of FedProx
 
     # The server: the global part alone concerns it
 
@@ -76,7 +76,7 @@ class Ditto(WithLocal):
         ]
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
-        return None if visit.part == PERSONAL else state
+        return None if visit.part == PERSONAL else state  # the client still has w^t
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         return None if visiting.visit.part == PERSONAL else super().finish_visit(visiting, movement, work)
@@ -86,7 +86,7 @@ class Ditto(WithLocal):
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         if visit.part != PERSONAL:
             return super().start_visit(visit, client, received)
-        kept: State = client.memory.get(OWN_STATE, {})
+        kept: State = client.memory.get(OWN_STATE, {})  # v_k; it starts from w^t
         return Visiting(visit, client, received, start=received | kept)
 
     def adjust_gradients(
@@ -98,5 +98,5 @@ class Ditto(WithLocal):
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         if visiting.visit.part != PERSONAL:
             return trained
-        visiting.client.memory[OWN_STATE] = trained
+        visiting.client.memory[OWN_STATE] = trained  # v_k never leaves the client
         return {}

@@ -147,9 +147,10 @@ class FedBiscuit(WithLocal):
         parameters = {n: p for n, p in federation.module.named_parameters() if n in self._selector_of}
         state = read(parameters)
         payload = federation.broadcast(state)
+        # Clients score the selectors as a lossy channel delivers them.
         write(payload.state, parameters)
         by_selector = federation.adapter_losses(self.group_by, self._adapters)
-        write(state, parameters)
+        write(state, parameters)  # the server's own again
         self.losses = {client: [float(losses[client].mean()) for losses in by_selector] for client in clients}
         losses = refuse_diverged(np.array([*self.losses.values()]))
         groups = self.assignment.assign(losses, by_selector, federation).tolist()
@@ -183,14 +184,14 @@ class FedBiscuit(WithLocal):
         if self._warming is None and self.weights:
             weight *= self.weights[client.id][selector]
         if self._warming is None and self.weighting == "unbiased" and not self.share_alone and weight:
-            weight /= self._group_shares[selector]
+            weight /= self._group_shares[selector]  # the mean over the group in expectation
         return Update(client.id, movement, weight) if weight else None
 
     def aggregation(self, num_clients: int) -> Aggregation:
-        if self._warming is not None or self.weighting != "unbiased":
+        if self._warming is not None or self.weighting != "unbiased":  # warm-up: eq. 8
             return super().aggregation(num_clients)
         if self.share_alone:
-            return WeightedSum("one")
+            return WeightedSum("one")  # eq. 6: p_m alone
         sizes = {name: float(self._members[selector]) for name, selector in self._selector_of.items()}
         return WeightedSum("count", scale=sizes)
 
@@ -243,9 +244,10 @@ def greedy(losses: np.ndarray) -> np.ndarray:
         offered = losses[waiting][:, still_open]
         wanted = offered.argmin(axis=1)
         place = int(np.bincount(wanted, minlength=len(still_open)).argmax())
-        cap = -(-len(waiting) // len(still_open))
+        cap = -(-len(waiting) // len(still_open))  # eq. 5
         candidates = np.flatnonzero(wanted == place)
         others = np.delete(offered[candidates], place, axis=1)
+        # inf: from the last selector no client can move.
         loss_of_moving = others.min(axis=1, initial=np.inf) - offered[candidates, place]
         stay = candidates[np.argsort(-loss_of_moving, kind="stable")[:cap]]
         groups[waiting[stay]] = still_open.pop(place)

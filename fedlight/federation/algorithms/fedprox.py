@@ -63,4 +63,4 @@ class FedProx(Algorithm):
             if name not in anchors:  # copied to where the parameters are once a visit, not once a step
                 anchors[name] = received[name].to(parameters[name])
         of_held = [[each[name] for name in held] for each in (gradients, parameters, anchors)]
-        add_differences(self.mu, *of_held)
+        add_differences(self.mu, *of_held)  # eq. 2: the gradient of mu / 2 * |w - w_received|^2

@@ -10,9 +10,8 @@ and sends phi_i alone; the server averages the bodies. FedPer: Arivazhagan et al
 Layers", 2019, https://arxiv.org/abs/1912.00818, trains body and head in the same steps and sends the body (``together``).
 
 In FedRep all steps on the body are ours to choose, where the paper makes one epoch: they are the steps of a visit, and those
-on the head ``head_epochs`` times as many. Fixed parameters are left out of the optimizer's steps, so neither momentum nor
-weight decay moves them. A client starts from the head of the global model, which never moves and is sent to it once. So
-metrics of the global model are those of the shared body under an untrained head: look at
+on the head ``head_epochs`` times as many. A client starts from the head of the global model, which never moves and is sent
+once. So metrics of the global model are those of the shared body under an untrained head: look at
 ``ClientAccuracy(own_models=True)``.
 """
 
@@ -69,7 +68,7 @@ class FedRep(Algorithm):
 
     def is_private(self, name: str) -> bool:
         """Return whether a parameter belongs to the head."""
-        return any(fnmatchcase(f".{name}.", f"*.{pattern}.*") for pattern in self.private)
+        return any(fnmatchcase(f".{name}.", f"*.{pattern}.*") for pattern in self.private)  # whole parts
 
     # The server: it averages bodies
 
@@ -100,7 +99,7 @@ class FedRep(Algorithm):
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
         if not self.together and visit.part != HEAD:
-            return None
+            return None  # the visit for the head has received the body
         kept: State = client.memory.get(OWN_STATE, {})
         return {name: value for name, value in state.items() if name not in kept}
 
@@ -119,7 +118,7 @@ class FedRep(Algorithm):
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         for name in visiting.notes["fixed"]:
-            gradients.pop(name, None)
+            gradients.pop(name, None)  # then neither momentum nor weight decay moves it
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         head = {name: value for name, value in trained.items() if self.is_private(name)}

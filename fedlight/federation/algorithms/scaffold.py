@@ -46,8 +46,7 @@ class Scaffold(Algorithm):
     lr = 0 leaves its control as it was.
 
     Args:
-        weighting: of the clients' parameters, as for `Algorithm`. Controls always
-            count alike.
+        weighting: of the clients' parameters, as for `Algorithm`. Controls always count alike.
 
     Raises:
         ValueError: in ``check``, for a robust aggregation, several adapters, LBFGS or an optimizer that maximizes.
@@ -123,7 +122,7 @@ class Scaffold(Algorithm):
     def finish_round(self, movement: State) -> State:
         for name, change in self.sums.result().items():
             before = self._control.get(name, torch.zeros_like(change))
-            self._control[name] = before + change / self._num_clients
+            self._control[name] = before + change / self._num_clients  # N, not the number sampled
         return movement
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,10 +157,11 @@ class Scaffold(Algorithm):
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:
         parameters, controls = _split(visiting.received)
+        # c_m+ - c_m = (w_received - w) / (K * lr) - c, as c_m cancels
         changes = {
             n: (parameters[n].double() - w) / work.lr_sums[n] - controls[n]
             for n, w in trained.items()
-            if work.lr_sums[n] != 0
+            if work.lr_sums[n] != 0  # without a step the control stays
         }
         return trained | {PREFIX + n: (controls[n] + d).float() for n, d in changes.items()}
 

@@ -12,8 +12,7 @@ Optimization", 2019, https://arxiv.org/abs/1903.03934): constant 1, polynomial (
 w + lr * s(x) d_i, whose mixing weight alpha is ``federated.server.lr``. FedAsync mixes models, w + alpha s(x) (v_i - w_t),
 where FedBuff and this file add movements, w + alpha s(x) (v_i - w_{t-x}); for x = 0 both are the same.
 
-The factor 1 / K, and what else an update weighs, are the algorithm's: ``weighting="uniform"`` is the paper's. A staleness
-weight multiplies the movement and not the divisor, so a buffer of stale updates makes a small step, as in the paper.
+The factor 1 / K, and what else an update weighs, are the algorithm's: ``weighting="uniform"`` is the paper's.
 
 Deviations. A client whose update waits in the buffer is not asked again before the server step, so a step has one update of
 each client at most. When all asked clients have dropped out and none is at work, the server steps with the updates that
@@ -69,5 +68,5 @@ class FedBuff(Checked):
         if self.staleness == "constant":
             return 1.0
         if self.staleness == "polynomial":
-            return float((1.0 + staleness) ** -self.a)
+            return float((1.0 + staleness) ** -self.a)  # the paper's experiments have a = 1/2
         return 1.0 / (self.a * max(0, staleness - self.b) + 1.0)

@@ -108,20 +108,20 @@ def next_step(
     dropouts: list[Assignment] = []
     draws = 0
     while True:
-        while busy and busy[0].end_seconds <= now:
+        while busy and busy[0].end_seconds <= now:  # rule 1
             ended = busy.pop(0)
             (dropouts if ended.reason else arrivals).append(ended)
-            if len(arrivals) == buffer_size:
+            if len(arrivals) == buffer_size:  # rule 2
                 return ServerStep(round_idx, now_seconds, now, tuple(arrivals), tuple(dropouts), tuple(busy))
         taken = {assignment.client_id for assignment in (*busy, *arrivals, *dropouts)}
         idle = [name for name in clients if name not in taken]
-        if number := min(concurrency - len(busy), len(idle)):
+        if number := min(concurrency - len(busy), len(idle)):  # rule 3
             asked = [*ask(uniform_cohort(idle, number, seed, round_idx, draws), now)]
             draws += 1
             declined = [each for each in asked if each.reason and each.end_seconds <= now]
             dropouts += declined
             busy = sorted([*busy, *(each for each in asked if each not in declined)], key=_by_end)
-        if not busy:
+        if not busy:  # rule 4
             end = now if arrivals else now + idle_seconds
             return ServerStep(round_idx, now_seconds, end, tuple(arrivals), tuple(dropouts), ())
         now = max(now, busy[0].end_seconds)

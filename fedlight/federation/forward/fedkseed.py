@@ -121,15 +121,13 @@ class FedKSeed(Algorithm):
             )
 
     def _is_now(self, name: str, value: Tensor | None) -> bool:
-        """Return whether a parameter is the one that the scalars give, up to the rounding of the server's step.
-
-        A number that comes within 2^-29 of its former size to 0 has a movement that fp64 rounds.
-        """
+        """Return whether a parameter is the one that the scalars give, up to the rounding of the server's step."""
         if name not in self._now or value is None or self._now[name].shape != value.shape:
             return False
         now = self._now[name]
         if torch.equal(now, value):
             return True
+        # A number that comes within 2^-29 of its former size to 0 has a movement that fp64 rounds.
         largest = max(float(values.abs().max()) for values in (now, self._start[name]))
         return float((now.double() - value.double()).abs().max()) <= ROUNDING * largest
 
@@ -138,7 +136,7 @@ class FedKSeed(Algorithm):
         return rebuild(self._start, self._sums, self._directions)
 
     def send(self, visit: Visit, client: Client, state: State) -> State:
-        start = {} if HAS_START in client.memory else (self._start or state)
+        start = {} if HAS_START in client.memory else (self._start or state)  # w_0 goes down once
         return {SUMS: self._sums, **start}
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
@@ -152,7 +150,7 @@ class FedKSeed(Algorithm):
     def finish_round(self, movement_of_sums: State) -> State:
         if SUMS not in movement_of_sums:  # no client came back
             return {}
-        self._sums = (self._sums.double() + movement_of_sums[SUMS]).float()
+        self._sums = (self._sums.double() + movement_of_sums[SUMS]).float()  # fp32 like the message
         before, self._now = self._now, self.rebuilt()
         return movement(before, self._now)
 
@@ -190,7 +188,7 @@ def encode(gone: Sequence[tuple[int, float]], num_seeds: int) -> State:
     """
     indices = torch.tensor([index for index, _ in gone], dtype=torch.int16)
     scalars = torch.tensor([scalar for _, scalar in gone], dtype=torch.float32)
-    if indices.nbytes + scalars.nbytes < 4 * num_seeds:
+    if indices.nbytes + scalars.nbytes < 4 * num_seeds:  # K scalars of fp32
         return {INDICES: indices, SCALARS: scalars}
     return {SCALARS: _summed(indices, scalars, num_seeds).float()}
 
@@ -213,7 +211,7 @@ def _summed(indices: Tensor, scalars: Tensor, num_seeds: int) -> Tensor:
 
 
 def rebuild(start: Mapping[str, Tensor], sums: Tensor, directions: SharedDirections) -> State:
-    """Return ``start - sum of sums[j] * z_j``, fp32, taken in fp64 in the order of j and rounded once.
+    """Return ``start - sum of sums[j] * z_j``, fp32.
 
     Args:
         start: initial parameters.
@@ -226,10 +224,11 @@ def rebuild(start: Mapping[str, Tensor], sums: Tensor, directions: SharedDirecti
         >>> torch.equal(rebuild({"w": torch.zeros(3)}, sums, shared)["w"], -0.5 * z)
         True
     """
+    # A direction with a sum of 0 moves nothing, and is not drawn.
     used = [(directions.key(index), sums[index].item()) for index in sums.nonzero().flatten().tolist()]
     state = {}
     for name, value in start.items():
-        total = torch.zeros(value.shape, dtype=torch.float64)
+        total = torch.zeros(value.shape, dtype=torch.float64)  # in the order of j, rounded once
         for key, scalar in used:
             total.add_(direction(key, name, value.shape).double().mul_(scalar))
         state[name] = (value.double() - total).float()

@@ -25,8 +25,7 @@ model that is trained as a whole it doubles its weights.
 
 Directions are never stored: z of a parameter is a function of a key and the parameter's name, and is drawn anew, parameter
 by parameter, whenever it is needed, by Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011,
-https://doi.org/10.1145/2063384.2063405) and numpy's ziggurat on the CPU. Torch's own draws differ in their last bits between
-processors with other vector instructions, and between devices; these do not.
+https://doi.org/10.1145/2063384.2063405) and numpy's ziggurat on the CPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,19 +97,19 @@ def direction(key: Key, name: str, shape: Sequence[int]) -> Tensor:
         >>> torch.equal(z, direction((0, "visit", "b"), "weight", (2, 3)))
         False
     """
+    # Types count: 1 and "1" are different keys.
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (*key, name))
     number = int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+    # Torch's draws differ in their last bits between processors with other vector instructions, and devices.
     drawn = np.random.Generator(np.random.Philox(key=number)).standard_normal(tuple(shape), dtype=np.float32)
     return torch.from_numpy(np.asarray(drawn))
 
 
 def perturb(parameters: Mapping[str, Tensor], at: Mapping[str, Tensor], key: Key, size: float) -> None:
-    """Set each parameter to ``at + size * z``, in place; one parameter's z exists at a time.
-
-    Product and sum are rounded one after the other: a fused operation would give other bits on other processors.
-    """
+    """Set each parameter to ``at + size * z``, in place; one parameter's z exists at a time."""
     for name, parameter in parameters.items():
         z = direction(key, name, parameter.shape).to(parameter)
+        # Rounded twice: a fused operation would give other bits on other processors.
         parameter.copy_(z.mul_(size).add_(at[name]))
 
 

@@ -28,7 +28,7 @@ from fedlight.federation.state import State
 
 _FACTOR = re.compile(
     r"(?P<layer>(?:.+\.)?)lora_(?P<embedding>embedding_)?(?P<factor>[AB])"
-    r"(?:\.(?!weight$|bias$)(?P<adapter>[^.]+))?(?P<weight>\.weight)?"
+    r"(?:\.(?!weight$|bias$)(?P<adapter>[^.]+))?(?P<weight>\.weight)?"  # saved files have no NAME
 )
 _PART = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?:\.|$)")
 _OTHER = re.compile(r"(?P<layer>(?:.+\.)?)lora_(?P<kind>[A-Za-z_]+?)(?:\.(?P<adapter>[^.]+))?(?:\.[^.]+)?")
@@ -159,7 +159,7 @@ def slice_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
     cut = dict(state)
     for pair in pairs:
         cut[pair.a] = state[pair.a][:rank].contiguous()
-        cut[pair.b] = state[pair.b][:, :rank].contiguous()
+        cut[pair.b] = state[pair.b][:, :rank].contiguous()  # safetensors refuses a strided view
     return cut
 
 
@@ -194,7 +194,7 @@ def pad_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
         more = rank - pair.rank(state)
         if more < 0:
             raise ValueError(f"{pair.a} has rank {pair.rank(state)}, which cannot be padded to rank={rank}")
-        padded[pair.a] = pad(state[pair.a], (0, 0, 0, more))
+        padded[pair.a] = pad(state[pair.a], (0, 0, 0, more))  # pad begins with the last dimension
         padded[pair.b] = pad(state[pair.b], (0, more))
     return padded
 

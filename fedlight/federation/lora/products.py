@@ -9,8 +9,7 @@ unless all A_i or all B_i are equal. The left side is a product of stacked facto
     [c_1 B_1 ... c_K B_K] [A_1; ...; A_K]  =  Q_l (R_l R_r^T) Q_r^T
 
 with the QR decompositions ``Q_l R_l`` of the left stack and ``Q_r R_r`` of the transposed right one. Its norm and singular
-values are those of the small matrix in the middle, as Q_l and Q_r are orthonormal. All is fp64. For a norm, a side with more
-stacked columns than rows is taken as it is.
+values are those of the small matrix in the middle, as Q_l and Q_r are orthonormal. All is fp64.
 """
 
 import copy
@@ -47,10 +46,12 @@ def squared_distance(terms: Sequence[Term], b: Tensor, a: Tensor) -> tuple[float
         >>> round(distance, 9), round(norm, 9)
         (4.0, 16.0)
     """
+    # [out, n], [n, in], [n] for n stacked ranks
     left, right, weights = _stacked([*_merged(terms), Term(-1.0, b.double(), a.double())])
+    # Inner products of factors are faster, and would show an error of 1e-8 for an exact average, not 1e-16.
     left, right = _triangle(left), _triangle(right.T).T
     of_sum = weights.clone()
-    of_sum[-b.shape[1] :] = 0
+    of_sum[-b.shape[1] :] = 0  # without b a
     return tuple(float(((left * scale) @ right).square().sum()) for scale in (weights, of_sum))  # type: ignore[return-value]
 
 
@@ -69,6 +70,7 @@ def singular_vectors(terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tensor]:
     """
     left, right, weights = _stacked(_merged(terms))
     (q_left, r_left), (q_right, r_right) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    # Of a matrix no larger than the stacked ranks, however large the layer is.
     u, s, v = torch.linalg.svd((r_left * weights) @ r_right.T, full_matrices=False)
     u, v = q_left @ u, v @ q_right.T
     # The signs of a pair of vectors are free: fixed, they do not depend on how the decomposition was computed.
@@ -92,6 +94,7 @@ def _stacked(terms: Sequence[Term]) -> tuple[Tensor, Tensor, Tensor]:
 def _triangle(columns: Tensor) -> Tensor:
     """Return a matrix of as few rows as possible whose columns have the same inner products."""
     rows, number = columns.shape
+    # With more columns than rows R would be no smaller.
     return torch.linalg.qr(columns, mode="r").R if number < rows else columns
 
 
@@ -112,7 +115,7 @@ def _merged(terms: Sequence[Term]) -> Sequence[Term]:
 class ProductSums(Aggregation):
     """Aggregation that also keeps the LoRA factors of each client, for sums of their products.
 
-    Factors take the memory of all uploads of the round, fp32 where that loses nothing, as over a lossless channel.
+    Factors take the memory of all uploads of the round.
 
     Args:
         inner: combination of the movements.
@@ -136,7 +139,7 @@ class ProductSums(Aggregation):
         self.is_known = True
         self.keeps_factors = True
         self._then = then
-        self._inner, self._mean, self._pairs = inner, copy.deepcopy(mean), pairs
+        self._inner, self._mean, self._pairs = inner, copy.deepcopy(mean), pairs  # `mean` may be `inner`
         self._kept: dict[
             str, list[tuple[float, list[str], State]]
         ] = {}  # weight, names that were sent, factors
@@ -227,6 +230,7 @@ class ProductSums(Aggregation):
                  factors[pair.a].double() if pair.a in factors else own_a)
             for c, (_, _, factors) in zip(coefficients, sent_factors, strict=True)
         ]  # fmt: skip
+        # Unbiased weights do not sum to 1.
         rest = 1 - sum(coefficients)
         return terms if abs(rest) < 1e-12 else [*terms, Term(rest, own_b, own_a)]
 
@@ -237,6 +241,7 @@ def _factor(update: Update, name: str) -> Tensor:
     if name not in update.movement:
         return received
     value = update.movement[name].double() + received
+    # Over a lossless channel fp32 loses nothing, and takes half of the memory.
     small = value.float()
     return small if torch.equal(small.double(), value) else value
 

@@ -114,7 +114,7 @@ def pad_like(state: State, like: Mapping[str, Tensor], rank: int | None) -> Stat
     """Return a state that was cut to ``rank`` with zeros up to the ranks of ``like``; for None the state itself."""
     if rank is None:
         return state
-    pairs = sorted(_pairs_of(state), key=lambda pair: pair.rank(like))
+    pairs = sorted(_pairs_of(state), key=lambda pair: pair.rank(like))  # groupby joins neighbours
     for largest, some in groupby(pairs, key=lambda pair: pair.rank(like)):
         state = pad_to_rank(state, [*some], largest)
     return state
@@ -132,10 +132,8 @@ def cut_module(module: nn.Module, rank: int) -> None:
 
 
 def trained_ranks(visiting: Visiting) -> Mapping[str, int]:
-    """Return how many rows of A, or columns of B, a visit trains of each LoRA factor that it does not train whole.
-
-    Zero gradients keep the others at 0 in a visit that backpropagates. A visit without gradients has to leave them alone.
-    """
+    """Return how many rows of A, or columns of B, a visit trains of each LoRA factor that it does not train whole."""
+    # Zero gradients keep the others at 0; a forward-only visit has none, and asks here.
     if visiting.lora_rank is None:
         return visiting.ranks
     return {name: visiting.lora_rank for pair in _pairs_of(visiting.start) for name in (pair.a, pair.b)}

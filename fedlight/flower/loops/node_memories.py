@@ -86,8 +86,9 @@ class NodeMemories(ClientMemories):
                 file.unlink(missing_ok=True)
 
     def _files(self, client_id: str) -> dict[int, Path]:
-        """Return the files of a client by round; of two of a round, which a kill may leave, the newer one."""
+        """Return the files of a client by round."""
         files = self._root.glob(f"{_name(client_id)}-*-*.pt")
+        # A kill may leave two of a round, and the newer one counts.
         by_age = sorted(files, key=lambda path: path.stat().st_mtime_ns)
         return {int(path.stem.split("-")[1]): path for path in by_age}
 

@@ -153,10 +153,10 @@ class ServerLoop(FederatedLoop):
         super()._plan_round(trainer)
 
     def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Take the rates at the beginning of the round's visits; Lightning has moved them on when the round is finished."""
+        """Take the rates at the beginning of the round's visits."""
         super().begin_batch(trainer, module, batch, batch_idx)
         if batch_idx == 0:
-            self._rates = rates_of(trainer)
+            self._rates = rates_of(trainer)  # Lightning moves them on before the round is finished
 
     def believe(self, claimed: Mapping[str, int]) -> dict[str, int]:
         """Return with how many examples clients count that claim so many."""

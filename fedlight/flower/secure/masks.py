@@ -103,10 +103,9 @@ def join(shares: list[bytes]) -> bytes:
 def threshold_of(nodes: int) -> int:
     """Return how many of the nodes have to stay for a sum: more than half, and two thirds where that is more.
 
-    More than half, so that no two parts of the nodes can be asked for shares that together unmask one of them.
-
     Examples:
         >>> [threshold_of(number) for number in (3, 4, 5, 6, 9, 10, 100)]
         [2, 3, 3, 4, 6, 6, 66]
     """
+    # More than half: no two parts of the nodes can be asked for shares that together unmask one of them.
     return max(nodes // 2 + 1, 2 * nodes // 3)

@@ -9,8 +9,7 @@ are the nodes here: a node adds up its own clients' updates, and masks the sum. 
     visit    y_u = x_u + stream(seed_u) + sum over v > u of stream(k_uv) - sum over v < u of stream(k_uv)   mod 2^192
     unmask   of each node that has answered the others give shares of the seed, of each that has not shares of the mask key
 
-A node gives never both of one node. Secrets lie in a file of the node between the messages, which Flower may have answered
-by different processes, and are removed before they are used for the last time.
+A node gives never both of one node. Secrets are removed before they are used for the last time.
 """
 
 import json
@@ -39,6 +38,7 @@ class NodeSecrets:
     """
 
     def __init__(self, folder: Path, run: str) -> None:
+        # A file, as Flower may have the messages of a round answered by different processes.
         self._file, self._run = folder / "secure.json", run
 
     def keys(self, asked: Parcel) -> dict[str, str]:

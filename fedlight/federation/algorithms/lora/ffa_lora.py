@@ -9,8 +9,7 @@ There is no error of the average, and half of the adapter is sent. Under differe
 alone, and noise is never multiplied by noise, unlike in ``(B + n_B) (A + n_A)``.
 
 A is never sent: it follows from the seed of the module or from its folder, like the base. Other trained tensors, such as a
-head, are trained and averaged as in FedAvg. A's gradient is computed and thrown away: neither momentum nor weight decay
-moves A, and the operations of a step are counted as if A were trained.
+head, are trained and averaged as in FedAvg. The operations of a step are counted as if A were trained.
 """
 
 from collections.abc import Mapping
@@ -62,5 +61,5 @@ class FFALoRA(WithLocal):
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         for name in [name for name in gradients if factor_of(name) == "A"]:
-            del gradients[name]
+            del gradients[name]  # then neither momentum nor weight decay moves A
         super().adjust_gradients(visiting, parameters, gradients)

@@ -44,8 +44,7 @@ HOLDS = "has:"
 class FlexLoRA(UnlikeRanks):
     """Average of the products of LoRA factors of unlike ranks, cut to each client's rank by singular values.
 
-    The factors of the clients of a
-    round stay in memory until its end. Parameters other than LoRA factors are averaged with the same weights.
+    The factors of a round stay in memory until its end. Other parameters are averaged with the same weights.
 
     Args:
         missing: a client's addition to directions that it does not have: ``zero``, as in the paper, or nothing (``skip``),
@@ -84,7 +83,7 @@ class FlexLoRA(UnlikeRanks):
             return update
         holds = {HOLDS + pair.a: torch.ones(pair.rank(movement), dtype=torch.float64) for pair in self._pairs}
         for vector in holds.values():
-            vector[visiting.lora_rank :] = 0
+            vector[visiting.lora_rank :] = 0  # r_k < j
         return replace(update, movement=movement | holds)
 
     def aggregation(self, num_clients: int) -> Aggregation:
@@ -123,6 +122,7 @@ def over_holders(terms: Sequence[Term], shares: Tensor, b: Tensor, a: Tensor) ->
         [[2.0, 2.0]]
     """
     nobodys = shares == 0
+    # Column j over the sum of p_i of the clients with r_i >= j.
     shared = [Term(term.coefficient, term.b / shares.where(~nobodys, 1.0), term.a) for term in terms]
     return [*shared, Term(1.0, b[:, nobodys], a[nobodys])] if nobodys.any() else shared
 
@@ -132,7 +132,7 @@ def best_factors(terms: Sequence[Term], a: Tensor) -> tuple[Tensor, Tensor]:
 
     B = U S and A = V^T of the largest singular values, in falling order, so the first r columns and rows are the nearest
     product of rank r (Eckart and Young, 1936). A direction without a singular value, to the rounding of fp32 factors, has a
-    column of 0 in B and keeps its row of A: with a row of 0 it would have no gradient and could never be trained again.
+    column of 0 in B and keeps its row of A.
 
     Args:
         terms: products.
@@ -148,5 +148,6 @@ def best_factors(terms: Sequence[Term], a: Tensor) -> tuple[Tensor, Tensor]:
     new_b, new_a = torch.zeros(u.shape[0], rank, dtype=torch.float64), a.double().clone()
     known = min(rank, int((s > NOISE * s[0]).sum()))
     new_b[:, :known] = u[:, :known] * s[:known]
+    # Other rows stay as they were: with a row of 0 too a direction would never have a gradient again.
     new_a[:known] = v[:known]
     return new_b, new_a

@@ -41,8 +41,7 @@ WEIGHT = "weight of:"
 class HetLoRA(UnlikeRanks):
     """Averages of LoRA factors of unlike ranks, padded with zeros.
 
-    With ``missing="skip"`` a row of
-    A and a column of B that no client of a round has stay as they are.
+    With ``missing="skip"`` a row of A and a column of B that no client of a round has stay as they are.
 
     Args:
         sparsity_weighted: whether a layer's factors count by the norm of their product; else clients count by ``weighting``.
@@ -111,7 +110,7 @@ class HetLoRA(UnlikeRanks):
         for pair in pairs:  # a client no longer has the rows and columns that it pruned
             for name, where in ((pair.a, slice(rank, None)), (pair.b, (slice(None), slice(rank, None)))):
                 pruned[name] = movement[name].clone()
-                pruned[name][where] = -visiting.received[name][where].double()
+                pruned[name][where] = -visiting.received[name][where].double()  # a movement to 0
         weight = 1.0 if self.weighting == "uniform" else visiting.client.share
         return RankedUpdate(visiting.client.id, pruned, weight, rank=rank)
 
@@ -134,6 +133,7 @@ class HetLoRA(UnlikeRanks):
             a, b = parameters[pair.a][where], parameters[pair.b][:, where]
             a_norm, b_norm = a.norm(), b.norm()
             if pair.a in gradients and pair.b in gradients and a_norm * b_norm > 0:
+                # The gradients of lambda * |B| * |A|.
                 gradients[pair.a][where] += self.lam * b_norm / a_norm * a
                 gradients[pair.b][:, where] += self.lam * a_norm / b_norm * b
 
@@ -200,10 +200,11 @@ class PaddedMeans(Aggregation):
             a, b = update.movement[pair.a].clone(), update.movement[pair.b].T.clone()
             size = 1.0
             if self._by_size:
+                # |B_k A_k|, of the trained factors
                 size = product_norm(update.received[pair.a] + a, update.received[pair.b].T + b)
             weights = torch.full((len(a), 1), update.weight * size, dtype=torch.float64)
             if self._missing == "skip":
-                weights[rank:] = 0
+                weights[rank:] = 0  # it does not have these rows
             a[rank:], b[rank:] = -self._state[pair.a][rank:], -self._state[pair.b].T[rank:]
             parts |= {pair.a: a * weights, pair.b: (b * weights).T.contiguous()}
             parts |= {WEIGHT + pair.a: weights, WEIGHT + pair.b: weights.T.contiguous()}
@@ -240,4 +241,4 @@ def product_norm(a: Tensor, b: Tensor) -> float:
         >>> round(product_norm(a, b) ** 2, 9)
         45.0
     """
-    return float(((a @ a.T) * (b @ b.T)).sum().clamp(min=0).sqrt())
+    return float(((a @ a.T) * (b @ b.T)).sum().clamp(min=0).sqrt())  # a rounding may be below 0

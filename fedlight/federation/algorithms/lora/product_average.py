@@ -16,12 +16,11 @@ much is cut off. Deviations from the paper:
 * Weights that do not sum to 1 (``unbiased``) weight the products' movements, like those of parameters in `Algorithm`.
 * The paper stacks two thin SVDs where we stack two QR decompositions; the product is the same.
 * How ``U diag(s) V^T`` is shared out between B and A is free in the product and matters for the next steps. Here
-  ``A = a V^T`` and ``B = U diag(s) / a``, with a the root mean square of the norms of the server's rows of A before: A keeps
-  its size, and rows with a small singular value can learn as well as others.
+  ``A = a V^T`` and ``B = U diag(s) / a``, with a the root mean square of the norms of the server's rows of A before.
 * Clients start the next round from the new factors. With a threshold below 1 the server sends p rows and columns, clients
   train and send back these alone, and a later round may find more singular values, because the clients' directions differ.
   With 1 nothing that the rank R allows is cut; where M has fewer than R singular values above ``2^-20 s_1``, the rest of the
-  old A fills the other rows of A, with columns of 0 in B, so that the adapter can use its rank.
+  old A fills the other rows of A, with columns of 0 in B.
 
 Other trained tensors, such as a head, are averaged as in FedAvg.
 """
@@ -187,13 +186,14 @@ def new_factors(terms: Sequence[Term], a: Tensor, threshold: float) -> tuple[Ten
         # A share that is the threshold but for the rounding of its sum counts as the threshold.
         kept = min(kept, int((shares < threshold - 1e-12).sum()) + 1)
     norms = a.norm(dim=1)
-    in_use = int(norms.count_nonzero())
+    in_use = int(norms.count_nonzero())  # the others were cut off
     size = (norms.square().sum() / in_use).sqrt() if in_use else torch.ones((), dtype=torch.float64)
     rows, columns = v[:kept], u[:, :kept] * s[:kept]
-    if threshold == 1 and kept < rank:
-        rest = a - (a @ rows.T) @ rows
+    if threshold == 1 and kept < rank:  # else the adapter could not use its rank
+        rest = a - (a @ rows.T) @ rows  # orthogonal to the kept rows
         free = torch.linalg.svd(rest, full_matrices=False)[2][: rank - kept]
         # The signs of singular vectors are free: rows keep the side of the old A.
         free = free * torch.where((free @ a.T).sum(dim=1, keepdim=True) < 0, -1.0, 1.0)
         rows, columns = torch.cat([rows, free]), pad(columns, (0, rank - kept))
+    # A keeps its size, and rows with a small singular value can learn as well as others.
     return columns / size, rows * size

@@ -6,8 +6,7 @@ https://arxiv.org/abs/2502.01755. With c_i the weights of the sampled clients,
     rounds 1, 3, 5, ...   A fixed:  B <- B + sum c_i (B_i - B)     so  B A  moves by  sum c_i (B_i A - B A)
     rounds 2, 4, 6, ...   B fixed:  A <- A + sum c_i (A_i - A)     so  B A  moves by  sum c_i (B A_i - B A)
 
-Each average is one of the products, as in FFA-LoRA, but A learns as well. B comes first: a new adapter's B is 0, which
-leaves no gradient to A.
+Each average is one of the products, as in FFA-LoRA, but A learns as well.
 
 A client sends back the factor that it has trained, half of the adapter. The server sends both, since a client that was not
 in the round before has neither; the paper's clients take part in every round, and are sent the changed factor. Other trained
@@ -52,14 +51,14 @@ class RoLoRA(WithLocal):
         trained_pairs(federation, "RoLoRA")
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
-        factor = "A" if round_idx % 2 else "B"
+        factor = "A" if round_idx % 2 else "B"  # B first: while a new adapter's B is 0, A has no gradient
         return [replace(visit, part=factor) for visit in super().plan(round_idx, cohort, num_batches)]
 
     def adjust_gradients(
         self, visiting: Visiting, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         for name in [name for name in gradients if _is_fixed(name, visiting.visit)]:
-            del gradients[name]
+            del gradients[name]  # then neither momentum nor weight decay moves it
         super().adjust_gradients(visiting, parameters, gradients)
 
     def reply(self, visiting: Visiting, trained: State, work: Work) -> State:

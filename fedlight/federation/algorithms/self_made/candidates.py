@@ -61,6 +61,7 @@ class Candidates:
         self.forget()
         with as_received(federation):
             for clients in federation.by_base(cohort):
+                # Before its first visit a client has the global model.
                 states = {client.id: federation.own_state(client.id) or {} for client in clients}
                 if together := isinstance(self._data, SynthesizesByOwnModels):
                     self._data.synthesize_by_own_models(
