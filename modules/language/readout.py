@@ -18,6 +18,8 @@ from fedlight.stacking.dropout import SeededDropout
 from fedlight.stacking.shared_rows import LEAST_SHARED, Packed, find_neighbours, pack, pays, plan
 from fedlight.support.checks import check_choice
 
+MOST_LOGITS = 2**24
+"""Logits that exist at once where the head is not trained: 64 MiB in fp32."""
 HiddenStates = Callable[[Any, Tensor, Tensor], Tensor]
 """Function of a model, ``input_ids`` and ``attention_mask``, each ``(batch, tokens)``, that returns hidden states."""
 
@@ -103,8 +105,36 @@ def response_log_probs(
     labels = batch["labels"][:, 1:]
     scored = labels != IGNORED
     hidden = compute(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
-    log_probs = token_log_probs(head_logits(causal_lm, hidden[scored]), labels[scored])
+    log_probs = label_log_probs(causal_lm, hidden[scored], labels[scored])
     return log_probs.new_zeros(labels.shape).masked_scatter(scored, log_probs), scored
+
+
+def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probability of a label at each position, ``(positions,)``, in fp32.
+
+    Logits of many positions over a large vocabulary are the largest tensors of a step. Where the head is not trained, at
+    most `MOST_LOGITS` of them exist at once, and the gradient of ``hidden`` is computed with them.
+
+    Args:
+        causal_lm: a ``transformers`` model with an output head.
+        hidden: ``(positions, hidden)``.
+        labels: ``(positions,)`` token ids.
+    """
+    head = causal_lm.get_output_embeddings()
+    positions = max(1, MOST_LOGITS // len(head.weight))
+    if len(labels) <= positions or any(weight.requires_grad for weight in head.parameters()):
+        return token_log_probs(head_logits(causal_lm, hidden), labels)
+    trains, values, slopes = hidden.requires_grad, [], []
+    for part, wanted in zip(hidden.detach().split(positions), labels.split(positions), strict=True):
+        part.requires_grad_(trains)
+        log_probs = token_log_probs(head_logits(causal_lm, part), wanted)
+        values.append(log_probs.detach())
+        if trains:
+            slopes += torch.autograd.grad(log_probs.sum(), part)
+    if not trains:
+        return torch.cat(values)
+    # 0 in value. Its gradient is that of the log-probabilities, whose graph is freed with the logits.
+    return torch.cat(values) + ((hidden - hidden.detach()) * torch.cat(slopes)).sum(dim=-1)
 
 
 def check_readout(causal_lm: Any, model: str) -> None:

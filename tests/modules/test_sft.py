@@ -1,7 +1,12 @@
 """The response loss against the whole vocabulary at every position."""
 
+import pytest
 import torch
 
+from fedlight.devices.cost import CostMeter
+from fedlight.devices.shape import BatchShape
+from fedlight.modules.language import readout
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 
@@ -29,3 +34,51 @@ def test_the_head_is_computed_at_labelled_positions_only(llama, make_sft_batch):
     batch = make_sft_batch()
     module.example_losses(batch)
     assert shapes == [(6 + 5 + 4, 32)]
+
+
+@pytest.fixture
+def few_logits(monkeypatch):
+    """Two positions of the vocabulary of 320 at once."""
+    monkeypatch.setattr(readout, "MOST_LOGITS", 2 * 320)
+
+
+def gradients(module, batch):
+    losses = module.example_losses(batch)
+    losses.mean().backward()
+    return losses.detach(), [weight.grad for weight in module.parameters() if weight.grad is not None]
+
+
+@pytest.mark.parametrize("trains_head", [False, True])
+def test_logits_in_parts_give_the_same_losses_and_gradients(llama, make_sft_batch, monkeypatch, trains_head):
+    batch, results = make_sft_batch(batch=4), []
+    for most in (2**24, 2 * 320):
+        monkeypatch.setattr(readout, "MOST_LOGITS", most)
+        module = SFTModule(llama, lora=Lora(dropout=0.0))
+        module.configure_model()
+        module.causal_lm.lm_head.requires_grad_(trains_head)
+        with torch.no_grad():
+            for name, weight in module.named_parameters():  # else the gradient of A is 0
+                weight.copy_(weight if "lora_B" not in name else torch.full_like(weight, 0.1))
+        results.append(gradients(module, batch))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_head_never_sees_more_than_the_most_positions(llama, make_sft_batch, few_logits):
+    module = SFTModule(llama)
+    module.configure_model()
+    positions = []
+    module.causal_lm.lm_head.register_forward_hook(lambda _, inputs, __: positions.append(len(inputs[0])))
+    gradients(module, make_sft_batch())
+    with torch.no_grad():
+        assert not module.example_losses(make_sft_batch()).requires_grad
+    assert positions == 2 * [*7 * [2], 1]
+
+
+def test_a_step_in_parts_counts_the_same_operations_and_less_memory(llama, monkeypatch):
+    costs = []
+    for most in (2**24, 4 * 320):
+        monkeypatch.setattr(readout, "MOST_LOGITS", most)
+        costs.append(CostMeter(SFTModule(llama)).cost(BatchShape(examples=8, tokens=16, responses=120)))
+    assert costs[0].flops == costs[1].flops
+    # At the peak of the backward pass, what is left of 120 x 320 logits is a row of 32 numbers per position.
+    assert costs[1].activation_bytes < costs[0].activation_bytes - 120 * 320 * 4
