@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> None:
         help="examples of a client; needed where federated.local_steps is not set",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    options, settings = parser.parse_known_args(argv)
+    options, settings = parser.parse_known_args(argv)  # keys of the config are left over
+    # After the arguments are read: --help needs no torch.
     from fedlight.plan.plan import make_plan
     from fedlight.plan.table import as_json, show
 

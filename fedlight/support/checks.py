@@ -1,7 +1,7 @@
 """Checks of settings, made before any work.
 
-The arguments of a constructor are checked against its annotations when an object is made, as the parser does on the command
-line. YAML is checked before it is read.
+The arguments of a constructor are checked against its annotations when an object is made; on the command line the parser
+does so. YAML is checked before it is read.
 """
 
 import collections.abc

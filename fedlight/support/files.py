@@ -68,6 +68,7 @@ def unfinished(target: Path, is_folder: bool = False) -> Iterator[Path]:
 
 def _free_name(target: Path, is_folder: bool) -> tuple[Path, int | None]:
     """Return an empty file or folder and the handle that holds it; None where the file system has no locks."""
+    # The random name is for a file system without locks, and for more writers than that.
     names = [*(f"{number:08x}" for number in range(MOST_WRITERS)), secrets.token_hex(4)]
     for new in (target.with_name(f"{target.name}.{name}.tmp") for name in names):
         try:
@@ -378,6 +379,7 @@ def quoted(text: str) -> str:
         "=1+1"
         "a\u0000b"
     """
+    # Text in the form of quoted text is quoted too, or `unquoted` would change it.
     if _NUMBER.fullmatch(text) or not (_UNSAFE.match(text) or _QUOTED.fullmatch(text)):
         return text
     return '"' + printable(text, r'"\\') + '"'
