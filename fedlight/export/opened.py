@@ -184,7 +184,7 @@ def _progress(file: Path) -> tuple[int, int]:
     # With mmap the weights stay on the disk.
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     states = content.get("callbacks", {}).values()
-    # A checkpoint from within a round holds the state from before it, as the loop's count says.
+    # A checkpoint from within a round holds the state from before it; the loop has counted up to there.
     done = [state["rounds_done"] for state in states if isinstance(state, dict) and "rounds_done" in state]
     rounds = number(done[0]) if done else (number(content.get("epoch")) or 0) + 1
     return int(rounds or 0), int(number(content.get("global_step")) or 0)
