@@ -43,7 +43,7 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     Raises:
         ValueError: the folder is not empty, the config does not fit a deployment, or names other configs.
     """
-    folder = folder.expanduser().absolute()
+    folder = folder.expanduser().absolute()  # Flower runs a copy of the app from another folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there and not empty: give a new folder, or remove what is in it")
     name = app_name(folder.name)
@@ -133,7 +133,7 @@ def with_root(text: str, folder: Path) -> str:
     if old is not None:
         return text[: old.start_mark.index] + value + text[old.end_mark.index :]
     first = trainer.value[0][0].start_mark
-    # In braces keys are on one line; else the next key needs the indentation of the first.
+    # In braces keys are on one line; else the next key is indented like the first.
     ends = ", " if trainer.flow_style else "\n" + " " * first.column
     return f"{text[: first.index]}default_root_dir: {value}{ends}{text[first.index :]}"
 

@@ -18,8 +18,7 @@ Config, data, model and memory are looked at in this order of cost; nothing is t
 def main(argv: Sequence[str]) -> None:
     """Run ``fedlight client``."""
     options, settings = make_parser().parse_known_args(argv)
-    # After the arguments are read: --help and wrong options need no torch.
-    from fedlight.cli.client_check import check, last_line
+    from fedlight.cli.client_check import check, last_line  # late: --help and wrong options need no torch
     from fedlight.preflight.finding import State, show
 
     arguments = [f"--config={options.config}", *shlex.split(options.set), *settings]

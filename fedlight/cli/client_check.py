@@ -110,8 +110,7 @@ def _cached_config(name: str) -> dict[str, bytes]:
         file = huggingface_hub.try_to_load_from_cache(name, "config.json")
     except ValueError:  # a folder, which is no name of the hub
         return {}
-    # None, or an object that means: the hub has no such file.
-    return {name: read_bytes(Path(file))} if isinstance(file, str) else {}
+    return {name: read_bytes(Path(file))} if isinstance(file, str) else {}  # not cached: None or an object
 
 
 def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
@@ -129,7 +128,7 @@ def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
         yield problem("data", _text(error))
         return
     try:
-        with trainer.init_module():
+        with trainer.init_module():  # on the trainer's device and in its precision
             model.setup("fit")
             model.configure_model()
         yield ok("model", _weights(model))

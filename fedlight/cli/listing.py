@@ -67,6 +67,5 @@ def _print(heading: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ..
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
-    # markup=False: rich would take words in brackets for styles.
-    console.print(f"\n{heading}", markup=False)
+    console.print(f"\n{heading}", markup=False)  # rich would take words in brackets for styles
     console.print(table, markup=False)

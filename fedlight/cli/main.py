@@ -100,7 +100,7 @@ def run_lightning_command(argv: list[str]) -> None:
         sys.exit()
     from fedlight.lightning_cli.cli import lightning_cli
 
-    lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)
+    lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)  # of `--help all` the parser's page
 
 
 def _no_command(given: str) -> str:

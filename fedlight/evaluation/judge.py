@@ -139,7 +139,7 @@ def judge_both_orders(
         ([1.0, 1.0], [0, 0])
     """
     known, first = np.unique(orders, return_index=True)
-    # searchsorted may point behind the last one.
+    # searchsorted may point past the last one.
     place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
     # The orders of a comparison are 2c and 2c + 1, which differ in the last bit.
     judged = np.flatnonzero(known[place] == orders ^ 1)

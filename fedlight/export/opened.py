@@ -71,10 +71,7 @@ class Opened:
             OSError: the base cannot be loaded.
             ValueError: the weights do not fit it.
         """
-        execution = {
-            **self.settings.get("execution", {}),
-            "vllm": None,
-        }  # the engine has its own copy of weights
+        execution = {**self.settings.get("execution", {}), "vllm": None}
         settings = {**self.settings, "execution": execution, **changes}
         if self.checkpoint is not None:
             return self._load_checkpoint(settings)

@@ -1,7 +1,6 @@
 """Which column says whose row it is.
 
-The column's name speaks for it; else a column with several values and several rows for each, that does not merely follow
-from the question.
+Its name speaks for it; else it has several values, each in several rows, and does not merely follow from the question.
 """
 
 from collections.abc import Sequence
@@ -13,10 +12,8 @@ from fedlight.support.words import count_noun
 
 NOBODY = "none"
 """Value of --client for rows that are nobody's: they are dealt out at random."""
-SHARES = 10
-"""Most clients among whom such rows are dealt out."""
-FEWEST_ROWS = 4
-"""Rows of such a client, at least."""
+SHARES = 10  # most clients among whom such rows are dealt out
+FEWEST_ROWS = 4  # of such a client, at least
 
 
 def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | None) -> Guess:

@@ -212,7 +212,7 @@ def _find_choice(
             f"no column says which answer won; the columns with few values are {names}. Say it with --choice COLUMN --a "
             "VALUE --b VALUE, or name the columns with --chosen COLUMN --rejected COLUMN"
         )
-    # Of a choice and another column with two values, the choice alone has ties.
+    # Of several such columns the choice is likely the one with ties.
     with_ties = [column for column in readable if "tie" in read_choice(column.values, answers, values)]
     if not named and len(readable) > 1 and len(with_ties) == 1:
         return Guess(

@@ -44,8 +44,7 @@ def check_config(config: str) -> dict[str, Any]:
         root = yaml.compose(read_yaml(path))
         values = yaml.SafeLoader("").construct_document(root) if root else None
         twice = _given_twice(root) if root else ""
-    # A ValueError, so it goes before the last clause.
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # a ValueError, so before the last clause
         raise ValueError(f"config {config!r} is no text in UTF-8: give a YAML file") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""

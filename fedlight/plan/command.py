@@ -35,8 +35,7 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     options, settings = parser.parse_known_args(argv)  # keys of the config are left over
-    # After the arguments are read: --help needs no torch.
-    from fedlight.plan.plan import make_plan
+    from fedlight.plan.plan import make_plan  # late: --help and wrong options need no torch
     from fedlight.plan.table import as_json, show
 
     plan = make_plan(settings, options.shape, options.examples)

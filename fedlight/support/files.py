@@ -1,8 +1,8 @@
 """Files that are written whole or not at all: after a kill, on a full disk, and when the power goes.
 
-Content goes to a file beside the target first and replaces the target in one step. A killed process leaves files named
-``TARGET.<8 hex digits>.tmp``: the next writer of the target takes their place, and `remove_unfinished` finds them all in a
-run's folder. Digests inside files show damage when such a file is read.
+Content goes to a file beside the target first, is synced, and replaces the target in one step. A killed process leaves files
+named ``TARGET.<8 hex digits>.tmp``: the next writer of the target takes their place, and `remove_unfinished` finds them all
+in a run's folder. Digests inside files show damage when such a file is read.
 """
 
 import csv

@@ -94,7 +94,7 @@ def lock(order: dict[str, Any]) -> None:
     kernel.prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != order["parent"]:  # it ended before the signal was set
         raise OSError("the process that started this one is gone")
-    kernel.prctl(SET_DUMPABLE, 0)  # other processes cannot trace it
+    kernel.prctl(SET_DUMPABLE, 0)  # other processes of the user cannot trace it
     # Without root, Landlock and seccomp require this. Steps that need rights come first, the filter last.
     kernel.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     kernel.landlock(bytes.fromhex(order["ruleset"]), order["rules"])
