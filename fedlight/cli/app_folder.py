@@ -47,6 +47,7 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there and not empty: give a new folder, or remove what is in it")
     name = app_name(folder.name)
+    # find_config takes an argument of the command, and gives the path of fedlight's own configs.
     source = Path(find_config(f"--config={config}").removeprefix("--config="))
     parts = Parts([f"--config={source}", *settings], kept_by_server)
     refuse_undeployable(parts)  # before a folder is made
@@ -85,7 +86,7 @@ def app_name(folder: str) -> str:
         >>> app_name("my_app")
         'my-app'
     """
-    name = re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")  # Flower refuses all others
     if not name[:1].isalpha() or len(name) > LONGEST_NAME:
         raise ValueError(
             f"{folder!r} makes no name of a Flower app: begin the folder's name with a letter, at most {LONGEST_NAME} "

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     values = {name: getattr(options, name) for name in ("a", "b", "tie") if getattr(options, name)}
     if values and not ("a" in values and "b" in values):
         raise ValueError("--a, --b and --tie belong together: say which values mean A and which mean B")
-    if options.statements:
+    if options.statements:  # first: a draft refuses votes on single statements
         return _write_opinions(options)
     draft = make_draft(
         Wishes(
