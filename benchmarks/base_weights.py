@@ -1,4 +1,4 @@
-"""What the frozen weights of public architectures take at 16, 8 and 4 bits, as ``fedlight plan`` counts it without weights.
+"""Memory of the frozen weights of public architectures at 16, 8 and 4 bits, counted without weights like ``fedlight plan``.
 
 Without the layer that is unpacked during a product.
 

@@ -1,4 +1,4 @@
-"""What the clients of a toy FewFedPIT run made up: how many tries survive, and how many answers are right.
+"""Candidates that the clients of a toy FewFedPIT run made up: how many tries survive, and how many answers are right.
 
 The embedded world knows the right answer to every question, so the rows that clients write can be marked. For each stage and
 seed of `fedlight run fewfedpit` or `fewfedpit_rule`, from the records of its rounds (``synthetic/round_*.jsonl``):
@@ -42,11 +42,11 @@ class Candidate(NamedTuple):
 
 
 class Records(NamedTuple):
-    """What a stage has recorded.
+    """Records of a stage.
 
     Attributes:
         tried: questions, of all rounds.
-        visits: candidates of each client in each round in which it wrote.
+        visits: candidates of each client in each round that it wrote some.
         candidates: of all rounds, in their order.
     """
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read(folder: Path, seed: int, domain: str, rule: bool) -> Records:
-    """Return what the rounds of a stage have recorded.
+    """Return the records of a stage's rounds.
 
     Raises:
         SystemExit: there are no records.
@@ -99,7 +99,7 @@ def read(folder: Path, seed: int, domain: str, rule: bool) -> Records:
     tried, visits, candidates = 0, Counter[tuple[int, str]](), []
     for number, file in enumerate(files):
         for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            if "counts" in line:  # a header, of which clients with models of their own have one each
+            if "counts" in line:  # a header; each client that trains a separate model has one
                 tried += line["counts"]["tried"]
                 visits.update({(number, client): 0 for client in line["clients"]})
                 continue

@@ -1,13 +1,13 @@
 """How much of a domain the clients of FedDCA hold after each way of augmentation: Table 3 of the paper, without an LLM.
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135. Of a domain 1,000 texts are the clients', ten with 100;
-the rest of it and all other domains are public. Each client is given ``number`` public texts, at random or by what its
-cluster centres retrieve. Coverage (eq. 5) is of all texts of the domain, by those of it that the clients then hold. Besides
+the rest of it and all other domains are public. Each client is given ``number`` public texts, at random or near its
+cluster centres. Coverage (eq. 5) is of all texts of the domain, by those of it that the clients then hold. Besides
 the paper's ways there are some that explain their order, see `coverage_ways.ways`.
 
 FedDCA* has the encoder ``--small`` at the clients and a projector, trained for each seed on texts that are private in no
 seed. ``overlap`` is the share of FedDCA's rows that is retrieved as well; with FedDCA's own clusters in place of those that
-the small encoder finds it shows what the projector does, next to one that is not trained and to a least-squares map.
+the small encoder finds it shows the effect of the projector, next to an untrained one and to a least-squares map.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/coverage.py --encoder FOLDER --small words FOLDER --folder FOLDER
      --domain math gsm8k.jsonl.gz question --domain medicine medquad.jsonl.gz question ...
@@ -90,7 +90,7 @@ def read(options: argparse.Namespace) -> Texts:
 
 
 def draw_clients(vectors: np.ndarray, rows: np.ndarray, seed: int, split: str) -> ByClient:
-    """Each client's rows of a domain: dealt out at random, or each from clusters of its own (appendix A.2).
+    """Each client's rows of a domain: dealt out at random, or each from other clusters (appendix A.2).
 
     Example:
         >>> own = draw_clients(np.eye(1200, dtype=np.float32), np.arange(1200), 0, "iid")
@@ -110,7 +110,7 @@ def draw_clients(vectors: np.ndarray, rows: np.ndarray, seed: int, split: str) -
 
 
 def make_server(texts: Texts, clients: ByClient, projections: Mapping[str, Map], seed: int) -> Server:
-    """What the clients send by the large encoder, and by each small one with its trained projector."""
+    """Centres that the clients send by the large encoder, and by each small one with its trained projector."""
     rows = np.setdiff1d(np.arange(len(texts.large)), np.concatenate([*clients.values()]))
     index = VectorIndex.build(texts.large[rows], "exact")
     projected = {}
@@ -127,7 +127,7 @@ def project(sent: Mapping[str, Clusters], by: Map) -> dict[str, Clusters]:
 def score(
     texts: Texts, domain: np.ndarray, points: np.ndarray, clients: ByClient, given: ByClient
 ) -> dict[str, float]:
-    """Coverage of the points, and what was given: distinct over all clients, in the domain, nearly what a client has."""
+    """Coverage of the points, and shares of the given rows: distinct ones, in the domain, near rows that a client has."""
     private, rows = (np.concatenate([*of.values()]) for of in (clients, given))
     distinct = np.unique(rows)
     inside = np.intersect1d(distinct, domain)

@@ -47,7 +47,7 @@ class Server(NamedTuple):
 
 
 def send(vectors: np.ndarray, clients: Rows, clusters: int, seed: int) -> dict[str, Clusters]:
-    """Return what each client sends, at most ``clusters`` centres of its rows.
+    """Return the centres that each client sends, at most ``clusters`` of its rows.
 
     Args:
         vectors: vectors of all rows, ``(rows, dimension)``, unit length.
@@ -98,13 +98,13 @@ def ways(
 
     ``none``, ``random``, ``direct``, ``FedDCA* (name)`` for each projection and ``FedDCA`` are the paper's. ``FedDCA without
     alpha`` and ``direct below alpha`` show the effect of alpha, ``largest`` (every client's largest cluster) that of the
-    greedy selection, and ``in domain at random`` what a server could do that knew the domain.
+    greedy selection, and ``in domain at random`` the way of a server that knew the domain.
 
     Args:
         server: see `Server`.
         inside: public rows of the domain.
         number: rows for each client, at least 1.
-        alpha: similarity from which rows are skipped.
+        alpha: rows of this similarity or more are skipped.
         seed: seed of draws and of the order of the clients.
     """
     chosen = select_centers(server.sent, seed)

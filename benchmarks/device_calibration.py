@@ -1,16 +1,16 @@
 """Predicted against measured time of visits on this machine, as if it were a device of the emulator.
 
 A case is a number of threads, a number form of the frozen base (fp32, bf16, int8, NF4), a width of the model and a shape of
-the batches. Its visit is trained with LoRA of rank 8 and AdamW, a step at a time, as a client's is; the first step is not
+the batches. Its visit is trained like a client's, with LoRA of rank 8 and AdamW, a step at a time; the first step is not
 counted. The emulator predicts seconds = operations / (peak x utilisation). The peak is the fastest product of matrices on as
-many threads (``fedlight device measure``). Utilisation is fitted on every second case, in the order of their names, as the
-geometric mean of the shares that these reached, and tested on the others:
+many threads (``fedlight device measure``). Utilisation is fitted on every second case, in the order of their names: the
+geometric mean of the shares that these reached. It is tested on the others:
 
-* device: one utilisation for a number of threads, as a profile has it, whatever the form of the base.
+* device: one utilisation for a number of threads, like a profile's, whatever the form of the base.
 * form: one for a number of threads and a form of the base.
 
-It needs a machine on which nothing else runs, and first says about how long it will take; ``--plan`` says only that. int8
-and NF4 need bitsandbytes; without it they are left out, which is said.
+It needs a machine without other work, and first says about how long it will take; ``--plan`` says only that. int8 and NF4
+need bitsandbytes; without it a line says that they are left out.
 
 Run: python benchmarks/device_calibration.py [--threads 1 2] [--steps 10] [--plan] [--tiny] [--json FILE]
 """
@@ -53,7 +53,7 @@ GUESSED_UTILISATION = 0.2
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained: models of the shape of Qwen2 with random weights, and (examples, tokens) of batches."""
+    """Trained models: of the shape of Qwen2 with random weights, and (examples, tokens) of batches."""
 
     widths: tuple[int, ...] = (256, 512)
     layers: int = 8
@@ -133,14 +133,14 @@ def load(model: str, form: str) -> SFTModule:
 
 
 def make_batch(case: Case, words: int) -> dict[str, Tensor]:
-    """Return random texts without padding, all of whose tokens have labels."""
+    """Return random texts without padding, with a label for each token."""
     stream = torch.Generator().manual_seed(0)
     ids = torch.randint(5, words, (case.examples, case.tokens), generator=stream)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
 def step_flops(meter: CostMeter, case: Case) -> int:
-    """Return the operations of a step, as the emulator counts them."""
+    """Return the operations of a step by the emulator's count."""
     return meter.cost(BatchShape(case.examples, case.tokens, case.examples * (case.tokens - 1))).flops
 
 
@@ -180,7 +180,7 @@ def predict(
         peaks: threads -> operations a second.
 
     Raises:
-        ValueError: a group has no case on which to fit.
+        ValueError: a group has no case for the fit.
     """
     fitted = halves(case.name for case, _, _ in measured)
     groups: tuple[Callable[[Case], str], ...] = (

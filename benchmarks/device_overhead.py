@@ -1,13 +1,13 @@
 """What emulating devices costs: rounds of a federation with a fleet against the same rounds without one.
 
 The devices of the fleet have room for everything, in 16 bits, and are always there, so both runs train the same visits
-on the same batches and end with the same weights, bit for bit, which is checked. What is left is what emulation itself
-takes: counting FLOPs and bytes of each new shape of a batch, and the clock. A shape is counted once, so the longer a run,
-the less it is. Measured twice, in CPU seconds, as other work on the machine disturbs these least: by the median ratio
-of runs with and without a fleet, which take turns in one process; and, as on a busy machine equal runs differ by more than
-that, by the time spent inside of the emulation as a part of the rest of the same run.
+on the same batches and end with the same weights, bit for bit, which is checked. The difference is the emulation itself:
+it counts FLOPs and bytes of each new shape of a batch, and keeps the clock. A shape is counted once, so a longer run has
+less of it. Measured twice, in CPU seconds, because other work on the machine disturbs these least: by the median ratio of
+runs with and without a fleet, which take turns in one process; and by the time spent inside of the emulation as a part of
+the rest of the same run, because on a busy machine equal runs differ by more than that ratio.
 
-A second part measures what a client's quantized base costs: making it, switching to it and back, and a training step on it.
+A second part measures the costs of a client's quantized base: making it, switching to it and back, a training step on it.
 A real device would compute faster in 8 or 4 bits; on a CPU bitsandbytes unpacks the weights at each step.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/device_overhead.py [--rounds 8] [--pairs 8] [--json FILE]
@@ -51,7 +51,7 @@ SEED = 0
 
 
 class RoundClock(L.Callback):
-    """Seconds of each round, with what is planned and loaded between it and the next."""
+    """Seconds of each round, with the planning and loading between it and the next."""
 
     def __init__(self) -> None:
         self.starts: list[float] = []
@@ -71,7 +71,7 @@ class RoundClock(L.Callback):
 
 
 def load_module(model: str) -> SelectorModule:
-    """The selector of conf/selector.yaml, loaded, so that reading the model is in nobody's time."""
+    """The selector of conf/selector.yaml, loaded, so that no measured time includes reading the model."""
     module = SelectorModule(model, lora=Lora(rank=8), lr=0.003, dtype="fp32", seed=SEED)
     module.configure_model()
     return module
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, fleet: Fleet | None) -> dict[str, Any]:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Keeps Python's garbage collector, whose passes take longer the more a process holds, out of what is timed."""
+    """Keeps Python's garbage collector, whose passes take longer the more a process holds, out of the timed part."""
     gc.collect()
     gc.disable()
     try:
@@ -195,7 +195,7 @@ def median_round(result: dict[str, Any]) -> float:
 
 
 def check_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Raises ``RuntimeError`` if emulation has changed what was trained."""
+    """Raises ``RuntimeError`` if emulation has changed the trained weights."""
     if not all(torch.equal(value, other[name]) for name, value in one.items()):
         raise RuntimeError("with devices on which everything fits, training has to be the same bit for bit")
 

@@ -9,10 +9,10 @@ trained: models are shapes, and a visit is forecast as by ``fedlight plan``.
 
 * time: seconds of a step. The emulator knows the operations of a step but not the share of the peak that a device's software
   reaches, so this utilisation is fitted on every second case, in the order of their names, and tested on the others. It is
-  the geometric mean of the shares that the fitted cases reached. Two ways: one utilisation for each device, as a profile has
-  it; and one for each device and release of the software on it. Releases differ in the shape of a batch as well, so which of
-  the two changes the utilisation cannot be told. Within a release all phones do the same step, as do all boards: its errors
-  are the spread of clients and runs, and no test of how time follows from another shape.
+  the geometric mean of the shares that the fitted cases reached. Two ways: one utilisation for each device, like a
+  profile's; and one for each device and release of the software on it. Releases differ in the shape of a batch as well, so
+  either of the two may have changed the utilisation. Within a release all phones do the same step, as do all boards: its
+  errors are the spread of clients and runs, and no test of how time follows from another shape.
 * memory: forecast peak with a base in fp32, against the published average of the process's resident memory. They are not the
   same: an average is below a peak, and memory of a GPU is not resident memory. One peak is published, without sharding, for
   "commodity mobile devices" (README.md of MobileFineTuner, as copied at https://github.com/jmha02/MobileFineTuner, commit
@@ -153,7 +153,7 @@ class Row:
 
     Attributes:
         case: the measurement.
-        fitted: whether it is one of those on which utilisation is fitted.
+        fitted: whether utilisation is fitted on it.
         flops: of a step, forecast.
         peak_mb: forecast peak of memory, with a base in fp32.
         bytes_up: forecast bytes of the adapter.
@@ -215,7 +215,7 @@ def compare(cases: Sequence[Case], model: str) -> tuple[list[Row], dict[str, flo
     """Return the rows, sorted by name, and device, or device and release -> fitted utilisation.
 
     Raises:
-        ValueError: a device or release has no case on which to fit.
+        ValueError: a device or release has no case for the fit.
     """
     fitted = halves(case.name for case in cases)
     cases = sorted(cases, key=lambda case: case.name)
@@ -252,7 +252,7 @@ def error(predicted: float, published: float | None) -> float | None:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return median and largest errors of the tested half, by what is compared."""
+    """Return median and largest errors of the tested half, by the compared quantity."""
     tested = [row for row in rows if not row.fitted]
     parts: dict[str, list[float | None]] = {
         "seconds, one utilisation for each device": [

@@ -1,10 +1,10 @@
-"""What a smaller encoder spares the clients of FedDCA*: size and time of an encoder, and of two that are made of it.
+"""Savings of the clients of FedDCA* by a smaller encoder: size and time of an encoder, and of two that are made of it.
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, Table 4, compares bge-large-en-v1.5 (335 M parameters) with
 all-MiniLM-L6-v2 (22.7 M): 946 and 302 seconds for their public set. ``--shapes`` compares these two by their shapes, with
 random weights and as many random tokens as a text has words and marks. ``--model`` compares a BERT-like encoder with
 
-* ``cut``: its first layers alone, as they are, with its pooling;
+* ``cut``: its first layers alone, unchanged, with its pooling;
 * ``words``: the mean of its word embeddings (a static embedding: no layers at all).
 
 Nothing is trained. Encoders take turns on the same texts, in batches of texts of similar length, and the median over the

@@ -1,11 +1,11 @@
-"""What the gradient of each example costs: a loop over the examples against the two ways that take a batch at once.
+"""Cost of the gradient of each example: a loop over the examples against the two ways that take a batch at once.
 
 LESS (M. Xia et al., ICML 2024, https://arxiv.org/abs/2402.04333) takes the LoRA gradient of every public row by itself.
-Measured here on a random Llama, in one run in which the ways alternate, so that a noisy
-machine disturbs all alike:
+Measured here on a random Llama, in one run; the ways alternate, so that a noisy machine
+disturbs all alike:
 
 * seconds per example: median over the repetitions; of ``training``, one backward pass for the mean of the batch.
-* MiB: what a process's peak memory rises by in the step, measured in a process of its own for each way.
+* MiB: rise of a process's peak memory in the step, measured in a separate process for each way.
 * error: largest difference to the loop, relative to the largest gradient.
 * projection: the same for making the features out of the gradients.
 
@@ -73,7 +73,7 @@ def make_module(folder: str, options: argparse.Namespace) -> SFTModule:
 
 
 def make_batch(tokens: int, options: argparse.Namespace) -> dict[str, Tensor]:
-    """Texts of half to all of the tokens, of which the last quarter is the response."""
+    """Texts of half to all of the tokens; the last quarter is the response."""
     stream = torch.Generator().manual_seed(tokens)
     lengths = torch.randint(tokens // 2, tokens + 1, (options.batch,), generator=stream)
     lengths[0] = tokens
@@ -115,9 +115,7 @@ def peak_mib(way: str, folder: str, tokens: int, options: argparse.Namespace) ->
     torch.set_num_threads(1)
     module = make_module(folder, options)
     small = argparse.Namespace(**{**vars(options), "batch": 1})
-    take(
-        way, module, make_batch(8, small)
-    )  # what is loaded and compiled at the first call is no part of a step
+    take(way, module, make_batch(8, small))  # loading and compiling at the first call are no part of a step
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     before = _peak_kib()
     take(way, module, make_batch(tokens, options))

@@ -3,7 +3,7 @@
 The oracle knows every client's taste; its accuracy on held-out votes is what their noise leaves possible for one taste.
 ``of the way`` is (accuracy - 0.5) / (the oracle's - 0.5). The win rate is the oracle's verdict on held-out prompts.
 
-Run: python benchmarks/fedbis_toy.py [--seeds 0 1 2] [--output DIR] [--json FILE]    (what is done in DIR is not done again)
+Run: python benchmarks/fedbis_toy.py [--seeds 0 1 2] [--output DIR] [--json FILE]    (skips what DIR has already)
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Accuracy of each run of the recipe ``mixed_fleet`` by who holds a question's topic: whose topics were learned.
 
-A small phone is one on which the adapter's step did not fit in the run ``dropouts``. The topic of a question is the last two
+A phone is small if the adapter's step did not fit on it in the run ``dropouts``. The topic of a question is the last two
 words of its input. The accuracy is the mean of a run's last four measurements.
 
 * both: small and capable phones hold the topic; capable phones, small phones: they alone; nobody: no client does
@@ -45,7 +45,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def holders(seed: Path) -> dict[str, str]:
-    """Return topic -> who holds it; topics that nobody holds are missing."""
+    """Return topic -> who holds it; topics without a holder are missing."""
     with (seed / "dropouts" / "visits.csv").open(newline="", encoding="utf-8") as lines:
         small = {row["client"] for row in csv.DictReader(lines) if row["reason"] == "out_of_memory"}
     clients: dict[str, set[str]] = defaultdict(set)

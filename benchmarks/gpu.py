@@ -1,8 +1,8 @@
 """Client visits a second on a GPU: a model as large as Qwen2-0.5B, several clients in one batch.
 
 The model has the shape of Qwen2-0.5B and random weights in bf16, made here; nothing is downloaded. A round has 32 clients
-with 10 steps of 4 sequences of 256 tokens each, of which the second half is learned; LoRA of rank 8 on all linear layers,
-AdamW, no dropout. Each number of clients at once has a run of its own, one after the other; one that does not fit is said.
+with 10 steps of 4 sequences of 256 tokens each, with labels for the second half; LoRA of rank 8 on all linear layers,
+AdamW, no dropout. Each number of clients at once has a separate run, one after the other; a line names those too large.
 
 * visits: client visits a second, median of the rounds after the first.
 * mfu: share of the card's dense bf16 peak, by the operations of a visit as ``fedlight plan`` counts them.
@@ -10,7 +10,7 @@ AdamW, no dropout. Each number of clients at once has a run of its own, one afte
 * speed: visits over those of one client at a time.
 * difference: largest difference of the trained adapter to that of one client at a time, over the largest weight.
 
-At the end the tests marked ``gpu`` run, some of which need bitsandbytes. For all else a Python with torch, lightning,
+At the end the tests marked ``gpu`` run; some need bitsandbytes. For all else a Python with torch, lightning,
 omegaconf, peft, transformers and pytest is enough, also without an installed fedlight:
 ``PYTHONPATH=. python3 benchmarks/gpu.py --json FILE``, estimated to take less than eight minutes on an H100; no time was
 measured. ``--tiny`` is the same at a size for any processor.
@@ -52,7 +52,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained.
+    """Trained model and batches.
 
     Args:
         shape: of the model, as ``Qwen2Config`` has it.

@@ -1,11 +1,11 @@
-"""Kills runs with SIGKILL at random moments and compares what they end with to a run that nobody disturbed.
+"""Kills runs with SIGKILL at random moments and compares their results to those of an undisturbed run.
 
-Two commands, each a process of its own, killed again and again until it gets through:
+Two commands, each in a separate process, killed again and again until it gets through:
 
 * ``recipe``: the demo, smaller: 4 rounds of 4 clients, 40 prompts to label and 40 to judge, and no ceiling.
 * ``fit``: the demo's selector, 6 rounds of SCAFFOLD on a fleet of devices, the updates thinned out (top-k with error
   feedback), all clients' memories on disk; each start goes on from the newest checkpoint.
-* ``processes``, where it is asked for: ``fit`` on two processes, of which one or the other is killed. The one that is left
+* ``processes``, where it is asked for: ``fit`` on two processes; one or the other is killed. The one that is left
   has 30 seconds to end by itself, or else the run has failed. One that says that it waits for the other to start is ended
   here, as torchrun or Lightning would: it cannot know whether the other one is still to come.
 
@@ -14,7 +14,7 @@ alone. It counts as equal if results.json, adapters, JSON lines, clients' memori
 bit, but for wall seconds and the marks of processes in file names. Memories that are left over, of kills between their
 last note and the end of a checkpoint, take room and are counted by themselves.
 
-What has been found stands in FOLDER/kills.json; the same command goes on from there, and begins no run after --minutes.
+The findings are in FOLDER/kills.json; the same command goes on from there, and begins no run after --minutes.
 
 Run: python benchmarks/kills.py [--kills 50] [--minutes 60] [--what recipe fit] [--folder runs/kills]
 """
@@ -56,7 +56,7 @@ CEILING = ("label_by_oracle", "dpo_by_oracle", "answers_oracle", "verdict")
 
 
 def command_of(what: str, folder: Path) -> list[str]:
-    """The arguments of ``fedlight`` with which a run is begun, and gone on with."""
+    """The arguments of ``fedlight`` that begin a run, and go on with it."""
     if what == "recipe":
         small = ["rounds=4", "clients_per_round=4", "num_prompts=40", "num_eval_prompts=40", "dpo_epochs=1"]
         without = [f"stages.{name}.when=false" for name in CEILING]
@@ -114,7 +114,7 @@ def attempt(what: str, folder: Path, kill_after: float | None) -> int | None:
 
 
 def places_of(what: str) -> list[dict[str, str]]:
-    """The environment of each process of a command, as its starter would set it."""
+    """The environment of each process of a command, set like its starter does."""
     if what != "processes":
         return [{}]
     with socket.socket() as free:
@@ -189,7 +189,7 @@ def _digest(data: bytes) -> str:
 
 
 def where(what: str, folder: Path) -> str:
-    """What a killed run was at: the stage of a recipe, the round of a fit."""
+    """The place where a run was killed: the stage of a recipe, the round of a fit."""
     if what != "recipe":
         return f"in round {1 + len(list(folder.glob('checkpoints/*.ckpt')))}"
     begun = [file.parent for file in folder.glob("seed*/*/settings.json")]
@@ -224,7 +224,7 @@ def disturb(what: str, folder: Path, seed: str, expected: dict[str, Any]) -> dic
 
 
 def undisturbed(what: str, folder: Path) -> dict[str, Any]:
-    """Its seconds and what it leaves."""
+    """Its seconds and the files that it leaves."""
     shutil.rmtree(folder, ignore_errors=True)
     start = time.monotonic()
     code = attempt(what, folder, None)

@@ -31,7 +31,7 @@ from fedlight.toy.votes import LOUD, OPPOSED
 from fedlight.toy.world import draw_post, draw_summary, measure
 
 NOISE = 0.8  # of the votes, as in the embedded world
-COMPLETIONS = 4  # of a prompt, all pairs of which are labelled
+COMPLETIONS = 4  # of a prompt; all pairs of them are labelled
 
 
 class World(NamedTuple):

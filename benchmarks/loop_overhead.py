@@ -1,4 +1,4 @@
-"""What the federated loop costs: a round through Lightning against the same steps in a hand-written torch loop.
+"""Cost of the federated loop: a round through Lightning against the same steps in a hand-written torch loop.
 
 Both train the same model on the same batches, alternating within one run, so that a noisy machine disturbs both alike;
 reported is the median of the ratios of neighbouring rounds. A second part measures peak memory against the number of
@@ -31,7 +31,7 @@ COHORT, STEPS, BATCH = 4, 10, 32
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer with a low-rank adapter, which is what clients train."""
+    """A frozen linear layer with a low-rank adapter, which clients train."""
 
     def __init__(self, width: int, rank: int = 8) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Net(L.LightningModule):
         self.requires_grad_(True) if full else None
 
     def trained(self) -> list[nn.Parameter]:
-        """What the optimizer holds."""
+        """The optimizer's parameters."""
         return [p for p in self.parameters() if p.requires_grad]
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Net(L.LightningModule):
         return nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW, as a client has it."""
+        """AdamW, like a client's."""
         return torch.optim.AdamW(self.trained(), lr=1e-3)
 
 

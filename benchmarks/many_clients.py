@@ -3,7 +3,7 @@
 Four clients take part in a round. SCAFFOLD: every client has been there before, so that its variate of 64 KiB exists (these
 are written beforehand, in random numbers); above a limit of 16 MiB they lie on disk. FedBiscuit: three adapters of 64 KiB,
 and all clients are grouped in every round; the validation examples, 20,000, are the same number for any number of clients.
-Each run is a process of its own that saves a checkpoint after every round, as `fedlight fit` does. Reported are the peak
+Each run is a separate process that saves a checkpoint after every round, as `fedlight fit` does. Reported are the peak
 memory of the process (VmHWM), what lies on disk at the end, and the median round.
 
 Run: python benchmarks/many_clients.py [--rounds 6] [--clients 10 1000 10000]
@@ -145,7 +145,7 @@ def remembered(module: Adapters, clients: Sequence[str], folder: Path) -> Client
 
 
 def measure(method: str, clients: int, rounds: int, folder: Path) -> dict[str, float]:
-    """Runs ``rounds`` rounds and gives what they took.
+    """Runs ``rounds`` rounds and gives their costs.
 
     Args:
         method: ``scaffold`` or ``fedbiscuit``.
@@ -201,7 +201,7 @@ def on_disk(folder: Path) -> dict[str, float]:
 
 
 def table(rows: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str:
-    """Method -> number of clients -> what was measured, as text."""
+    """Method -> number of clients -> the measured values, as text."""
     lines = ["method        clients   peak MiB   memories   checkpoint   tables   s/round   s/grouping"]
     for method, runs in rows.items():
         for clients, run in runs.items():

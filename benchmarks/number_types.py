@@ -1,8 +1,8 @@
-"""What a base in bf16 gains or loses on this processor against one in fp32: seconds of a step, and where training ends.
+"""Gain or loss of a base in bf16 on this processor against one in fp32: seconds of a step, and where training ends.
 
 A selector is trained on the pooled votes of the embedded world, once on a base in fp32 and once in bf16, step by step in
-turns, so that a noisy machine disturbs both alike; both see the same batches and the same dropout. What is trained is fp32
-in either. A second, wider base with random weights tells how the time depends on the size.
+turns, so that a noisy machine disturbs both alike; both see the same batches and the same dropout. Adapters are fp32 in
+either. A second, wider base with random weights tells how the time depends on the size.
 
 * seconds: median of the steps of each; the ratio is the median of the pairs' ratios.
 * loss, accuracy: on the held-out pairs of clients that took no part, after the last step.

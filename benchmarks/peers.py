@@ -1,14 +1,14 @@
 """Client visits a second of fedlight and its peers: one workload, all ways of training it by turns in one run.
 
 A Llama of a million parameters with random weights and LoRA of rank 8 on all linear layers, 10 clients with 4 steps each in
-a round, no dropout, AdamW, fp32, random texts of equal length. Every way runs in processes of its own, which train one round
+a round, no dropout, AdamW, fp32, random texts of equal length. Every way runs in separate processes, which train one round
 each by turns, so that a noisy machine disturbs all alike. By default a process has two threads of torch; two processes, and
 the one that they are compared with, have one thread each.
 
 * visits: median client visits a second of a way's rounds.
 * ratio: median over the rounds of a way's speed to that of its reference in the same turn; low and high are its extremes.
 
-pfl-research and Flower run in environments of their own, where these, torch, transformers and peft can be imported:
+pfl-research and Flower run in separate environments, where these, torch, transformers and peft can be imported:
 ``--pfl``, ``--flower`` name a Python there. A way that this machine or this version cannot run is left out, with one line.
 
 Run: python benchmarks/peers.py [--rounds 5] [--pfl PYTHON] [--flower PYTHON] [--only WAY ...] [--json FILE]
@@ -73,7 +73,7 @@ class Way:
         python: that runs it.
         settings: of the workload.
         threads: of each process.
-        log: folder for what the processes print besides their seconds.
+        log: folder for the processes' output besides their seconds.
         script: program of the processes.
     """
 
@@ -210,7 +210,7 @@ def measure(
     finally:
         for way in started.values():
             way.end()
-    # In the order of the table, whoever was first in the turns.
+    # In the order of the table, which is not that of the turns.
     keys = [(name, f"{size[0]}x{size[1]}") for name in names for size in settings.sizes]
     return {key: found[key] for key in keys if len(found.get(key, [])) == settings.rounds}
 

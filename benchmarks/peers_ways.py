@@ -1,4 +1,4 @@
-"""Ways of training a round for ``benchmarks/peers.py``, each in a process of its own, which waits for its turn.
+"""Ways of training a round for ``benchmarks/peers.py``, each in a separate process, which waits for its turn.
 
 The workload knows torch, transformers and peft alone, so that other frameworks can run it in their own environments. A
 process reads "go" from its standard input, trains a round and prints its seconds: of the first round of a size, which makes
@@ -112,7 +112,7 @@ def save_model(settings: Settings) -> int:
 
 
 def load_model(folder: str, full: bool = False) -> Any:
-    """The model under LoRA of rank 8 on all linear layers, or with all of its own weights trained."""
+    """The model under LoRA of rank 8 on all linear layers, or with all its weights trained."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -140,7 +140,7 @@ def example_losses(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """What the optimizer holds."""
+    """The optimizer's parameters."""
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 

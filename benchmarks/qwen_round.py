@@ -2,13 +2,13 @@
 
 The model has the shape of Qwen2-0.5B (494 M parameters, tied embeddings of 151,936 tokens) and random weights, saved in
 bf16; nothing is downloaded. A round has 4 clients with 2 steps of 2 sequences of 128 tokens each, LoRA of rank 8 on all
-linear layers. Every form (plain fp32, plain bf16, int8, NF4, the last two with bf16 products) runs in a process of its own.
+linear layers. Every form (plain fp32, plain bf16, int8, NF4, the last two with bf16 products) runs in a separate process.
 
 * load, round: seconds of loading the base, and of the round through Lightning.
 * peak: highest resident memory of the process (VmHWM) less that after the imports, in GiB.
 * loading: the same up to the end of loading, before the first step.
-* plan: what ``fedlight plan`` counts for a visit on a device with a base of 16, 8 or 4 bits; for fp32, base and activations
-  are taken twice, as the plan has no device with 32 bits.
+* plan: the count of ``fedlight plan`` for a visit on a device with a base of 16, 8 or 4 bits; for fp32, base and activations
+  are taken twice, because the plan has no device with 32 bits.
 
 With ``--train forward`` clients train by forward passes alone, and with ``--tokens`` sequences have another length.
 
@@ -67,7 +67,7 @@ GIB = 2**30
 
 
 def save_model(folder: str) -> None:
-    """A random Qwen2 in bf16 with the embedded world's tokenizer, of which the choices' names are used alone."""
+    """A random Qwen2 in bf16 with the embedded world's tokenizer, which is used for the choices' names alone."""
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     from fedlight.toy import MODEL
@@ -106,7 +106,7 @@ class Votes(L.LightningDataModule):
 
 
 def count(module: SelectorModule, form: str, train: Train = "backprop") -> Footprint:
-    """What the plan counts for a visit of the round in whole batches."""
+    """The plan's count for a visit of the round in whole batches."""
     bits, meter = FORMS[form][2], CostMeter(module)
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     found = resting_footprint(meter.module, bits, moment_bytes_per_weight(adamw))

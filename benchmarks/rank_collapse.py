@@ -52,7 +52,7 @@ def sought() -> tuple[Tensor, Tensor]:
 
 
 class Points(FederatedDataModule):
-    """Inputs and what the map gives for them, with a little noise, for clients of one distribution."""
+    """Inputs and the map's outputs, with a little noise, for clients of one distribution."""
 
     def __init__(self) -> None:
         super().__init__(batch_size=BATCH)

@@ -1,4 +1,4 @@
-"""FedBis on real votes: 320 crowd workers as clients, tested on debates that nobody trained on.
+"""FedBis on real votes: 320 crowd workers as clients, tested on debates that were not trained on.
 
 Data: UKPConvArg1 (Habernal and Gurevych, "Which argument is more convincing?", ACL 2016,
 https://aclanthology.org/P16-1150), which of two arguments convinces more; training on the votes of single workers,
@@ -6,7 +6,7 @@ test on gold labels. Both stances of a debate are on one side. Compared, on the 
 wins; a worker alone; the pooled votes; FedBis with as many optimizer steps as the pooled training, within a tenth
 (passes of whole rounds, with seed 0). Every model is asked in both orders of a pair; its verdict is the mean log-odds.
 Two rows say how far people agree on these pairs: how often a worker's vote is that of the majority of the other workers
-(a ceiling for single votes), and how often it is the gold label, to which it has contributed.
+(a ceiling for single votes), and how often it is the gold label, which counts this vote too.
 
 The second table is over all folds and seeds: a pair counts by its mean over the seeds, an interval of 95 % is drawn over
 pairs and one over whole debates (the honest one: a debate's pairs are alike), and differences are those of the same pairs.
@@ -118,7 +118,7 @@ def by_pair(names: Sequence[str], comparison: np.ndarray, right: np.ndarray) -> 
 def train_and_test(
     options: argparse.Namespace, folder: Path, pairs: Sequence[Row], *overrides: str
 ) -> tuple[Row, Right]:
-    """Trains by the config, as the command line would, and tests on these pairs."""
+    """Trains by the config, like the command line, and tests on these pairs."""
     start = time.perf_counter()
     cli = lightning_cli(
         [
@@ -160,7 +160,7 @@ def test(module: Any, data: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def gold_votes(pairs: Sequence[Row]) -> Votes:
-    """The gold labels as votes of nobody, with the comparisons as the datamodule numbers them."""
+    """The gold labels as votes without a client, with the datamodule's numbers of the comparisons."""
     return read_votes(list(pairs), COLUMNS, CHOICES, (), "gold")
 
 
@@ -189,7 +189,7 @@ def baselines(pairs: Sequence[Row], votes: Sequence[Row]) -> dict[str, Right]:
 
 
 def federated(options: argparse.Namespace, pairs: Sequence[Row]) -> tuple[Row, Right]:
-    """FedBis, as the config has it."""
+    """FedBis with the config's settings."""
     return train_and_test(
         options,
         options.folder / "fedbis",
@@ -269,7 +269,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The options; what is not known here goes to the config."""
+    """The options; unknown ones go to the config."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--votes", default="data/ukpconvarg/votes.jsonl.gz")
     parser.add_argument("--gold", default="data/ukpconvarg/gold.jsonl.gz")
@@ -411,7 +411,7 @@ def show_all(rows: Sequence[Row]) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> Row:
-    """What the rows of a fold and a seed depend on."""
+    """Settings that determine the rows of a fold and a seed."""
     names = (
         "model",
         "rounds",
@@ -428,7 +428,7 @@ def settings_of(options: argparse.Namespace) -> Row:
 
 
 def run(options: argparse.Namespace, votes: Sequence[Row], gold: Sequence[Row], fold: int, seed: int) -> Row:
-    """Trains what is not done yet of one fold and one seed; gives its results.
+    """Trains the rest of one fold and one seed; gives its results.
 
     Raises:
         ValueError: the folder has results of other settings.
@@ -481,7 +481,7 @@ def run(options: argparse.Namespace, votes: Sequence[Row], gold: Sequence[Row], 
 
 
 def main() -> None:
-    """Trains what is not done yet and prints the tables."""
+    """Trains the rest and prints the tables."""
     options = parse()
     if missing := [file for file in (options.votes, options.gold) if not Path(file).exists()]:
         print(f"nothing to measure: no file {' and no file '.join(missing)}; give --votes and --gold")

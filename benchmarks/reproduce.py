@@ -1,4 +1,4 @@
-"""The published numbers: rerun, recorded, written into the pages. What they are stands in ``docs/results.toml``.
+"""The published numbers: rerun, recorded, written into the pages. ``docs/results.toml`` lists them.
 
 * without a command: reruns all measurements that fit into half an hour, and compares (``make reproduce``);
 * ``check``: the subset of at most three minutes that CI reruns;
@@ -20,7 +20,7 @@ from published.tables import pages
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """What is asked for; 1 where a figure is another one now."""
+    """Runs the command; 1 where a figure is another one now."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command")
     for name in ("all", "check"):

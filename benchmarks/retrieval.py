@@ -2,7 +2,7 @@
 
 The graph is hnswlib's (Malkov and Yashunin, IEEE TPAMI 2020, https://arxiv.org/abs/1603.09320), as FedDCA retrieves with it
 (https://arxiv.org/abs/2409.20135). Without --vectors the vectors are made up: a thousand topics, each vector of unit length
-and of a cosine of about 0.5 to others of its topic and 0 to the rest. Queries are what clients send: unit means of ten
+and of a cosine of about 0.5 to others of its topic and 0 to the rest. Queries are like clients' centres: unit means of ten
 vectors of a topic. Real embeddings have fewer effective dimensions and are found more easily: --vectors FILE.npy takes some,
 and queries are then means of ten neighbours.
 
@@ -11,7 +11,7 @@ and queries are then means of ten neighbours.
 * queries/s: of all queries in one call, one thread.
 * RSS: largest resident memory of the process until then; it holds the vectors, and the graph its copy of them.
 
-Each size runs in a process of its own.
+Each size runs in a separate process.
 
 With --near_duplicates 0.01 one row in a hundred is a near-copy (cosine about 0.999) of one of few rows, each copied 50
 times, as templates do to real instructions; a tenth of the queries are copied rows then. With --target 0.99 the search
@@ -124,7 +124,7 @@ def efforts(index: VectorIndex, queries: np.ndarray, options: argparse.Namespace
 
 
 def seconds(work: Any) -> tuple[float, Any]:
-    """How long a call takes, and what it gives."""
+    """Seconds of a call, and its result."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result

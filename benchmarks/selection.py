@@ -1,4 +1,4 @@
-"""How long the server takes to choose a centre for every client of FedDCA, as the clients grow in number.
+"""Time of the server to choose a centre for every client of FedDCA, by the number of clients.
 
 The paper (https://arxiv.org/abs/2409.20135, section 4.2) states O(N (N xi + xi log xi)) for N clients with xi centres. This
 library sums up the chosen centres instead of comparing with each, which leaves O(N (xi + xi log xi)). ``growth`` is the
@@ -57,7 +57,7 @@ def select_as_printed(clusters: Mapping[str, Clusters], seed: int) -> Choice:
 def seconds(
     select: Callable[[Mapping[str, Clusters], int], Choice], clusters: Mapping[str, Clusters]
 ) -> tuple[float, Choice]:
-    """The fastest of three runs, or one of more than a second, and what was chosen."""
+    """The fastest of three runs, or one of more than a second, and its choice."""
     times: list[float] = []
     while len(times) < 3 and sum(times) < 1:
         start = time.process_time()

@@ -1,19 +1,19 @@
-"""What a client's training step costs: a binary selector, a scalar reward model and DPO, on the same pairs.
+"""Cost of a client's training step: a binary selector, a scalar reward model and DPO, on the same pairs.
 
 F. Wu et al. (FedBis, ICLR 2025, https://arxiv.org/abs/2407.03038) hold that a selector takes much less computation than a
 reward model. Measured here per step of 8 pairs, on a random Llama with GPT-2's vocabulary of 50,257 and LoRA. With P
-tokens of prompt and R of each response, a selector reads P + 2 R tokens and Q of its question, in one order or, as the
-paper doubles its data, in both; a reward model and DPO read 2 (P + R). So in one order a selector reads P - Q tokens
+tokens of prompt and R of each response, a selector reads P + 2 R tokens and Q of its question, in one order or, because
+the paper doubles its data, in both; a reward model and DPO read 2 (P + R). So in one order a selector reads P - Q tokens
 less than they do, in both orders 2 (R + Q) more. A naive selector computes the logits of the
-whole vocabulary at every position, as a plain forward pass does, where this library reads two rows at one. In this
-narrow model the output head weighs more than the layers, in a large one less: what it costs DPO and the naive selector
+whole vocabulary at every position, like a plain forward pass, where this library reads two rows at one. In this
+narrow model the output head weighs more than the layers, in a large one less: its cost for DPO and the naive selector
 is then a smaller part; --hidden and --layers tell.
 
 * seconds: median; the methods alternate within one run, so that a noisy machine disturbs all alike.
 * FLOPs: of the matrix products, forward and backward, attention as full squares.
 * saved: storages that the forward pass keeps for the backward pass, each counted once, parameters left out.
 * peak: storages alive at once in the step, beyond those that were there before it.
-* adapter: what is trained and sent, fp32.
+* adapter: bytes that are trained and sent, fp32.
 
 All texts of a batch are equally long, so nothing is padded.
 
@@ -52,7 +52,7 @@ COLUMNS = ("seconds", "gflop", "saved_mib", "peak_mib")
 
 
 class NaiveSelector(SelectorModule):
-    """Logits of every token of the vocabulary at every position, of which two are used."""
+    """Logits of every token of the vocabulary at every position; two are used."""
 
     def choice_logits(self, batch: dict[str, Tensor]) -> Tensor:
         """Logits of A and B, ``(batch, 2)``."""
@@ -67,7 +67,7 @@ class NaiveSelector(SelectorModule):
 
 
 def save_model(folder: str, options: argparse.Namespace) -> None:
-    """A random Llama with the embedded world's tokenizer, of which the choices' names are used alone."""
+    """A random Llama with the embedded world's tokenizer, which is used for the choices' names alone."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from fedlight.toy import MODEL
@@ -114,7 +114,7 @@ def draw_pairs(seed: int, prompt: int, response: int, options: argparse.Namespac
 
 
 def make_methods(folder: str, prompt: int, response: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Name -> module, step, sequences and tokens of a step; the first is what the others are compared with."""
+    """Name -> module, step, sequences and tokens of a step; the others are compared with the first."""
     shown, alone = prompt + 2 * response + options.question, prompt + response
     kinds: list[tuple[str, type[LanguageModule], str, int, int, bool]] = [
         ("selector, one order", SelectorModule, "one", 1, shown, True),

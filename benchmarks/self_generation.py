@@ -1,12 +1,12 @@
-"""What self-generation costs: texts made and scored in batches against one by one, and what of a round is not model time.
+"""Cost of self-generation: texts made and scored in batches against one by one, and the part of a round beside the model.
 
 In FewFedPIT (Z. Zhang et al., https://arxiv.org/abs/2403.06131) each client of a round has the model write candidates
 and score them before it trains on the best. Measured here on a few rounds of a real federation:
 
-* share: the seconds of the rounds by what they went into. ``writing`` (generate), ``scoring`` (log-likelihoods) and
+* share: the seconds of the rounds by their use. ``writing`` (generate), ``scoring`` (log-likelihoods) and
   ``training`` (forward, backward, optimizer step) are the model's; ``filters`` is what else it takes to make and choose
   candidates (prompts, parsing, ROUGE-L, files), and ``rest`` all other: the loop, the wire, loading of batches, Lightning.
-* speed: the calls that the rounds made, once more, as they were made and as a loop of calls with one prompt each. Both
+* speed: the calls that the rounds made, once more, unchanged and as a loop of calls with one prompt each. Both
   take turns in one run, so that a noisy machine disturbs them alike; seconds are medians. Tokens are those written, or,
   of scoring, those read. ``same`` is the share of texts that are equal either way (a padded batch rounds
   differently, so a token can turn over), ``error`` the largest difference of a text's mean log-probability per token.
@@ -95,7 +95,7 @@ class TimedModule(SFTModule):
             super().backward(loss, *more, **named)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
-        """As before; what the closure does counts by itself."""
+        """As before; the closure's work counts by itself."""
 
         def counted() -> Any:
             with self.clock.part("closure"):
@@ -162,7 +162,7 @@ def timed_data(clock: Clock, options: argparse.Namespace) -> SyntheticInstructio
 
 
 class Rounds(L.Callback):
-    """Counts the seconds of the rounds, with what is planned and loaded between them."""
+    """Counts the seconds of the rounds, with the planning and loading between them."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -181,7 +181,7 @@ def run_rounds(options: argparse.Namespace) -> tuple[TimedModule, dict[str, Any]
     clock = Clock()
     module = TimedModule(options.model, lora=Lora(rank=16, dropout=0), lr=0.001, dtype="fp32")
     module.watch(clock)
-    module.configure_model()  # reading the model is in nobody's time
+    module.configure_model()  # no measured time includes reading the model
     data = timed_data(clock, options)
     loop = FederatedLoop(algorithm=FewFedPIT(), clients_per_round=options.clients)
     with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +197,7 @@ def run_rounds(options: argparse.Namespace) -> tuple[TimedModule, dict[str, Any]
 
 
 def parts_of(clock: Clock) -> dict[str, Any]:
-    """Seconds by part, their share of all of them, and the share of what is not the model's."""
+    """Seconds by part, their share of all of them, and the share of all parts but the model's."""
     seconds = {name: clock.seconds[name] for name in MODEL_PARTS}
     seconds["training"] += clock.seconds["step"] - clock.seconds["closure"]
     seconds["filters"] = clock.seconds["candidates"] - seconds["writing"] - seconds["scoring"]
@@ -247,7 +247,7 @@ def compare_writing(module: TimedModule, options: argparse.Namespace) -> dict[st
 
 
 def compare_scoring(module: TimedModule, options: argparse.Namespace) -> dict[str, Any]:
-    """What the calls that chose the best read: each text behind its prompt, and each by itself."""
+    """Texts that the calls read to choose the best: each after its prompt, and each by itself."""
     seconds, answers = compare(super(TimedModule, module).log_likelihoods, module.scored, options.repeats)
     pairs = [
         (prompt, text)

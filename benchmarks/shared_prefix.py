@@ -53,7 +53,7 @@ def set_adapter(network: torch.nn.Module) -> None:
 
 
 def make_text(*parts: list[int]) -> dict[str, Tensor]:
-    """Return one text, of which the first part has no labels."""
+    """Return one text; its first part has no labels."""
     ids = torch.tensor([[token for part in parts for token in part]])
     labels = torch.where(torch.arange(ids.shape[1]) < len(parts[0]), -100, ids)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

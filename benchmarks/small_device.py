@@ -1,7 +1,7 @@
 """A client of the shape of Qwen2-0.5B on a device with 2 GiB: out of memory by backpropagation, not by forward passes.
 
 The model has random weights in bf16, saved by qwen_round.py. One client has one text of ``--tokens`` tokens, all of them
-labelled, for supervised tuning with LoRA of rank 8, and one step. Each way runs in a process of its own.
+labelled, for supervised tuning with LoRA of rank 8, and one step. Each way runs in a separate process.
 
 * predicted: memory of the visit as the emulator forecasts it, the base included, in GiB
 * allocator: the model's weights, and the most that torch's allocator had given out at once beside them in the whole run,

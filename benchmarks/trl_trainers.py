@@ -10,7 +10,7 @@ where the mean losses of a round differ by more than ``--tolerance``: then they 
 * dpo: both compute the reference in each step (fedlight's is told to forget it). dpo, cached: TRL computes it before the
   training, fedlight in the first epoch, and neither is measured.
 
-TRL, https://github.com/huggingface/trl, runs in an environment of its own, where trl, accelerate, torch, transformers, peft
+TRL, https://github.com/huggingface/trl, runs in a separate environment, where trl, accelerate, torch, transformers, peft
 and datasets can be imported: ``--trl`` names a Python there.
 
 Run: python benchmarks/trl_trainers.py --trl PYTHON [--rounds 7] [--only sft ...] [--json FILE]
@@ -53,7 +53,7 @@ def draw_pairs(settings: Settings, size: list[int]) -> list[Row]:
 
 
 def set_start(model: nn.Module) -> None:
-    """Give what is trained the same values on both sides: A and a head drawn, B 0."""
+    """Give the trained weights the same values on both sides: A and a head drawn, B 0."""
     stream = torch.Generator().manual_seed(1)
     for name, weight in sorted(model.named_parameters()):
         if weight.requires_grad:

@@ -1,4 +1,4 @@
-"""What each codec of the wire costs and loses, on the movement of a LoRA adapter.
+"""Cost and loss of each codec of the wire, on the movement of a LoRA adapter.
 
 The adapter has the shapes of LoRA on the attention of a decoder: for each layer A (rank x hidden) and B (hidden x rank) of
 queries and values. Its movement is made up: normal numbers, whose size differs by a factor of up to 100 from tensor to
@@ -6,8 +6,8 @@ tensor. Every other layer's are heavy-tailed instead (Student's t with 3 degrees
 block, as int8's are, lose more there.
 
 * share: bytes of the payload over those of lossless fp32, both as safetensors files.
-* error: norm of what is lost over the norm of the movement, the median over tensors and the worst of them.
-* cosine: between the movement and what arrives, all tensors together.
+* error: norm of the loss over the norm of the movement, the median over tensors and the worst of them.
+* cosine: between the movement and the received one, all tensors together.
 * encode, decode: milliseconds for each MB of fp32, medians; the codecs alternate, so a noisy machine disturbs all alike.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/wire.py [--hidden 1024] [--layers 24] [--json FILE]

@@ -1,4 +1,4 @@
-"""Federates an ordinary Lightning project: its module and datamodule know nothing of fedlight.
+"""Federates an ordinary Lightning project: its module and datamodule do not mention fedlight.
 
 Handwritten digits (scikit-learn), 50 clients whose label mixtures come from a Dirichlet distribution.
 Run: python examples/plug_in.py

@@ -1,8 +1,8 @@
 """fedlight: federated fine-tuning of language models inside PyTorch Lightning.
 
-What is listed here is the public interface, in the order in which a newcomer meets it: ``from fedlight import
-FederatedLoop``. A name is looked up in its file when it is first asked for, so ``import fedlight`` loads neither torch nor
-Lightning. A config gives the name of a class alone, ``class_path: FedProx``, also of those in `further_names`.
+The names here are the public interface, in the order that suits a newcomer: ``from fedlight import FederatedLoop``. A name
+is looked up in its file when it is first asked for, so ``import fedlight`` loads neither torch nor Lightning. A config gives
+the name of a class alone, ``class_path: FedProx``, also of those in `further_names`.
 """
 
 from typing import TYPE_CHECKING
@@ -24,11 +24,11 @@ _FILES = {
     "iid": "datamodules.clients.partition",
     "dirichlet": "datamodules.clients.partition",
     "by_key": "datamodules.clients.partition",
-    # What is shown and written on the way.
+    # Progress, logs and the result.
     "RoundProgress": "callbacks.progress.round_progress",
     "VisitLog": "callbacks.logs.visit_log",
     "AdapterExport": "callbacks.export.adapter_export",
-    # What clients and server do.
+    # The work of clients and server.
     "FedAvg": "federation.algorithms.fedavg",
     "FedProx": "federation.algorithms.fedprox",
     "Scaffold": "federation.algorithms.scaffold",
@@ -43,7 +43,7 @@ _FILES = {
     "CoordinateMedian": "federation.aggregation",
     "TrimmedMean": "federation.aggregation",
     "PrivateMean": "federation.privacy",
-    # What is sent, and on what it is trained.
+    # The wire, and the devices that train.
     "Wire": "federation.channel",
     "Quantize": "federation.codecs",
     "TopK": "federation.codecs",
@@ -61,7 +61,7 @@ _FILES = {
     "PreferenceDataModule": "datamodules.preferences.datamodule",
     "InstructionDataModule": "datamodules.instructions.datamodule",
     "PromptDataModule": "datamodules.preferences.prompts",
-    # What clients train on besides their own rows: retrieved, or made by themselves.
+    # Rows of clients besides their own: retrieved, or made by themselves.
     "AugmentedInstructionDataModule": "datamodules.instructions.augmented",
     "FedDCA": "augmentation.feddca",
     "FedDCAStar": "augmentation.feddca_star",
@@ -74,7 +74,7 @@ _FILES = {
     "WinRate": "callbacks.scores.win_rate",
     "Judge": "evaluation.judge",
     "TaskScores": "callbacks.scores.task_scores",
-    # To write a part of one's own: what it derives from, and the words it is said in.
+    # For new parts: their base classes, and the types that these use.
     "Algorithm": "federation.algorithm",
     "ServerOptimizer": "federation.server",
     "Aggregation": "federation.aggregation",

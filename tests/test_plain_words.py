@@ -42,8 +42,10 @@ DONE = (
 )
 ROOMS = (
     *("callbacks", "fedlight/augmentation", "fedlight/devices", "fedlight/evaluation", "fedlight/judges"),
-    *("fedlight/cli", "fedlight/federation", "fedlight/first_config", "fedlight/flower", "fedlight/plan"),
-    *("fedlight/preflight", "fedlight/processes", "fedlight/stacking", "fedlight/support", "fedlight/toy"),
+    *("fedlight/cli", "fedlight/export", "fedlight/federation", "fedlight/first_config", "fedlight/flower"),
+    *("fedlight/lightning_cli", "fedlight/plan", "fedlight/preflight", "fedlight/processes"),
+    *("fedlight/report", "fedlight/runs", "fedlight/stacking", "fedlight/support", "fedlight/toy"),
+    *("examples", "benchmarks"),
 )
 """Folders of code whose docstrings, comments and pages are finished."""
 IDIOMS = {

@@ -1,4 +1,4 @@
-"""Runs a measurement's command in a process of its own and reads the rows that it leaves."""
+"""Runs a measurement's command in a separate process and reads the rows that it leaves."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def rows_of(
         measurement: whose rows they are.
         command: ``fedlight run NAME ...``, whose results are read, or ``python benchmarks/NAME.py ...``, which is to
             write them with ``--json``.
-        folder: made anew; the command runs in it, and ``log.txt`` there has what it prints.
+        folder: made anew; the command runs in it and prints into ``log.txt`` there.
         limit_seconds: after which it is stopped.
 
     Raises:

@@ -15,14 +15,14 @@ from published.measurements import Measurement, Row, identity
 
 @dataclass
 class Comparison:
-    """What a rerun gave.
+    """Comparison of a rerun.
 
     Attributes:
         compared: how many figures.
         partly: of these, the ones that were rerun with some of their seeds alone.
         off: the largest deviation as a part of its tolerance, 0 where all are equal.
         worst: the figure that it is, with both values.
-        differences: what is further off than its tolerance allows, or missing.
+        differences: figures that are further off than their tolerance allows, or missing.
     """
 
     compared: int = 0
@@ -38,7 +38,7 @@ def compare(
     """Compares the rows of a rerun.
 
     Args:
-        measurement: what was rerun.
+        measurement: the rerun one.
         figures: its published ones.
         rows: of the rerun: all that were recorded, or with a ``rerun_command`` some of them.
         here: the machine is of the class where the figures were recorded.

@@ -113,7 +113,7 @@ def printed(values: Sequence[float | str], spec: str) -> str:
 
 
 def selected(measurement: Measurement, words: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of the rows in whose key columns all the words stand, ordered by seed.
+    """Numbers of the rows that have all the words in their key columns, ordered by seed.
 
     Raises:
         ValueError: there is no such row, or there are several of one seed.
@@ -140,7 +140,7 @@ def figure(
     own: Measurement | None,
     words: Sequence[str] = (),
 ) -> Figure:
-    """What a field means.
+    """Meaning of a field.
 
     Args:
         field: a match of `FIELD`.

@@ -1,4 +1,4 @@
-"""The machine's class, on which floating-point results may depend, and the versions and the commit of what ran."""
+"""The machine's class, which may change floating-point results, and the versions and the commit of the program."""
 
 import platform
 import subprocess
@@ -12,7 +12,7 @@ THREADS = 1  # of a measurement, so that its figures do not depend on the number
 
 
 def machine() -> dict[str, Any]:
-    """``class``, by which machines are compared, and how many threads a measurement has."""
+    """``class``, which is compared between machines, and how many threads a measurement has."""
     import torch
 
     cpuinfo = Path("/proc/cpuinfo")
@@ -41,7 +41,7 @@ def _said(cpuinfo: Path, wanted: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what the numbers rest on."""
+    """Of Python and of the packages that determine the numbers."""
     from fedlight.support.results import versions
 
     return {"python": platform.python_version(), **versions()}

@@ -26,7 +26,7 @@ class Measurement:
 
     Attributes:
         name: of its record, ``docs/results/NAME.json``.
-        section: the heading of a page of results under which it stands, or another page.
+        section: its heading on a page of results, or another page.
         command: what makes all of its figures; ``{shared}`` is the folder with real data.
         rerun: ``check`` (by CI), ``reproduce`` (by ``make reproduce``), ``test`` (a test asserts it) or ``no``.
         why: why it is not rerun, or where the test is.
@@ -34,18 +34,18 @@ class Measurement:
         rerun_seconds: what that takes, about.
         rerun_figures: how many of the figures ``rerun_command`` gives, compared or not; a rerun with another number differs.
         key: columns that tell rows apart, besides ``seed``.
-        needs: what has to lie in the folder with real data.
+        needs: files that have to lie in the folder with real data.
         tolerance: how far a rerun may be off, see `published.compare`.
         tolerances: the same for single columns, on all machines.
-        elsewhere: the tolerance on a machine of another class; without it what is to be ``exact`` is not compared there.
+        elsewhere: the tolerance on a machine of another class; without it ``exact`` figures are not compared there.
         tables: name -> how it is written, see `published.tables`.
-        stages: of a recipe: stage -> a row of its metrics, each by what it is called in the rows, with the key of the row.
+        stages: of a recipe: stage -> a row of its metrics, each by its name in the rows, with the key of the row.
         csv: of a recipe: tables in the folder of each seed, such as ``agreement/agreement.csv`` (``*`` for any stage); their
             rows are rows too, with the ``stage``.
         over_seeds: of a recipe: stage over seeds -> the column that names its rows; they are rows without a seed, whose
             first key is ``STAGE: NAME``, such as ``differences: FedDCA*``.
-        said: fields of figures that are only said in the prose of the section; ``*`` alone for all.
-        record: what was recorded: ``rows``, and where and when they were made.
+        said: fields of figures that the prose of the section alone has; ``*`` alone for all.
+        record: the recorded ``rows``, and where and when they were made.
     """
 
     name: str
@@ -143,7 +143,7 @@ def load(toml: Path = TOML, records: Path = RECORDS) -> Published:
 
 
 def read_record(file: Path) -> Mapping[str, Any]:
-    """What was recorded of a measurement."""
+    """Record of a measurement."""
     record: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return record
 

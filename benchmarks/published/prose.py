@@ -46,7 +46,7 @@ def results() -> dict[str, str]:
 
 
 def numbers(text: str) -> list[str]:
-    """Those of the prose, as they are written.
+    """Those of the prose, in their written form.
 
     Example:
         >>> numbers("With `0.5` it is 0.74 (0.2 with eq. 4), 98 % of 12.")
@@ -60,7 +60,7 @@ def numbers(text: str) -> list[str]:
 
 
 def figures_in(text: str) -> set[str]:
-    """All numbers of a text, as they are written.
+    """All numbers of a text, in their written form.
 
     Example:
         >>> sorted(figures_in("0.60 ± 0.14, 98 %, 1,024"))

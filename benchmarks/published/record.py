@@ -1,4 +1,4 @@
-"""Writes what a measurement has given: ``docs/results/NAME.json``."""
+"""Writes the rows of a measurement: ``docs/results/NAME.json``."""
 
 import json
 from collections.abc import Collection
@@ -19,7 +19,7 @@ def record(published: Published, name: str, place: Path | None = None, commit: s
         published: what there is.
         name: of the measurement.
         place: a run's folder or a JSON file, which a machine of this class has written; the command is run if not given.
-        commit: what made the rows; what is checked out if not given.
+        commit: of the program that made the rows; the one that is checked out if not given.
 
     Returns:
         Where it was written.
@@ -51,7 +51,7 @@ def record(published: Published, name: str, place: Path | None = None, commit: s
 
 
 def _of_run(place: Path, stages: Collection[str]) -> dict[str, Any]:
-    """What a run says itself: when it ended, how long it took, with which versions; of stages alone, when they ended."""
+    """Return a run's end, seconds and versions from its record; of stages alone, their end."""
     file = place / "results.json" if place.is_dir() else place
     if not file.is_file() and (ends := [place.glob(f"seed*/{stage}/done.json") for stage in stages]):
         files = [file for some in ends for file in some]

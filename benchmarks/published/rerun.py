@@ -45,7 +45,7 @@ def rerun(
 
     Args:
         published: what there is.
-        folder: for what the commands write; a folder in it for each measurement.
+        folder: for the commands' files; a folder in it for each measurement.
         kinds: of ``rerun``: ``check`` or ``reproduce``; both if not given.
         only: names of the measurements.
 

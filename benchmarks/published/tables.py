@@ -45,7 +45,7 @@ def _told(published: Published, name: str) -> tuple[Measurement | None, Mapping[
 
 
 def _grid(published: Published, own: Measurement | None, told: Mapping[str, Any]) -> tuple[str, list[Figure]]:
-    """One line for each of ``rows`` (the words that tell them -> what is printed), a cell for each of ``columns``."""
+    """One line for each of ``rows`` (the words that tell them -> the printed ones), a cell for each of ``columns``."""
     if own is None:
         raise ValueError("a table of several measurements needs a `template`")
     columns: Mapping[str, str] = told["columns"]
@@ -80,7 +80,7 @@ def _template(
 
 
 def caption(measurement: Measurement) -> str:
-    """The line under a table: the command, what was recorded where, and who reruns it."""
+    """The line under a table: the command, the place and time of the record, and who reruns it."""
     record = measurement.record
     seeds = sorted({row["seed"] for row in measurement.rows if "seed" in row})
     words = [f"`{measurement.command.replace('{shared}', '$FEDLIGHT_SHARED')}`"]
@@ -107,7 +107,7 @@ def rendered(text: str, published: Published) -> str:
 
 
 def pages(published: Published) -> Iterator[tuple[Path, str, str]]:
-    """Each page that is written from records: where it is, as it is, and as it should be."""
+    """Each page that is written from records: its file, its text, and the text that it should have."""
     for name in PAGES:
         text = (ROOT / name).read_text(encoding="utf-8")
         yield ROOT / name, text, rendered(text, published)
@@ -139,7 +139,7 @@ def said(published: Published, measurement: Measurement) -> list[Figure]:
 
 @cache
 def _by_measurement(published: Published) -> Mapping[str, list[Figure]]:
-    """All figures of the tables and of what the prose has, as often as they stand there."""
+    """All figures of the tables and of the prose, as often as they are there."""
     names = [*published.tables, *(name for one in published.measurements.values() for name in one.tables)]
     shown = [figure for name in names for figure in table(published, name)[1]]
     shown += [figure for one in published.measurements.values() for figure in said(published, one)]
@@ -151,7 +151,7 @@ def _by_measurement(published: Published) -> Mapping[str, list[Figure]]:
 
 
 def figures(published: Published, measurement: Measurement) -> list[Figure]:
-    """All published figures of a measurement, each once, in the form with the most digits in which it is printed."""
+    """All published figures of a measurement, each once, in the printed form with the most digits."""
     found_once: dict[tuple[str, tuple[int, ...]], Figure] = {}
     for figure in _by_measurement(published)[measurement.name]:
         other = found_once.setdefault((figure.column, figure.rows), figure)

@@ -1,9 +1,9 @@
-"""Trains a model from a config: a project with folders, a LightningCLI and callbacks of its own.
+"""Trains a model from a config: a project with its folders, LightningCLI and callbacks.
 
 Run, in this folder:
     python train.py fit --config configs/digits.yaml
     python train.py fit --config configs/digits.yaml --config configs/federated.yaml
-The second config is all that federation takes: `src/` and this file know nothing of it.
+The second config is all that federation takes: `src/` and this file do not mention it.
 """
 
 import lightning as L

@@ -43,13 +43,14 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     Raises:
         ValueError: the folder is not empty, the config does not fit a deployment, or names other configs.
     """
-    folder = folder.expanduser().absolute()
+    folder = folder.expanduser().absolute()  # Flower runs a copy of the app from another folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there and not empty: give a new folder, or remove what is in it")
     name = app_name(folder.name)
+    # find_config takes an argument of the command, and gives the path of fedlight's own configs.
     source = Path(find_config(f"--config={config}").removeprefix("--config="))
     parts = Parts([f"--config={source}", *settings], kept_by_server)
-    refuse_undeployable(parts)
+    refuse_undeployable(parts)  # before a folder is made
     _refuse_configs(settings)
     # A config on top of another one becomes a whole one, without its comments.
     is_whole = layers(str(source)) == [source]
@@ -85,7 +86,7 @@ def app_name(folder: str) -> str:
         >>> app_name("my_app")
         'my-app'
     """
-    name = re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")  # Flower refuses all others
     if not name[:1].isalpha() or len(name) > LONGEST_NAME:
         raise ValueError(
             f"{folder!r} makes no name of a Flower app: begin the folder's name with a letter, at most {LONGEST_NAME} "
@@ -109,7 +110,7 @@ def left_out(parts: Parts) -> list[str]:
 
 
 def with_root(text: str, folder: Path) -> str:
-    r"""Return the text of a config with another ``trainer.default_root_dir``; all else, comments included, stays.
+    r"""Return the text of a config with another ``trainer.default_root_dir``; all else stays.
 
     Examples:
         >>> print(with_root("trainer:\n  max_epochs: 3  # rounds\n", Path("/srv/run")), end="")
@@ -119,6 +120,7 @@ def with_root(text: str, folder: Path) -> str:
         >>> with_root("trainer: {default_root_dir: runs/a, max_epochs: 3}", Path("/srv/run"))
         'trainer: {default_root_dir: "/srv/run", max_epochs: 3}'
     """
+    # In double quotes, where backslashes and quotes are escaped.
     value = '"' + str(folder).replace("\\", "\\\\").replace('"', '\\"') + '"'
     trainer = _value_of(yaml.compose(text), "trainer")
     if not isinstance(trainer, yaml.MappingNode) or not trainer.value:
@@ -127,10 +129,12 @@ def with_root(text: str, folder: Path) -> str:
                 "trainer: in the config holds no settings: write some, such as max_epochs: 3, or leave it out"
             )
         return f"{text.rstrip()}\n\ntrainer:\n  default_root_dir: {value}\n"
+    # The text is edited in place: written anew by yaml it would lose its comments.
     old = _value_of(trainer, "default_root_dir")
     if old is not None:
         return text[: old.start_mark.index] + value + text[old.end_mark.index :]
     first = trainer.value[0][0].start_mark
+    # In braces keys are on one line; else the next key is indented like the first.
     ends = ", " if trainer.flow_style else "\n" + " " * first.column
     return f"{text[: first.index]}default_root_dir: {value}{ends}{text[first.index :]}"
 
@@ -167,6 +171,7 @@ def _configs_in(values: Any) -> Iterator[str]:
 def _relative_paths(values: Any) -> Iterator[str]:
     """Yield the strings of a config that are relative paths of existing files or folders."""
     for text in _strings({key: value for key, value in values.items() if key != "trainer"}):
+        # Longer texts are templates; to look for a file of such a name may be an error.
         path = len(text) < 300 and "\n" not in text and ("/" in text or "." in text)
         if path and not Path(text).is_absolute() and Path(text).exists():
             yield text

@@ -47,7 +47,7 @@ $settings
 
 def pyproject(name: str, config: str, settings: Sequence[str]) -> str:
     """Return the pyproject.toml of an app."""
-    values = {"config": config, **DEFAULTS, "set": shlex.join(settings)}
+    values = {"config": config, **DEFAULTS, "set": shlex.join(settings)}  # both ends split it by shlex
     lines = [
         f"# {OF_APP[key]}\n{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
     ]

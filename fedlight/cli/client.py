@@ -18,9 +18,10 @@ Config, data, model and memory are looked at in this order of cost; nothing is t
 def main(argv: Sequence[str]) -> None:
     """Run ``fedlight client``."""
     options, settings = make_parser().parse_known_args(argv)
-    from fedlight.cli.client_check import check, last_line
+    from fedlight.cli.client_check import check, last_line  # late: --help and wrong options need no torch
     from fedlight.preflight.finding import State, show
 
+    # `set` is split as the server and the nodes of an app do.
     arguments = [f"--config={options.config}", *shlex.split(options.set), *settings]
     findings = check(arguments, options.memory_gib)
     show("This machine as a node", findings, last_line(findings))

@@ -38,7 +38,7 @@ def check(arguments: Sequence[str], memory_gib: float | None = None) -> list[Fin
     if memory_gib is not None and not 0 < memory_gib < float("inf"):
         raise ValueError(f"--memory-gib {memory_gib}: give a number above 0")
     findings = [_versions()]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:  # a check leaves nothing in the run's folder
         try:
             parts = Parts([*arguments, f"--trainer.default_root_dir={folder}"], kept_by_node)
             refuse_undeployable(parts)
@@ -93,7 +93,7 @@ def _memory(parts: Parts, memory_gib: float | None) -> Finding:
     except MENDABLE as error:
         return unknown("memory", _text(error))
     size, free = memory(choose_device("cuda" if training.cuda else "cpu"))
-    room = size if free is None else free
+    room = size if free is None else free  # not known: macOS has no /proc/meminfo
     words = f"{size_text(room)} of {size_text(size)} are free here"
     if memory_gib is not None:
         room = int(memory_gib * GIB)
@@ -110,12 +110,13 @@ def _cached_config(name: str) -> dict[str, bytes]:
         file = huggingface_hub.try_to_load_from_cache(name, "config.json")
     except ValueError:  # a folder, which is no name of the hub
         return {}
-    return {name: read_bytes(Path(file))} if isinstance(file, str) else {}
+    return {name: read_bytes(Path(file))} if isinstance(file, str) else {}  # not cached: None or an object
 
 
 def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
     trainer: Any = parts.new_trainer([], **QUIET, max_epochs=1, default_root_dir=str(folder))
     data, model = parts.datamodule, parts.model
+    # Attached as by `fit`, which is not called: data and model read their trainer while they are set up.
     data.trainer, model.trainer = trainer, trainer
     trainer.datamodule = data
     trainer.strategy.connect(model)
@@ -127,7 +128,7 @@ def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
         yield problem("data", _text(error))
         return
     try:
-        with trainer.init_module():
+        with trainer.init_module():  # on the trainer's device and in its precision
             model.setup("fit")
             model.configure_model()
         yield ok("model", _weights(model))
@@ -157,6 +158,7 @@ def _weights(model: Any) -> str:
         return f"{type(model).__name__}, {trained:,} trained parameters"
     trained = sum(weight.numel() for weight in trained_parameters(model).values())
     frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    # Quantized weights are bytes, and their type does not say how many bits a number has.
     widths = {weight.dtype.itemsize * 8 for weight in frozen if weight.is_floating_point()}
     bits = BITS.get(model.options.base) or "/".join(map(str, sorted(widths)))
     return f"{model.options.model}, a base of {bits} bits, {trained:,} trained parameters"

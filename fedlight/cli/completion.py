@@ -24,6 +24,7 @@ def main(argv: list[str]) -> None:
     try:
         import shtab
     except ModuleNotFoundError as error:
+        # Without a module's name, so that it is shown in one line: see `one_line_errors`.
         raise ModuleNotFoundError(
             "shtab is missing, which writes the script: pip install 'fedlight[completion]'"
         ) from error

@@ -43,6 +43,7 @@ def _apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     while rest:
         argument = rest.pop(0)
         key = argument.partition("=")[0]
+        # argparse would take the value of an unknown key for the folder.
         to = arguments if not argument.startswith("--") or key in ("--config", "--help") else settings
         to.append(argument)
         if (

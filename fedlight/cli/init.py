@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     values = {name: getattr(options, name) for name in ("a", "b", "tie") if getattr(options, name)}
     if values and not ("a" in values and "b" in values):
         raise ValueError("--a, --b and --tie belong together: say which values mean A and which mean B")
-    if options.statements:
+    if options.statements:  # first: a draft refuses votes on single statements
         return _write_opinions(options)
     draft = make_draft(
         Wishes(
@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> None:
             options.answers,
             values or None,
             tuple(options.choices) if options.choices else None,
+            # A shell passes \n on as two characters.
             options.template.replace("\\n", "\n") if options.template else None,
             options.public,
         )
@@ -63,6 +64,7 @@ def main(argv: Sequence[str]) -> None:
     )
     if options.dry_run:
         sys.exit(_check(file))
+    # Late: the import takes seconds, and the lines above need not wait for it.
     from fedlight.preflight.dry_run import foretell
 
     for finding in foretell(file):
@@ -78,6 +80,7 @@ def _write_opinions(options: argparse.Namespace) -> None:
             f"--method {options.method} cannot use votes on --statements: take fedbis, or leave it out"
         )
     given = {role: getattr(options, role) for role in ROLES}
+    # The default model writes text and is no encoder of sentences.
     encoder = "hashed" if options.model == DEFAULT_MODEL else options.model
     draft = make_opinions(options.data, options.statements, given, encoder)
     file = _free(options, "opinions")
@@ -149,7 +152,7 @@ def _stem(source: str) -> str:
         ('votes', 'name_config', 'toy_votes_seed_1')
     """
     name = Path(source.rstrip("/")).name
-    for ending in (".gz", *TEXT_ENDINGS, ".parquet", ".xlsx"):
+    for ending in (".gz", *TEXT_ENDINGS, ".parquet", ".xlsx"):  # the outer ending first
         name = name.removesuffix(ending)
     return (
         "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")

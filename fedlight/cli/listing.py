@@ -18,6 +18,7 @@ METHODS = {
     "codecs of the wire: --federated.channel.up NAME": lambda: classes_of("Codec"),
     "augmentations of clients' rows: --data.augmentation NAME": lambda: classes_in("augmentation"),
     "judges": lambda: classes_in("judges"),
+    # Attack is the base class.
     "attacks, among trainer.callbacks": lambda: [
         name for name in classes_in("callbacks.attacks") if name != "Attack"
     ],
@@ -67,5 +68,5 @@ def _print(heading: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ..
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
-    console.print(f"\n{heading}", markup=False)
+    console.print(f"\n{heading}", markup=False)  # rich would take words in brackets for styles
     console.print(table, markup=False)

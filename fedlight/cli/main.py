@@ -54,6 +54,7 @@ COMMANDS = (*OF_LIGHTNING, *LISTED, *MODULES)
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``fedlight`` with the arguments of the process, or those given; see `one_line_errors` for its exit codes."""
+    # The outer one gets the error of a closed pipe, which the inner one lets pass.
     with quiet_when_unread(), one_line_errors():
         _main(take_threads(sys.argv[1:] if argv is None else argv))
 
@@ -73,7 +74,7 @@ def _main(argv: list[str]) -> None:
     elif command in LISTED:
         from fedlight.cli import listing
 
-        if argv[1:] in (["-h"], ["--help"]):
+        if argv[1:] in (["-h"], ["--help"]):  # the list itself is the help
             print(f"usage: fedlight {argv[0]}\n")
         else:
             _refuse_more(argv)
@@ -99,7 +100,7 @@ def run_lightning_command(argv: list[str]) -> None:
         sys.exit()
     from fedlight.lightning_cli.cli import lightning_cli
 
-    lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)
+    lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)  # of `--help all` the parser's page
 
 
 def _no_command(given: str) -> str:

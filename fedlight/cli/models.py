@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"{PRETRAINED[arguments.name].what}; licence {PRETRAINED[arguments.name].licence}")
     made = get_model(arguments.name, folder, arguments.source)
     size = sum(file.stat().st_size for file in folder.rglob("*")) / 1e6
-    used = str(folder) if arguments.to else arguments.name
+    used = str(folder) if arguments.to else arguments.name  # a name is looked for in the cache alone
     print(f"from {made}\n{folder}: {size:,.0f} MB\nin a config: --model.model {used}")
 
 

@@ -43,6 +43,7 @@ def main(argv: list[str]) -> None:
     )
     # Removed first: argparse would read those after --seeds as seeds.
     changes = [word for word in argv if "=" in word and not word.startswith("-")]
+    # Intermixed: words for `set` may also come after options.
     options = parser.parse_intermixed_args([word for word in argv if word not in changes])
     if options.dry_run and options.only:
         raise ValueError("--dry-run checks all stages: leave out --only, or --dry-run")

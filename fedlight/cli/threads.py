@@ -1,7 +1,6 @@
 """``--threads N``: number of threads of torch and of the libraries under it, a setting of all commands.
 
-It belongs to the machine and not to the experiment, so it is no key of a config. The libraries read their variable when they
-are loaded, so it is set before a command imports them; processes that a command starts inherit it.
+It belongs to the machine and not to the experiment, so it is no key of a config.
 """
 
 import os
@@ -29,10 +28,11 @@ def take_threads(arguments: list[str]) -> list[str]:
 
 
 def _set(number: str) -> None:
-    if not number.isascii() or not number.isdecimal() or int(number) < 1:
+    if not number.isascii() or not number.isdecimal() or int(number) < 1:  # other scripts have digits too
         raise ValueError(
             f"{NAME} {number}".rstrip() + f" needs a number of threads of at least 1, as in {NAME} 1"
         )
+    # Before a command imports the libraries, which read these when they are loaded; processes inherit them.
     os.environ.update(dict.fromkeys(VARIABLES, number))
     if "torch" in sys.modules:  # in a process that has run another command
         sys.modules["torch"].set_num_threads(int(number))

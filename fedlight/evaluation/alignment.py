@@ -41,11 +41,11 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
             f"mapped {mapped.shape} and targets {targets.shape} must be equal (texts, dimension)"
         )
     mapped, targets = unit(mapped), unit(targets)
-    to_target = np.einsum("td,td->t", mapped, targets)
+    to_target = np.einsum("td,td->t", mapped, targets)  # [texts]: cosine with the own target
     nearer = np.empty(len(mapped), dtype=np.int64)
     for start in range(0, len(mapped), block):
         rows = slice(start, start + block)
-        similar = mapped[rows] @ targets.T
+        similar = mapped[rows] @ targets.T  # [block, texts]
         # The tolerance keeps rounding in the matrix product from putting the own target before itself.
         nearer[rows] = (similar > to_target[rows, None] + 1e-6).sum(axis=1)
     return Alignment(float(to_target.mean()), float((nearer == 0).mean()), float((nearer < 10).mean()))
@@ -70,9 +70,10 @@ def apply_map(weights: np.ndarray, small: np.ndarray) -> np.ndarray:
 def unit(vectors: np.ndarray) -> np.ndarray:
     """Scale rows to length 1; rows of zeros stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: np.ndarray = vectors / np.maximum(lengths, 1e-12)
+    scaled: np.ndarray = vectors / np.maximum(lengths, 1e-12)  # else rows of zeros become NaN
     return scaled
 
 
 def _append_one(vectors: np.ndarray) -> np.ndarray:
+    # The column of ones makes the last row of the weights the bias.
     return np.concatenate([vectors, np.ones((len(vectors), 1), dtype=vectors.dtype)], axis=1)

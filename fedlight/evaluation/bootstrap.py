@@ -1,10 +1,9 @@
 """Confidence intervals of means: by the percentile bootstrap over prompts, and Student's t over seeds.
 
 Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 7, 1979; the percentile interval of Efron
-and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. Answers to one prompt are not independent, so
-prompts are drawn, each with all of its answers. Seeds are few, too few for percentiles: five seeds have only 126 different
-resamples. Their means are compared by Student's t of the paired differences ("The Probable Error of a Mean", Biometrika 6,
-1908).
+and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. Seeds are few, too few for percentiles: five seeds have
+only 126 different resamples. Their means are compared by Student's t of the paired differences ("The Probable Error of a
+Mean", Biometrika 6, 1908).
 """
 
 import math
@@ -62,7 +61,8 @@ def bootstrap_interval(
         )
     known = ~np.isnan(numbers)
     _, index = np.unique(prompt_index[known], return_inverse=True)
-    sums, counts = np.bincount(index, numbers[known]), np.bincount(index)
+    # Answers to one prompt are not independent, so prompts are drawn, each with all of its answers.
+    sums, counts = np.bincount(index, numbers[known]), np.bincount(index)  # [prompts]
     if len(counts) < 2:
         return Interval(math.nan, math.nan)
     means = _draw_means(sums, counts, draws, seed)
@@ -134,7 +134,7 @@ def seeds_needed(deviation: float, difference: float, level: float = 0.95, power
             f"level={level} must lie between 0 and 1, power={power} in [0.5, 1), deviation={deviation} be at least 0 and "
             f"difference={difference} above 0"
         )
-    number = 2
+    number = 2  # one difference has no standard deviation
     while (
         _quantile((1 + level) / 2, number) + _quantile(power, number)
     ) * deviation > difference * math.sqrt(number):
@@ -157,5 +157,5 @@ def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> 
     for start in range(0, draws, step):
         # A mean depends on how often each prompt is drawn, so their order is not drawn.
         times = rng.multinomial(size, np.full(size, 1 / size), size=min(step, draws - start))
-        means.append((times @ sums) / (times @ counts))
+        means.append((times @ sums) / (times @ counts))  # times: [draws of this step, prompts]
     return np.concatenate(means)

@@ -22,8 +22,7 @@ BLOCK = 1024
 class DomainCoverage(Checked, Metric):
     """Coverage of a domain by all vectors seen so far, a torchmetrics Metric; a text seen twice counts once.
 
-    It keeps the best cosine of each of the domain's points, so its memory does not grow with the number of vectors, and a
-    matrix never has more than ``block * points`` similarities. Several processes take the best of each point.
+    Its memory does not grow with the number of vectors, and a matrix never has more than ``block * points`` similarities.
 
     Args:
         domain: vectors of all texts of the domain, ``(points, dimension)``, of any length above 0.
@@ -42,7 +41,7 @@ class DomainCoverage(Checked, Metric):
 
     is_differentiable = False
     higher_is_better = True
-    full_state_update = False
+    full_state_update = False  # a batch's state is merged by the maximum; no second update is needed
     domain: Tensor
     best: Tensor
 
@@ -56,6 +55,7 @@ class DomainCoverage(Checked, Metric):
         _check_finite(domain, "points of the domain", "leave them out")
         self.block = block
         self.register_buffer("domain", normalize(domain.float(), dim=1), persistent=False)
+        # The best cosine of each point, [points]; processes take the maximum.
         self.add_state("best", torch.full((len(domain),), float("-inf")), dist_reduce_fx="max")
 
     def update(self, vectors: Tensor, inside: Tensor | None = None) -> None:
@@ -76,14 +76,14 @@ class DomainCoverage(Checked, Metric):
         kept = vectors if inside is None else vectors[inside]
         _check_finite(kept, "vectors", "leave them out with inside")
         for block in kept.split(self.block) if len(kept) else ():
-            similar = self.domain @ normalize(block.to(self.domain), dim=1).T
+            similar = self.domain @ normalize(block.to(self.domain), dim=1).T  # [points, block]
             self.best = torch.maximum(self.best, similar.amax(dim=1))
 
     def compute(self) -> Tensor:
         """Return the mean over the domain's points, at most 1; raise ValueError if no vector inside the domain was seen."""
         if torch.isinf(self.best).any():
             raise ValueError("no vector inside the domain was seen: its coverage is not defined")
-        return self.best.mean(dtype=torch.float64).float()
+        return self.best.mean(dtype=torch.float64).float()  # eq. (5)
 
 
 def _check_finite(vectors: Tensor, what: str, otherwise: str) -> None:

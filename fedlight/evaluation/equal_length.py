@@ -103,6 +103,7 @@ class _Pairs:
         read = ~np.isnan(wins)
         self.wins = wins[read]
         spread = longer[read].std() if read.any() else 0.0
+        # tanh(d / std(d)); equally long pairs have no deviation and no effect.
         self.length = np.tanh(longer[read] / spread) if spread else np.zeros(read.sum())
         self.prompts = [prompt for prompt, known in zip(compared.prompts, read, strict=True) if known]
 
@@ -117,7 +118,8 @@ def _corrected(name: str, methods: Mapping[str, _Pairs]) -> EqualLength:
     hard = _difficulties([other for key, other in methods.items() if key != name])
     gamma = np.array([hard.get(prompt, 0.0) for prompt in ours.prompts])
     intercept, (phi, psi) = _fit(np.stack([ours.length, gamma], axis=1), ours.wins, PENALTY_C, intercept=True)
-    wins = 0.5 * (1 + np.tanh((intercept + psi * gamma) / 2))  # the sigmoid
+    # The sigmoid, without the term of length.
+    wins = 0.5 * (1 + np.tanh((intercept + psi * gamma) / 2))
     return EqualLength(raw, float(wins.mean()), float(phi))
 
 
@@ -135,6 +137,7 @@ def _difficulties(others: Sequence[_Pairs]) -> dict[Hashable, float]:
     lengths = np.concatenate([other.length for other in others])
     prompt = np.array([prompts[p] for other in others for p in other.prompts])
     rows = np.arange(len(prompt))
+    # Columns: gamma of each prompt, theta of each method, phi of each method; [pairs, prompts + 2 methods].
     blocks = [
         csr_array((weights, (rows, columns)), shape=(len(rows), width))
         for weights, columns, width in (
@@ -151,10 +154,11 @@ def _difficulties(others: Sequence[_Pairs]) -> dict[Hashable, float]:
 def _fit(
     features: Any, wins: np.ndarray, penalty_c: float, intercept: bool, tol: float = 1e-6
 ) -> tuple[float, np.ndarray]:
-    """Return intercept and weights of a logistic regression on shares; each row is both a win and a loss, weighted."""
+    """Return intercept and weights of a logistic regression on shares."""
     from scipy.sparse import issparse, vstack
     from sklearn.linear_model import LogisticRegression
 
+    # scikit-learn takes classes, no shares: each row is a win and a loss, weighted.
     twice = (
         vstack([features, features], format="csr") if issparse(features) else np.concatenate([features] * 2)
     )

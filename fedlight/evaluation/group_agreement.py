@@ -23,8 +23,10 @@ def adjusted_rand_index(grouping: Mapping[str, Hashable], known: Mapping[str, Ha
     table = _contingency(grouping, known)
     together = _pairs(table).sum()
     in_found, in_known = _pairs(table.sum(axis=1)).sum(), _pairs(table.sum(axis=0)).sum()
+    # Expected for random groups of the same sizes; a single client has no pair.
     by_chance = in_found * in_known / max(_pairs(table.sum()), 1)
     most = (in_found + in_known) / 2
+    # Equal where both have one group, or one for each client: then they agree.
     return float((together - by_chance) / (most - by_chance)) if most != by_chance else 1.0
 
 

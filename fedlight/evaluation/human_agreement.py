@@ -6,9 +6,8 @@ pair. It is counted in two ways. With ties, a tie is a third verdict, also for a
 order (chance: one third). Without ties, only decided verdicts count (chance: one half). The agreement of two people,
 counted in the same way, is the reference for a judge's agreement with one vote.
 
-Here every pair of answers has the same weight, however many people voted on it. A judge is also compared with the
-majority; where two verdicts share the first place, there is none. Intervals are bootstrapped over questions, since the
-pairs of answers to one question are not independent.
+A judge is also compared with the majority; where two verdicts share the first place, there is none. Intervals are
+bootstrapped over questions.
 """
 
 import math
@@ -88,6 +87,7 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
         _reason_left_out(pair.verdict, verdict, pair_votes)
         for pair, verdict, pair_votes in zip(judged, verdicts, votes, strict=True)
     )
+    # Over questions, since the pairs of answers to one question are not independent.
     low, high = bootstrap_interval(same, [pair.question for pair in judged], seed=seed)
     return Agreement(
         pairs=sum(not math.isnan(agrees) for agrees in same),
@@ -96,6 +96,7 @@ def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:
         majority_high=high,
         vote=_mean(
             [
+                # A mean of means: every pair has the same weight, however many people voted on it.
                 _mean([_same(vote, verdict) for vote in pair_votes])
                 for pair_votes, verdict in zip(votes, verdicts, strict=True)
             ]

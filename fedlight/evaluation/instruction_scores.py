@@ -32,13 +32,13 @@ def ifs(conditional: ArrayLike, unconditional: ArrayLike) -> np.ndarray:
         conditional: L(y | x), mean token losses behind the prompt, ``(examples,)``.
         unconditional: L(y), mean token losses of the response alone, ``(examples,)``.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # L(y) of 0: `best` leaves the example out
         return np.asarray(conditional, np.float64) / np.asarray(unconditional, np.float64)
 
 
 def ppl(conditional: ArrayLike) -> np.ndarray:
     """Return the perplexity of the response after its prompt, at least 1, from the losses L(y | x)."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # a loss above 709 nats gives infinity
         return np.exp(np.asarray(conditional, np.float64))
 
 

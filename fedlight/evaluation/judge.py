@@ -94,6 +94,7 @@ class BothPositions:
             once = self.judge.verdicts(fields, ours, theirs)
             return once, list(once)
         second = self.judge.verdicts(fields, theirs, ours)
+        # The verdicts on the second order are for the others, who were shown first.
         return self.judge.verdicts(fields, ours, theirs), [1 - verdict for verdict in second]
 
     def scores(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
@@ -138,12 +139,13 @@ def judge_both_orders(
         ([1.0, 1.0], [0, 0])
     """
     known, first = np.unique(orders, return_index=True)
+    # searchsorted may point past the last one.
     place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
     # The orders of a comparison are 2c and 2c + 1, which differ in the last bit.
     judged = np.flatnonzero(known[place] == orders ^ 1)
-    both = log_odds[judged] - log_odds[first[place[judged]]]
-    verdict = np.sign(np.sign(both).sum(axis=1))
-    right = (1 + verdict * (2 * labels[judged] - 1)) / 2
+    both = log_odds[judged] - log_odds[first[place[judged]]]  # [judged, U], twice the mean of both orders
+    verdict = np.sign(np.sign(both).sum(axis=1))  # the majority of the selectors
+    right = (1 + verdict * (2 * labels[judged] - 1)) / 2  # labels 0 and 1 as -1 and 1
     return right, orders[judged] // 2
 
 
@@ -151,8 +153,8 @@ def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarr
     """Return a selector's constant preference for B, in nats, and the temperature that fits it to labels.
 
     After Zhao et al., "Calibrate Before Use", ICML 2021, https://arxiv.org/abs/2102.09690, with the two orders of pairs in
-    place of an empty input: the prior is the mean log-odds over both orders. The temperature T has the lowest cross-entropy
-    of half the difference of both orders divided by T. It is at most 100, the value if that difference predicts no label.
+    place of an empty input: the prior is the mean log-odds over both orders. The temperature T, at most 100, has the lowest
+    cross-entropy of half the difference of both orders divided by T.
 
     Args:
         orders: 2c and 2c + 1 for the two orders of comparison c, both there, ``(examples,)``.
@@ -171,10 +173,10 @@ def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarr
     from scipy.optimize import minimize_scalar
 
     other = log_odds[_other_orders(orders)]
-    margins = (log_odds - other) / 2 * (2 * labels - 1)
+    margins = (log_odds - other) / 2 * (2 * labels - 1)  # above 0 where the selector agrees with the label
     minimum = minimize_scalar(
         lambda log_t: np.logaddexp(0, -margins / np.exp(log_t)).mean(),
-        bounds=(-math.log(100), math.log(100)),
+        bounds=(-math.log(100), math.log(100)),  # reached if the difference predicts no label
         method="bounded",
     )
     return float((log_odds + other).mean() / 2), float(np.exp(minimum.x))
@@ -210,9 +212,8 @@ def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[st
     """
     if not len(right):
         return {}
-    sort = np.argsort(
-        comparisons, kind="stable"
-    )  # draws follow their order, which is not that of one process
+    # Draws follow the order of the comparisons, which several processes change.
+    sort = np.argsort(comparisons, kind="stable")
     low, high = bootstrap_interval(right[sort], comparisons[sort])
     metrics = {"": float(right.mean())}
     if not np.isnan([metrics[""], low]).any():

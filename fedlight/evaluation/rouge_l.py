@@ -61,7 +61,7 @@ class KnownTexts:
 
         tokens = _tokens(text, self._numbers)
         pairs = [known for known in self._tokens if min(len(known), len(tokens)) >= FEWEST_IN_PART]
-        return any(partial_ratio(tokens, known) > 100 * self.limit for known in pairs)
+        return any(partial_ratio(tokens, known) > 100 * self.limit for known in pairs)  # in percent
 
 
 def pairwise_rouge_l(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
@@ -92,12 +92,13 @@ def tokenize(text: str) -> list[str]:
 
 
 def _tokens(text: str, numbers: dict[str, int]) -> list[int]:
-    """Return the tokens as numbers: rapidfuzz would take texts by their hashes, which may collide."""
+    """Return the tokens as numbers."""
+    # rapidfuzz would compare texts by their hashes, which may collide.
     return [numbers.setdefault(token, len(numbers)) for token in tokenize(text)]
 
 
 def _f1(texts: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the F1 of all pairs of tokenised texts, in the order of rouge-score's operations: equal to the last bit."""
+    """Return the F1 of all pairs of tokenised texts, ``(texts, references)``."""
     from rapidfuzz.distance import LCSseq
     from rapidfuzz.process import cdist
 
@@ -107,4 +108,5 @@ def _f1(texts: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> 
     with np.errstate(invalid="ignore", divide="ignore"):  # texts without a token have nothing in common
         precision = common / np.array([[len(tokens)] for tokens in texts])
         recall = common / np.array([len(tokens) for tokens in references])
+        # In the order of rouge-score's operations, so the values are equal to the last bit.
         return np.where(common > 0, 2 * precision * recall / (precision + recall), 0.0)

@@ -138,7 +138,7 @@ def win_tie_lose(
         win_stderr=_standard_error(each == 1, prompt_ids[read]),
         wt_stderr=_standard_error(each > 0, prompt_ids[read]),
         order_changed=_mean(first != second),
-        prefers_first=_mean((first + 1 - second) / 2),
+        prefers_first=_mean((first + 1 - second) / 2),  # in the second order theirs was shown first
         win_rate=_mean(each),
         win_rate_low=low,
         win_rate_high=high,
@@ -146,6 +146,7 @@ def win_tie_lose(
 
 
 def _won(first: np.ndarray, second: np.ndarray, in_both: bool) -> np.ndarray:
+    # A sum above 1: two wins, or a win and a tie.
     return (first > 0.5) & (second > 0.5) if in_both else first + second > 1
 
 

@@ -100,7 +100,7 @@ def preference(judge: SelectorJudge, fields: Mapping[str, str], asked: str, raw:
     texts = dict.fromkeys(judge.template.slots, "") | dict(fields)
     if not texts[slot := _slot_of(judge.template)]:  # the selector's template may ask under another name
         texts[slot] = asked
-    log_probs = judge.log_probs([Comparison(texts, raw, tuned)])[:, 0]
+    log_probs = judge.log_probs([Comparison(texts, raw, tuned)])[:, 0]  # [selectors, 2]
     if np.isnan(log_probs).any():
         return f"not compared: the pair is longer than the selector's max_tokens={judge.max_tokens}"
     shares = 1 / (1 + np.exp(log_probs[:, 0] - log_probs[:, 1]))  # the softmax over both answers
@@ -115,7 +115,7 @@ def preference(judge: SelectorJudge, fields: Mapping[str, str], asked: str, raw:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """Yield what is typed, or the lines of a pipe, without empty ones."""
+    """Yield the typed lines, or those of a pipe, without empty ones."""
     if not sys.stdin.isatty():
         for line in sys.stdin:
             if line.strip():
@@ -136,7 +136,7 @@ def _lines(console: Console) -> Iterator[str]:
 
 
 def _show(console: Console, raw: str, tuned: str) -> None:
-    width = console.width if console.width < NARROW else console.width // 2 - 1
+    width = console.width if console.width < NARROW else console.width // 2 - 1  # 1 for the gap
     panels = [
         Panel(Text(text or "(nothing)"), title=title, border_style=colour, width=width)
         for title, text, colour in (("raw", raw, "dim"), ("tuned", tuned, "green"))
@@ -155,7 +155,7 @@ def _check_writes(opened: Opened) -> Template:
 
 
 def _slot_of(template: Template) -> str:
-    """Return the slot for what is typed."""
+    """Return the slot for the typed text."""
     slots = [slot for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots]
     return str(slots[0])
 
@@ -187,7 +187,7 @@ def _selector(folder: str | None) -> Iterator[SelectorJudge | None]:
             "adapter does not hold: give a selector that was trained on the model as it is"
         )
     with tempfile.TemporaryDirectory() as saved:
-        if opened.adapter is None:
+        if opened.adapter is None:  # the judge reads folders of adapters alone
             opened.load().save_adapter(saved)
         of_data = within(opened.run.config(), "data", "init_args") or {}
         yield SelectorJudge(

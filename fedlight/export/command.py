@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     """Write the folder, push it if asked to, and print where it is."""
     options = make_parser().parse_args(argv)
     from fedlight.export import hub
-    from fedlight.export.opened import open_run  # late, as it loads torch, which --help need not
+    from fedlight.export.opened import open_run  # late: it loads torch, which --help need not
     from fedlight.export.write import check, export
 
     opened = open_run(options.run, options.checkpoint, options.model)
@@ -60,6 +60,7 @@ def main(argv: list[str]) -> None:
         rounds = opened.rounds()
         after = "those that it had written at an end" if rounds is None else f"after {rounds} rounds"
         print(f"{opened.run.label} has no record of an end: the weights are {after}", file=sys.stderr)
+    # The repository first: a refusal comes before the work.
     api = hub.make_repo(options.push, options.public) if options.push else None
     export(opened, output, options.format, options.dtype, options.converter, options.outtype, ask_hub=True)
     print(f"export: {output}")

@@ -1,4 +1,4 @@
-"""What a card says of a run, read from its folder."""
+"""Facts of a run for its model card, read from its folder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ from fedlight.runs.run import Run
 
 
 def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
-    """Return what is known of a run; of a checkpoint, up to its round.
+    """Return the known facts of a run; of a checkpoint, up to its round.
 
     Args:
         opened: the run.

@@ -15,7 +15,7 @@ PACKAGES = {"onnx": ("onnx", "onnxscript"), "executorch": ("executorch",)}
 """Formats, and what their exporters need."""
 EXPORTERS_SINCE = "5.23"
 SAMPLE_TOKENS = 8
-"""Length of the prompt with which a program is traced; others work as well."""
+"""Length of the prompt that traces a program."""
 
 
 def check_installed(form: str) -> None:
@@ -24,7 +24,7 @@ def check_installed(form: str) -> None:
         raise ModuleNotFoundError(
             f"--format {form} needs {' and '.join(lost)}: pip install 'fedlight[{form}]'"
         )
-    # Earlier exporters give programs that nothing writes down with what is needed to run them.
+    # Earlier exporters cannot save a program together with the parts that run it.
     if find_spec("transformers.exporters") is None or not hasattr(
         import_module("transformers.exporters"), "ExportedModel"
     ):
@@ -38,7 +38,7 @@ def write_programs(form: str, model: Path, folder: Path) -> None:
     """Write ``prefill`` and ``decode`` of a model in fp32, its config, and ``export.json``, which describes them.
 
     Args:
-        form: ``onnx`` or ``executorch``, of which the latter is lowered to XNNPACK, the kernels for CPUs of phones.
+        form: ``onnx`` or ``executorch``; the latter is lowered to XNNPACK, the kernels for CPUs of phones.
         model: folder of a whole model that writes text.
         folder: empty.
 
@@ -50,7 +50,7 @@ def write_programs(form: str, model: Path, folder: Path) -> None:
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     ids = torch.full((1, SAMPLE_TOKENS), network.config.vocab_size // 2)  # special tokens are at the ends
     prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    settings = getattr(exporters, f"{kind}Config")(dynamic=True)
+    settings = getattr(exporters, f"{kind}Config")(dynamic=True)  # prompts of other lengths work as well
     try:
         exported = getattr(exporters, f"{kind}Exporter")().export_for_generation(network, prompt, settings)
     except RuntimeError as error:

@@ -27,7 +27,7 @@ class Opened:
     Attributes:
         run: as a report reads it.
         kind: class of the module.
-        settings: arguments of its constructor, as the run had them.
+        settings: the run's arguments of its constructor.
         adapter: folder that the run's `AdapterExport` wrote; None where the weights are a checkpoint's.
         checkpoint: file of the weights; None for the adapter's folder.
     """
@@ -175,13 +175,13 @@ def _checkpoints(run: Run) -> list[Path]:
 def _progress(file: Path) -> tuple[int, int]:
     """Return finished rounds (of pooled training the epoch after this one) and steps of a checkpoint.
 
-    A checkpoint from within a round holds the state from before it, and the loop says which that is. Times and names of
-    files say less: they are lost or sort otherwise when a run is copied.
+    Times and names of files say less: they are lost or sort otherwise when a run is copied.
     """
     check_readable(file)
     # With mmap the weights stay on the disk.
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     states = content.get("callbacks", {}).values()
+    # A checkpoint from within a round holds the state from before it; the loop has counted up to there.
     done = [state["rounds_done"] for state in states if isinstance(state, dict) and "rounds_done" in state]
     rounds = number(done[0]) if done else (number(content.get("epoch")) or 0) + 1
     return int(rounds or 0), int(number(content.get("global_step")) or 0)

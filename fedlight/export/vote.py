@@ -53,6 +53,7 @@ class Selectors:
             if name is not None:
                 self.model.set_adapter(name)
             as_a, as_b = self._shown(fields, first, second), self._shown(fields, second, first)
+            # The first answer is A in one order and B in the other: a taste for a place cancels.
             pairs.append(((as_a[0] + as_b[1]) / 2, (as_a[1] + as_b[0]) / 2))
         return pairs
 
@@ -67,7 +68,7 @@ class Selectors:
         rows = [self._encoded(f"{text} {choice}") for choice in self.choices]
         opening = self.tokenizer("x")["input_ids"][:1]
         opens = opening == [self.tokenizer.bos_token_id] and not self.is_chat
-        ids = (opening if opens else []) + rows[0][:-1]
+        ids = (opening if opens else []) + rows[0][:-1]  # all but the choice, which is one token
         if len(ids) > self.max_tokens:
             raise ValueError(
                 f"{len(ids)} tokens; the selectors were trained on at most {self.max_tokens}: shorten it"

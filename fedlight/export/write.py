@@ -197,7 +197,7 @@ def _save_whole(module: LanguageModule, facts: CardFacts, folder: Path) -> None:
 
 
 def _without_folders(facts: CardFacts, folder: Path) -> None:
-    for file in folder.glob("*.json"):  # the folder of the base is nobody's business
+    for file in folder.glob("*.json"):  # the folder of the base is private
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict) and {"_name_or_path", "name_or_path"} & content.keys():
             names = {name: facts.base for name in ("_name_or_path", "name_or_path") if name in content}
@@ -209,7 +209,7 @@ def _rounding(facts: CardFacts) -> list[str]:
 
 
 def _of_run(opened: Opened) -> list[str]:
-    """Return the warnings of the recipe's table, and what the global model lacks where clients have models of their own."""
+    """Return the warnings of the recipe's table, and of a model that lacks the parts which each client trains for itself."""
     # Labels of a selector at chance make tuned models worthless.
     notes = chance_notes(read_recipe(opened.run.home).results())
     if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep)):

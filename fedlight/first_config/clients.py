@@ -1,7 +1,6 @@
 """Which column says whose row it is.
 
-The column's name speaks for it; else a column with several values and several rows for each, that does not merely follow
-from the question: an id of a question has the same value wherever the question stands, a voter has not.
+Its name speaks for it; else it has several values, each in several rows, and does not merely follow from the question.
 """
 
 from collections.abc import Sequence
@@ -13,10 +12,8 @@ from fedlight.support.words import count_noun
 
 NOBODY = "none"
 """Value of --client for rows that are nobody's: they are dealt out at random."""
-SHARES = 10
-"""Most clients among whom such rows are dealt out."""
-FEWEST_ROWS = 4
-"""Rows of such a client, at least."""
+SHARES = 10  # most clients among whom such rows are dealt out
+FEWEST_ROWS = 4  # of such a client, at least
 
 
 def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | None) -> Guess:
@@ -52,7 +49,9 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
     if len(named) > 1:
         raise GuessError(_ask(named))
     if named:
+        # A score of 2 is that of a weak word, such as source.
         return Guess("client", named[0].name, f"its name, and {_count(named[0])}", sure=best > 2)
+    # An id of a question has one value wherever the question is; a voter has not.
     free = [column for column in likely if not follows(column, asked)]
     if len(free) > 1:
         raise GuessError(_ask(free))
@@ -74,10 +73,12 @@ def follows(column: Column, asked: Sequence[Column]) -> bool:
     """
     rows = len(column.codes)
     index = {text: place for place, text in enumerate({text for other in asked for text in other.different})}
+    # The same text has the same number in all columns; [asked columns][rows].
     codes = [np.array([index[text] for text in other.different])[other.codes] for other in asked]
     keys = np.zeros(rows, dtype=np.int64)
     # Sorted in each row, since the same two answers in the other order are the same comparison.
     for codes_in_order in np.sort(np.array(codes, dtype=np.int64).reshape(len(asked), rows), axis=0):
+        # Numbered anew after each column, so that the product does not overflow.
         keys = np.unique(keys * len(index) + codes_in_order, return_inverse=True)[1]
     different = int(keys.max()) + 1
     with_values = np.unique(keys * len(column.different) + column.codes)

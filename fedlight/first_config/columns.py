@@ -130,7 +130,7 @@ class Column:
     def words(self) -> float:
         """Share of the texts that have a blank between words."""
         with_blanks = np.array([len(text.split(None, 1)) > 1 for text in self.different])
-        return float(with_blanks[self.codes].sum() / max(self.filled.sum(), 1))
+        return float(with_blanks[self.codes].sum() / max(self.filled.sum(), 1))  # [self.codes]: by row
 
     @property
     def is_text(self) -> bool:
@@ -181,11 +181,11 @@ def _texts(name: str, values: list[Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_conversation(values: list[Any]) -> bool:
-    """Return whether the last turns are replies of a model, apart from those of people, which nothing can learn."""
+    """Return whether the last turns are replies of a model, apart from those of people."""
     if not values or not all(isinstance(value, list) and is_turn(value[-1]) for value in values):
         return False
     speakers = {speaker_of(value[-1]) for value in values}
-    return bool(speakers & REPLIES) and speakers <= REPLIES | ASKERS
+    return bool(speakers & REPLIES) and speakers <= REPLIES | ASKERS  # without a reply last a row is left out
 
 
 def split_name(name: str) -> list[str]:
@@ -236,7 +236,7 @@ def pick(
     scores = {column.name: score_name(column.name, role) for column in columns}
     best = max(scores.values())
     leading = [name for name, score in scores.items() if score == best]
-    if best and len(leading) == 1:
+    if best and len(leading) == 1:  # 3 and 4 are scores of strong words
         return Guess(what, leading[0], f"its name speaks for the {role}", sure=best > 2 or len(scores) == 1)
     if len(columns) == 1 and required:
         return Guess(what, leading[0], "the only column left that could be it", sure=False)

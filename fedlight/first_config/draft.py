@@ -185,6 +185,7 @@ def make_draft(wishes: Wishes) -> Draft:
     guesses.append(
         Guess("lr", lr, f"the model is {model.width} wide; usual for LoRA on such models", sure=False)
     )
+    # A fixed type: with "auto" in the config, results would depend on the machine.
     kind = choose_dtype("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), model.width)
     guesses.append(Guess("dtype", kind.name, kind.reason.removesuffix(" (dtype: auto)")))
     if method == "fewfedpit" and median_high(row_counts) > FEW_ROWS:
@@ -276,7 +277,7 @@ def _find_instructions(columns: Sequence[Column], wishes: Wishes, refusal: Guess
             refusal = None
         if refusal is None or wishes.method is not None:
             raise
-        raise refusal from None
+        raise refusal from None  # two answers were found, so the rows are rather votes
 
 
 def _rows_of_clients(
@@ -357,11 +358,11 @@ def _tokens(
         if "chosen" in fields:
             fields |= {"response_a": fields["chosen"], "response_b": fields["rejected"]}
         answers = [fields["response_a"], fields["response_b"]] if is_votes else [fields["response"]]
+        # The longer answer has to fit as well.
         ending = f" {choices[0]}" if choices else shape.continuation(max(answers, key=len)) + shape.closing
         texts.append(shape.render(fields, ending).text)
-    lengths = [
-        len(encoding.ids) + 2 for encoding in encode(model.tokenizer, texts)
-    ]  # some add a first and a last token
+    # Some tokenizers add a first and a last token.
+    lengths = [len(encoding.ids) + 2 for encoding in encode(model.tokenizer, texts)]
     return sizes.choose_tokens(lengths, model.positions)
 
 

@@ -134,13 +134,15 @@ stages:
 
 
 def _shared_ids(votes: Sequence[Column], statements: Sequence[Column]) -> tuple[str, str]:
-    """Return the columns that name the same statements: in the second file each id stands once."""
+    """Return the columns that name the same statements."""
+    # In the file of the statements each id is there once.
     ids = [column for column in statements if column.distinct == len(column.codes) and not column.is_text]
     pairs = [
         (column.name, other.name)
         for column, other in product(votes, ids)
         if column.distinct > 1 and set(column.different) <= set(other.different)
     ]
+    # Small numbers, such as counts, are ids as well by their values: names decide.
     pairs = (
         [pair for pair in pairs if score_name(pair[0], "item")]
         or [pair for pair in pairs if pair[0] == pair[1]]

@@ -86,5 +86,5 @@ def choose_tokens(lengths: Sequence[int], positions: int | None) -> tuple[int, f
     """
     limit = min(positions or MOST_TOKENS, MOST_TOKENS)
     wanted = int(np.ceil((np.percentile(lengths, 95) + 2) / 32)) * 32
-    size = min(max(wanted, 64), limit)
+    size = min(max(wanted, 64), limit)  # a text beyond the positions has no place in the model
     return size, float(np.mean(np.asarray(lengths) <= size))

@@ -1,7 +1,7 @@
 """Which columns of unknown rows are the votes: question, two answers, which one won, and the meaning of its values.
 
-Two columns are the answers if their names differ in a or b (1 or 2, left or right), or if the same texts occur in both, as
-where each answer meets several others. The choice is a column with few values; two of them name the answers.
+Two columns are the answers if their names differ in a or b (1 or 2, left or right), or if the same texts occur in both. The
+choice is a column with few values; two of them name the answers.
 """
 
 from collections import Counter
@@ -106,7 +106,7 @@ def find_answers(columns: Sequence[Column]) -> Guess:
         )
     both = leading[0]
     named = ends(*both)
-    if named is not None:
+    if named is not None:  # A first, in whichever order the columns are
         both = both[::-1] if named[::-1] in PAIRS else both
         return Guess("answers", both, f"their names end in {' and '.join(sorted(named))}")
     return Guess("answers", both, "the same texts occur in both", sure=False)
@@ -212,6 +212,7 @@ def _find_choice(
             f"no column says which answer won; the columns with few values are {names}. Say it with --choice COLUMN --a "
             "VALUE --b VALUE, or name the columns with --chosen COLUMN --rejected COLUMN"
         )
+    # Of several such columns the choice is likely the one with ties.
     with_ties = [column for column in readable if "tie" in read_choice(column.values, answers, values)]
     if not named and len(readable) > 1 and len(with_ties) == 1:
         return Guess(
@@ -236,6 +237,7 @@ def _unread(column: Column) -> str:
 
 def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
     words = ", ".join(f"{value} is {name}" for name, value in meaning.items())
+    # 0 and 1 may be read either way: the table asks the user to look.
     numbers = {meaning["a"], meaning["b"]} in ({"0", "1"}, {"-1", "1"})
     reason = "the values name the answers"
     if numbers:
@@ -248,6 +250,7 @@ def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
 def _likeness(first: Column, second: Column, by_name: bool) -> float:
     """Return how much two columns look like the two answers to a question, from 0 to 6."""
     texts, others = set(first.different) - {""}, set(second.different) - {""}
+    # Answers of one pool meet several others, so the same texts are in both columns.
     shared = len(texts & others) / max(min(len(texts), len(others)), 1)
     lengths = sorted((first.mean_length, second.mean_length))
     alike = lengths[0] / lengths[1] if shared or by_name else 0  # texts of one length are no answers yet

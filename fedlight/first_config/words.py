@@ -88,6 +88,7 @@ def find_choices(
     tried = (given,) if given else CHOICES
     split, chat = [], has_chat(tokenizer)
     for words in tried:
+        # Made anew, because fedlight's template names the words.
         shape = Template.named(template or choice_template(has_question, words, chat), asks="choice")
         check_choice(shape)  # a template of the user's
         shape = shape.for_tokenizer(tokenizer)
@@ -100,7 +101,7 @@ def find_choices(
         if split and not given:
             reason = f"{' and '.join(split[0])} are several tokens or unknown here"
         return Guess("choice tokens", words, f"{reason}; each is one token of this model")
-    pieces = len(encode(tokenizer, [f": {tried[0][0]}"])[0].ids)
+    pieces = len(encode(tokenizer, [f": {tried[0][0]}"])[0].ids)  # as after the template's end
     raise GuessError(
         f"none of {', '.join(' and '.join(words) for words in tried)} are single tokens of this model ({tried[0][0]!r} "
         f"after a colon makes {pieces} tokens with it): name two words that are with --choices WORD WORD, or another --model"

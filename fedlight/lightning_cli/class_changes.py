@@ -1,8 +1,6 @@
 """Dropped arguments of a class that a config or the command line replaces by another class.
 
-jsonargparse keeps those that the new class takes as well, and has no setting for it. With
-``--config feddca.yaml --data.augmentation DirectRetrieval`` direct retrieval, which has no bound on similarity by itself,
-would then be bound by FedDCA's alpha.
+jsonargparse keeps those that the new class takes as well, and has no setting for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +31,9 @@ class DropArguments:
             # jsonargparse joins old and new dict_kwargs only if both have the same spelling of the name.
             old["class_path"] = new["class_path"]
         else:
+            # With feddca.yaml and --data.augmentation DirectRetrieval, FedDCA's alpha would bound direct retrieval.
             before = [old.pop(key) for key in ("init_args", "dict_kwargs") if key in old]
+            # items() of jsonargparse's Namespace has nested arguments as "a.b".
             names = {key.partition(".")[0] for given in before if given for key, _ in given.items()}
             if names:
                 self.dropped[last_part(new["class_path"])] = (last_part(old["class_path"]), names)

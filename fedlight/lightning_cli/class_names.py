@@ -13,8 +13,7 @@ CLASS_FILES = _FILES | FURTHER
 def same_class(a: str, b: str) -> bool:
     """Return whether two names mean the same class; a name alone means fedlight's class of it, if there is one.
 
-    Names in `CLASS_FILES` are compared without an import. Two paths of other packages are imported only if their
-    last parts are equal, as of ``torch.optim.SGD`` and ``torch.optim.sgd.SGD``.
+    Names in `CLASS_FILES` are compared without an import.
 
     Examples:
         >>> same_class("FedDCA", "fedlight.augmentation.feddca.FedDCA"), same_class("FedDCA", "mine.FedDCA")
@@ -27,6 +26,7 @@ def same_class(a: str, b: str) -> bool:
         return False
     if "." not in a or "." not in b:  # a class of another package, or one of fedlight's that no config names
         return True
+    # Only an import shows that torch.optim.SGD and torch.optim.sgd.SGD are one class.
     first = find_object(a)
     return first is not None and first is find_object(b)
 
@@ -49,7 +49,7 @@ def find_object(path: str) -> Any:
     module, _, name = whole_path(path).rpartition(".")
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
+    except (ImportError, AttributeError, ValueError):  # ValueError: no module before the name
         return None
 
 

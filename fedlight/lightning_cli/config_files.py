@@ -1,7 +1,7 @@
 """Config files before they are parsed: checks, whose messages have the file's name, the line and the remedy, and layers.
 
-A config may begin with ``extends: FILE``, a config that it is laid over, or a list of them: so the part that is the method
-stands in one file, data and model in another. The name is that of a file beside the config, else of one of fedlight's.
+A config may begin with ``extends: FILE``, a config that it is laid over, or a list of them: then one file has the method
+and another data and model. The name is that of a file beside the config, else of one of fedlight's.
 """
 
 from pathlib import Path
@@ -40,21 +40,19 @@ def check_config(config: str) -> dict[str, Any]:
             f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(names)}"
         )
     try:
+        # Nodes have lines and show a key that is given twice; a dict would hide it.
         root = yaml.compose(read_yaml(path))
         values = yaml.SafeLoader("").construct_document(root) if root else None
         twice = _given_twice(root) if root else ""
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # a ValueError, so before the last clause
         raise ValueError(f"config {config!r} is no text in UTF-8: give a YAML file") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"config {config!r}{line} is no YAML: {error.problem or error.context}") from None
     except BoundError:
         raise
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # such as month 13, or a list that holds itself
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: month 13. RecursionError: a list that holds itself.
         raise ValueError(f"config {config!r} is no YAML: {error}") from None
     if root is None:
         raise ValueError(f"config {config!r} is empty: {EXAMPLE} is an example of what a config holds")
@@ -110,6 +108,7 @@ def _add_layers(config: str, above: tuple[Path, ...], files: dict[Path, Path]) -
     above = (*above, file.resolve())
     for name in names:
         beside = file.parent / name
+        # Of a name that neither folder has, the message names the path beside the config.
         other = beside if beside.is_file() or not conf_path(name).is_file() else conf_path(name)
         if other.resolve() in above:
             raise ValueError(f"config {config!r} extends {name!r}, which extends it in turn")
@@ -119,14 +118,12 @@ def _add_layers(config: str, above: tuple[Path, ...], files: dict[Path, Path]) -
             )
         if other.resolve() not in files:
             _add_layers(str(other), above, files)
+    # After the files that it extends: a later one overrides an earlier one.
     files[file.resolve()] = file
 
 
 def with_layers(arguments: list[str]) -> list[str]:
-    """Return a command line in which the files that a config extends stand before it, each once; raise as `layers`.
-
-    A file that stands there already would undo what came after it.
-    """
+    """Return a command line with the files that a config extends before it, each once; raise as `layers`."""
     words, rest = [], iter(arguments)
     seen: set[Path] = set()
     for argument in rest:
@@ -139,9 +136,10 @@ def with_layers(arguments: list[str]) -> list[str]:
             words.append(option)
             continue
         *below, last = layers(config)
+        # The same file a second time would undo all settings in between.
         new = [file for file in below if file.resolve() not in seen]
         words += [f"{option}={file}" for file in [*new, last]]
         seen |= {file.resolve() for file in (*below, last)}
-        if below:  # the settings are whole then, as those that a run saves and --print_config prints
+        if below:  # the settings are whole then: saved and printed ones must not be extended again
             words.append(f"--{EXTENDS}=null")
     return words

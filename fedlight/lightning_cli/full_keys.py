@@ -29,8 +29,8 @@ def full_keys(config: dict[str, Any]) -> Iterator[None]:
 def with_full_key(message: str, config: dict[str, Any]) -> str:
     """Return a message with the whole key of each ``argument=value``, and of an argument after "set", that it names.
 
-    Of a setting of ``federated``, the remedy ``set argument=value`` becomes the option. A message that begins with a value,
-    such as that of a file, gets the key in front. What no place of ``config`` has, or more than one, stays as it is.
+    For a setting of ``federated``, the remedy ``set argument=value`` becomes the option. A word stays unchanged where no
+    place of ``config`` has it, or more than one.
 
     Examples:
         >>> encoder = {"init_args": {"model": "b"}}
@@ -59,6 +59,7 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
             given_at(key, config)
             for key, value in values
             if f"_{key.rpartition('.')[2]}".endswith(f"_{match[1]}")  # a choice_template is a template
+            # `3` is not the beginning of 30 or of 3.5.
             and any(re.match(re.escape(text) + r"(?!\w|\.\d)", given) for text in _texts(value))
         }
         place = places.pop() if len(places) == 1 else ""
@@ -77,6 +78,7 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)=(?=\S)", of_remedy, whole)
     whole = OF_LOOP.sub(lambda match: _of_loop(match, config), whole)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)
+    # The message may begin with a value: "a.csv, row 2: ..." gets the key in front.
     first = [
         key
         for key, value in values
@@ -87,11 +89,7 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
 
 
 def _of_loop(match: re.Match[str], config: dict[str, Any]) -> str:
-    """Return a setting of the federated loop that a message names, with the loop's key in front.
-
-    A word such as "server" is taken for a setting only where a value follows, after the verb of a remedy, and as the first
-    word before a colon.
-    """
+    """Return a setting of the federated loop that a message names, with the loop's key in front."""
     verb, path, after = match.groups()
     node = (config.get("federated") or {}).get("init_args") or {}
     for name in path.split("."):
@@ -100,6 +98,7 @@ def _of_loop(match: re.Match[str], config: dict[str, Any]) -> str:
             return match[0]
         node = node[name]
     begins = not match.start() and match.string[match.end() :].startswith(":")
+    # A word such as "server" is mostly no setting: a verb, a value, a name's form or a colon has to say so.
     says = verb or after or "_" in path or "." in path or begins
     return f"{verb or ''}federated.{path}{after}" if says else match[0]
 

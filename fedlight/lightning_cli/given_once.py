@@ -38,7 +38,7 @@ def share_settings(config: Namespace) -> None:
 
 
 def given_at(key: str, config: dict[str, Any]) -> str:
-    """Return the key at which a value of the data was given, which is the model's where it has the same.
+    """Return the key that gave the data a value: the model's where both have the same.
 
     Examples:
         >>> config = {"model": {"init_args": {"model": "x"}}, "data": {"init_args": {"tokenizer": "x"}}}

@@ -123,6 +123,7 @@ def settings(name: str) -> list[Setting]:
     node = _class(name)
     init = next(part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
     arguments = init.args.args[1:] + init.args.kwonlyargs
+    # ast has defaults for the last positional arguments alone.
     missing = len(init.args.args) - 1 - len(init.args.defaults)
     defaults = [*[None] * missing, *init.args.defaults, *init.args.kw_defaults]
     texts = dict(_described(ast.get_docstring(node) or ""))
@@ -157,12 +158,12 @@ def classes_of(base: str) -> list[str]:
     """
     names = classes_in("federation")
     headers: dict[str, str] = {}
-    for file in sorted(
-        (Path(fedlight.__file__).parent / "federation").rglob("*.py")
-    ):  # bases are not all public
+    # All files: bases are not all public.
+    for file in sorted((Path(fedlight.__file__).parent / "federation").rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", text, re.MULTILINE))
     derived = {base}
+    # A class may come before its base, so one pass is not enough; a chain has at most all classes.
     for _ in headers:
         derived |= {name for name, bases in headers.items() if derived & set(bases.split(", "))}
     return [name for name in names if name in derived - {base}]
@@ -231,6 +232,7 @@ def _lines(entries: dict[str, str]) -> str:
     text_width = _width() - column
     lines = []
     for key, about in entries.items():
+        # Values such as bf16-mixed stay whole.
         first, *more = textwrap.wrap(about, text_width, break_on_hyphens=False) or [""]
         if len(key) + 4 > column:
             lines.append(f"  {key}")

@@ -1,4 +1,4 @@
-"""One-line messages for errors of the command line's parser: the key, what was given, what is expected, the remedy.
+"""One-line messages for errors of the command line's parser: the key, the given value, the expected one, the remedy.
 
 jsonargparse reports for a wrong value why each of its possible types refuses it, once for every class around it: a tree of
 indented text. The line is made of the innermost part.
@@ -102,6 +102,7 @@ def one_line(
         >>> one_line('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')
         "federated.algorithm: there is no class 'FedAvgg'; give its name if fedlight has it, else package.module.Name"
     """
+    # The message repeats the key for each class around the value.
     key = ".".join(dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message)))
     where = f"{key}: " if key else ""
     if match := re.search(r"unrecognized arguments: (.*)", message, re.S):
@@ -160,10 +161,10 @@ def one_line_reference(key: str | None, message: str) -> str:
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:
-    if key.startswith(
-        "optimizer_args."
-    ):  # below a setting that a class does not have, the parser names no class
+    # Below a setting that a class does not have, the parser names no class.
+    if key.startswith("optimizer_args."):
         return f"there is no key {key!r} any more: it is {key.replace('_', '.', 1)} now"
+    # Such as max_epochs for trainer.max_epochs.
     same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)
     return f"there is no key {key!r}{hint or '; --help all lists all keys'}"
@@ -191,7 +192,7 @@ def _last(path: str | None) -> str:
 def _example(kind: Any, name: str) -> str:
     try:
         return EXAMPLES.get(get_type_hints(kind.__init__).get(name, type), name.upper())
-    except (AttributeError, NameError, TypeError):
+    except (AttributeError, NameError, TypeError):  # NameError: an annotation for type checkers alone
         return name.upper()
 
 
@@ -241,7 +242,9 @@ def _no_class(name: str, message: str) -> str:
 
 def _or_near(name: str, message: str) -> str:
     bases = [
-        find_object(path) for path in re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]
+        # The last list is that of the innermost class.
+        find_object(path)
+        for path in re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]
     ]
     known = [subclass for base in bases for subclass in _names(_concrete(base))]
     hint = near(name, known)
@@ -265,9 +268,8 @@ def _expected(message: str) -> str:
     innermost = re.split(r'Parser key "[^"]+"[^:]*:', message)[-1]
     if match := re.search(r"Import path (\S+) does not \D* (\S+)", innermost):
         return f"{match[1]} is no {match[2]}"
-    if match := re.match(
-        r"\s*Expected .*?Got value: .*", innermost
-    ):  # the rest describes the classes around it
+    # The rest describes the classes around it.
+    if match := re.match(r"\s*Expected .*?Got value: .*", innermost):
         innermost = match[0]
     given = re.search(r"Got value: (.*)|Given value: (.*)", innermost)
     kinds = _kinds(innermost)
@@ -288,6 +290,7 @@ def _kinds(text: str) -> list[str]:
     types = re.findall(r"Expected an? <class ['\"](\w+)['\"]>", text)
     kinds = [KINDS.get(name, name) for name in dict.fromkeys(types) if name != "NoneType"]
     if "float" in types and "int" in types:
+        # "a number" includes whole ones.
         kinds.remove(KINDS["int"])
     classes = re.findall(r"Not a valid subclass of (\w+)", text)
     kinds += [f"a {name} (its class, or class_path and init_args)" for name in dict.fromkeys(classes)]

@@ -36,6 +36,7 @@ def alone_in(folder: Path, setting: str) -> Iterator[None]:
         )
     try:
         if lock.supported:
+            # Without a lock these files may be those of a command at work.
             remove_unfinished(folder, but_below=LOCK)
         yield
     finally:

@@ -44,6 +44,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
     }
     others = _entries(file)
     write_json(file, sealed({"commands": [*others, entry]}))
+    # The monotonic clock for the duration, the wall clock to compare with the times of files.
     began, start, state = time.monotonic(), time.time(), "failed"
     ended: dict[str, Any] = {}
     try:
@@ -53,6 +54,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
         state = "stopped"
         raise
     finally:
+        # A killed command never comes here, and stays "running" in its record.
         ended |= {"state": state, "end": _now(), "seconds": round(time.monotonic() - began, 1)}
         if state == "done":
             ended["files"] = tables_since(folder, start)
@@ -95,7 +97,7 @@ def machine() -> str:
 
 
 def _entries(file: Path) -> list[Any]:
-    """Return the entries of earlier commands; a damaged file is renamed, as it is no result and need not stop the work."""
+    """Return the entries of earlier commands; a damaged file is renamed."""
     try:
         entries = read_json(file, "")["commands"]
         if isinstance(entries, list):
@@ -104,6 +106,7 @@ def _entries(file: Path) -> list[Any]:
         return []
     except (ValueError, KeyError):
         pass
+    # The record is no result: its damage need not stop the work.
     kept = file.with_name("run.damaged.json")
     os.replace(file, kept)
     print(f"{file} is damaged: it is kept as {kept.name}, and a new one begun", file=sys.stderr)

@@ -33,7 +33,6 @@ OF_COMMAND = ("config", "ckpt_path", "resume", "weights_only", "extends", "drop_
 OF_OUTPUT = ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary", "log_every_n_steps")
 OF_LOADERS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 OF_PROCESSES = ("strategy", "devices", "num_nodes")
-"""Of a federation under ``client_parallel``, whose result is the same for any number of processes."""
 SHOW_ONLY = (ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor)
 REMEDY = "start over with --resume false, or choose another --trainer.default_root_dir"
 
@@ -86,6 +85,7 @@ class FitFolder:
                 f"({in_words(changes)}): give the same, {REMEDY}"
             )
         self.made.refuse_changed_files(everything=not done, remedy=REMEDY)
+        # A run that early stopping ended below its limit would end there again.
         if done and not (raised and (last or {}).get("epochs", raised[0]) >= raised[0]):
             way = (
                 f"It ended by itself after {(last or {})['epochs']} epochs."
@@ -134,8 +134,7 @@ class FitFolder:
 def checkpoints_of(trainer: L.Trainer) -> list[Path]:
     """Return the files in the folders of a trainer's ``ModelCheckpoint``, including earlier versions of the logger.
 
-    Without a ``dirpath`` they are below the first logger's folder, one for each version, if that is in the trainer's
-    ``default_root_dir``: others may belong to other runs.
+    Without a ``dirpath`` they are below the first logger's folder, if that is in the trainer's ``default_root_dir``.
     """
     root = Path(trainer.default_root_dir)
     files: set[Path] = set()
@@ -146,6 +145,7 @@ def checkpoints_of(trainer: L.Trainer) -> list[Path]:
             files |= set(Path(callback.dirpath).glob("*.ckpt"))
         elif trainer.loggers:
             logs = Path(trainer.loggers[0].save_dir or root, str(trainer.loggers[0].name))
+            # One folder for each version; a logger's folder elsewhere may have checkpoints of other runs.
             files |= set(logs.glob("*/checkpoints/*.ckpt")) if logs.is_relative_to(root) else set()
         else:
             files |= set(root.glob("checkpoints/*.ckpt"))
@@ -155,8 +155,7 @@ def checkpoints_of(trainer: L.Trainer) -> list[Path]:
 def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
     """Return the settings that change a run's result, as plain values.
 
-    Left out are loggers, progress bars, processes of loaders, and the processes that share a federation. Paths below the
-    run's folder are relative to it, so it may be moved.
+    Left out are loggers, progress bars, processes of loaders, and the processes that share a federation.
 
     Examples:
         >>> config = {"trainer": {"max_epochs": 3, "logger": True}, "resume": True}
@@ -168,6 +167,7 @@ def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
     trainer, federated = whole["trainer"], whole.get("federated")
     left_out = set(OF_OUTPUT)
     if federated and trainer.get("strategy") in ("auto", "client_parallel", None):
+        # Under client_parallel any number of processes gives the same result.
         left_out |= set(OF_PROCESSES)
     whole["trainer"] = {key: value for key, value in trainer.items() if key not in left_out}
     for part, names in (("data", OF_LOADERS), ("federated", MAY_CHANGE)):
@@ -180,6 +180,7 @@ def _plain(value: Any, root: str) -> Any:
     """Return settings with one map for a class and its arguments, and with callbacks by the names of their classes."""
     if isinstance(value, str):
         path = os.path.normpath(value)  # of runs/a/ and ./runs/a
+        # Relative to the run's folder, so the folder may be moved.
         inside = path == root or path.startswith(f"{root}/")
         return f".{path.removeprefix(root)}" if inside else value
     if isinstance(value, list):
@@ -206,6 +207,7 @@ def _by_class(callbacks: Any) -> Any:
             continue
         name = last_part(str(path))
         number = sum(key.partition(" ")[0] == name for key in named)
+        # Several callbacks of one class are numbered in their order: ModelCheckpoint, ModelCheckpoint 2.
         named[f"{name} {number + 1}" if number else name] = callback
     return named
 
@@ -215,5 +217,6 @@ def _raised_epochs(changes: list[Difference]) -> tuple[int, int] | None:
     if [name for name, _, _ in changes] != [EPOCHS]:
         return None
     ((_, was, now),) = changes
+    # -1 is Lightning's word for no limit.
     ends = [math.inf if epochs == -1 else epochs for epochs in (was, now)]
     return (was, now) if all(isinstance(end, (int, float)) for end in ends) and ends[0] < ends[1] else None

@@ -1,11 +1,4 @@
-"""Values on the command line and in configs as they were written: texts of templates, and whole numbers.
-
-YAML would read a template as a map or a list.
-
-``limit_train_batches=1`` is one batch and ``1.0`` is all of them. jsonargparse tries the types of a union in their order.
-That is not always the order of the source code: Python keeps one ``Optional[Union[int, float]]`` for a whole process, with
-the order of the package that was imported first.
-"""
+"""Values on the command line and in configs as they were written: texts of templates, and whole numbers."""
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
@@ -30,7 +23,7 @@ def as_written(text: str) -> str:
 
 
 def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
-    r"""Return arguments in which templates are written as ``--KEY=TEXT``, and the texts.
+    r"""Return arguments with templates as ``--KEY=TEXT``, and the texts.
 
     Examples:
         >>> typed_templates(["fit", "--data.template", r"Q: {prompt}\nA:", "--model", "toy"])
@@ -58,13 +51,12 @@ def loaded_as_written(mode: str, texts: Collection[str]) -> Iterator[None]:
     from jsonargparse import ArgumentParser, get_loader, set_loader  # here: recipes are read without it
     from yaml import YAMLError
 
-    ArgumentParser(parser_mode=mode).parse_string(
-        "{}"
-    )  # jsonargparse makes a mode's loader when it is first used
+    ArgumentParser(parser_mode=mode).parse_string("{}")  # the first use makes the mode's loader
     load = get_loader(mode)
 
     @functools.wraps(load)  # jsonargparse looks at its signature
     def load_others(text: str, **options: Any) -> Any:
+        # YAML would read a template as a map or a list.
         if text in texts:
             return text
         check_yaml(text, "a config or value")
@@ -78,11 +70,12 @@ def loaded_as_written(mode: str, texts: Collection[str]) -> Iterator[None]:
 
 
 def integers_before_fractions() -> None:
-    """Make all parsers of this process try int before float."""
+    """Make all parsers of this process try int before float: ``1`` is one batch, ``1.0`` is all of them."""
     theirs = parser_function("order of types")
-    if isinstance(theirs(int), tuple):
+    if isinstance(theirs(int), tuple):  # the rank is ours already
         return
 
+    # Python keeps one Optional[Union[int, float]] for a process, in the order of the package imported first.
     def rank(subtype: Any) -> tuple[int, bool]:
         return theirs(subtype), subtype is float
 

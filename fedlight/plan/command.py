@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> None:
         help="examples of a client; needed where federated.local_steps is not set",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    options, settings = parser.parse_known_args(argv)
-    from fedlight.plan.plan import make_plan
+    options, settings = parser.parse_known_args(argv)  # keys of the config are left over
+    from fedlight.plan.plan import make_plan  # late: --help and wrong options need no torch
     from fedlight.plan.table import as_json, show
 
     plan = make_plan(settings, options.shape, options.examples)

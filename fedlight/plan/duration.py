@@ -19,9 +19,7 @@ TIMED_TOKENS = 1024
 
 
 def step_seconds(config: Any, work: Workload, cuda: bool = False) -> float:
-    """Return the seconds of a training step, forward and backward, on a batch of the longest texts.
-
-    The model is loaded. Of two batches the second counts, because the first one fills caches.
+    """Return the seconds of a training step, forward and backward, on a batch of the longest texts; the model is loaded.
 
     Args:
         config: parsed settings of ``fedlight fit``; the model is on this machine.
@@ -36,20 +34,18 @@ def step_seconds(config: Any, work: Workload, cuda: bool = False) -> float:
     with choose_device("cuda" if cuda else "cpu"), torch.random.fork_rng(), torch.enable_grad():
         module.configure_model()
         batch = module.train().sketch_batch(part)
-        for _ in range(2):
+        for _ in range(2):  # the second counts: the first one fills caches
             start = time.perf_counter()
             module.sketch_losses(batch).mean().backward()
             if cuda:
-                torch.cuda.synchronize()
+                torch.cuda.synchronize()  # backward returns before its kernels have run
             seconds = time.perf_counter() - start
+    # From the timed part to a whole batch, by their operations.
     return seconds * work.meter.cost(shape).flops / work.meter.cost(part).flops
 
 
 def generation_seconds(config: Any, prompt_tokens: int, cuda: bool = False) -> tuple[float, float]:
     """Return the seconds of a prompt, and of each new token of one text, by two short generations of some texts.
-
-    The first writes one token and fills caches, so a prompt takes no longer than it does there; the second writes more, as
-    far as the model does not end its texts before.
 
     Args:
         config: parsed settings of ``fedlight predict``; the model is on this machine. Its adapter may not exist yet.
@@ -66,10 +62,12 @@ def generation_seconds(config: Any, prompt_tokens: int, cuda: bool = False) -> t
         module.eval()
         ids = module.tokenizer(" the" * prompt_tokens, add_special_tokens=False)["input_ids"]
         prompts = [module.tokenizer.decode(ids[: max(1, prompt_tokens - 1)])] * TIMED_TEXTS
+        # The first writes one token and fills caches, so a prompt takes no longer than it does there.
         for tokens in (1, 1 + TIMED_STEPS):
             start = time.perf_counter()
             texts = module.generate(prompts, temperature=1.0, max_new_tokens=tokens)
             seconds.append(time.perf_counter() - start)
+            # The model may end its texts before; a batch goes on as long as its longest text.
             longest = max(len(module.tokenizer(text)["input_ids"]) for [text] in texts)
     new = max(seconds[1] - seconds[0], 0.0) / max(1, min(longest, 1 + TIMED_STEPS) - 1)
     return seconds[0] / TIMED_TEXTS, new / TIMED_TEXTS

@@ -65,6 +65,7 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
     deadline = settings["deadline_seconds"]
     forecasts = [forecast_at_largest(device, works[device.name], deadline) for device in devices]
     helped = {f.device.name: remedies(f.device, work) for f, work in forecasts if f.reason == "out_of_memory"}
+    # At 4 bits the base is smallest.
     return Plan(settings, shares, [f for f, _ in forecasts], helped, work.resting(4).base_bytes)
 
 
@@ -142,7 +143,8 @@ def _workload(
     one_pass = batches_in_pass(examples or 0, batch_size)
     accumulation = config.trainer.accumulate_grad_batches
     lengths = visit_lengths(loop.local_steps, accumulation, lambda _, split="train": one_pass)
-    texts = 2 if isinstance(module, DPOModule) else 1
+    texts = 2 if isinstance(module, DPOModule) else 1  # the chosen and the rejected answer
+    # No position predicts the first token.
     shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
     meter = CostMeter(module, lora_rank=lora_rank)
     state = _one_adapter(meter.module if lora_rank is None else module.skeleton())
@@ -151,10 +153,13 @@ def _workload(
     perturbations = (loop.forward or ZerothOrder()).perturbations
     gone = 0.0 if loop.train == "backprop" else perturbations / accumulation
     sent, later = (
-        predict_payloads(loop.algorithm, visits, client, state, gone, again) for again in (False, True)
+        # A client may receive more at its first visit.
+        predict_payloads(loop.algorithm, visits, client, state, gone, again)
+        for again in (False, True)
     )
     options = module.options
     name, args = options.optimizer["name"], options.optimizer["args"] or {}
+    # For a single number: its moments are counted for each weight.
     optimizer = make_optimizer(name, [nn.Parameter(torch.zeros(1))], options.lr, args)
     # The visit that trains most takes most memory.
     trains = max(

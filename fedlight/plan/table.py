@@ -135,6 +135,7 @@ def _advice(plan: Plan, forecast: Forecast) -> str:
         return f"{name}: needs {needs} GiB and has {has}; it could join with {', or with '.join(ways)}"
     least = three_digits(plan.least_base_bytes / GIB)
     share = forecast.fit.footprint.peak_bytes / (forecast.device.memory_gib * GIB)
+    # Rounded up, so that it suffices; more than all of the RAM is no remedy.
     more = f", or more of the RAM (memory_share: {math.ceil(share * 100) / 100})" if share <= 1 else ""
     return (
         f"{name}: needs {needs} GiB and has {has}; nothing helps but a smaller model, since at 4 bits the base takes "

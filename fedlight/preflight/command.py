@@ -39,7 +39,7 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
             parsed.append(_called(stage) if stage.command == "call" else _parsed(stage))
         except ValueError as error:
             parsed.append(ParsedStage(stage, {}))
-            wrong.append(problem(f"stage {stage.name}", " ".join(str(error).split())))
+            wrong.append(problem(f"stage {stage.name}", " ".join(str(error).split())))  # a cell is one line
     functions = sum(stage.command == "call" for stage in stages)
     done = sum(stage.is_done for stage in stages)
     summary = f"{len(stages)} parse: {len(stages) - functions} commands, {functions} functions"
@@ -47,10 +47,7 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
 
 
 def _parsed(stage: Stage) -> ParsedStage:
-    """Return all settings of a Lightning command.
-
-    Model, data and loop are made once, so that their classes refuse wrong values; none of them loads anything before use.
-    """
+    """Return all settings of a Lightning command."""
     messages = io.StringIO()
     with (
         TemporaryDirectory() as folder,
@@ -65,6 +62,7 @@ def _parsed(stage: Stage) -> ParsedStage:
             first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
             raise ValueError(first[0].removeprefix("fedlight: ")) from None
         config = made.config[stage.command]
+        # The classes of model, data and loop refuse wrong values when made; none loads anything before use.
         _make(config, stage)
     whole: dict[str, Any] = config.as_dict()
     return ParsedStage(stage, {key: value for key, value in whole.items() if key != "config"}, config)

@@ -77,6 +77,7 @@ def check_disk(
         wanted[Path(datasets.config.HF_DATASETS_CACHE)] = ("data sets", COPIES * sum(rows.values()))
     findings = []
     for place, (name, size) in wanted.items():
+        # Folders on one disk share its room.
         together = sum(other for where, (_, other) in wanted.items() if same_disk(place, where))
         if not size and not (place == folder and uncounted):
             continue
@@ -112,9 +113,12 @@ def written_bytes(
         total += answers or 0
         if stage.command == "fit":
             adapters = config.get("model", {}).get("init_args", {}).get("num_adapters") or 1
+            # save_top_k=-1 keeps all checkpoints; their number is not known, so none is counted.
             kept = sum(max(0, saver.get("save_top_k", 1)) for saver in arguments_of(config, ModelCheckpoint))
+            # A checkpoint has the adapter and the moments of its optimizer.
             total += adapters * (largest + kept * (largest + moments))
         elif stage.calls(merge_adapter) and config.get("model") in by_model:
+            # A merged model is as large as its base.
             total += by_model[config["model"]].base_bytes
     return total, uncounted
 
@@ -170,4 +174,5 @@ def _num_rows(data: Mapping[str, Any], split: str, limit: int | None, rows: RowC
 def _moments(scorer: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """Return how often the tasks are done in training."""
     every, epochs = scorer.get("every_n_epochs"), config["trainer"].get("max_epochs") or 1
+    # Rounded up, because the tasks are also done after the last epoch.
     return bool(scorer.get("before_training")) + (-(-epochs // every) if every else 1)

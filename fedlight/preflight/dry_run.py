@@ -1,7 +1,6 @@
 """``fedlight run NAME --dry-run``: all checks that are possible before a recipe's first stage.
 
-Exit code 0: nothing is wrong. 1: a problem was found. 2: no problem, but a check could not be made, mostly because the hub
-cannot be reached and the cache lacks a file.
+For the exit codes see `exit_code`. Mostly a check cannot be made because the hub cannot be reached.
 """
 
 import importlib.util
@@ -35,10 +34,7 @@ def dry_run(
     twin: bool = False,
     processes: int | None = None,
 ) -> int:
-    """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.recipe.run`.
-
-    Stages of the first seed are parsed: those of the others differ in the seed alone.
-    """
+    """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.recipe.run`."""
     recipe = recipes.load(name, overrides, twin)
     folder = recipes.folder_of(name, output, twin)
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
@@ -68,8 +64,10 @@ def _check(
     by_seed = {seed: recipes.stages(recipe, folder / f"seed{seed}", seed) for seed in seeds}
     together = recipes.stages_over_seeds(recipe, folder, list(seeds))
     first = seeds[0]
+    # The stages of the other seeds differ in the seed alone.
     parsed, findings = parse_stages(by_seed[first])
     over_seeds, others = parse_stages(together)
+    # A second "ok" about stages would say nothing new.
     findings += [finding for finding in others if finding.state is State.PROBLEM]
     findings += check_references([*parsed, *over_seeds], [folder / f"seed{first}"])
     stages = [*(stage for of_seed in by_seed.values() for stage in of_seed), *together]
@@ -80,6 +78,7 @@ def _check(
     rows = check_rows(_of(wanted, RowSource), hub, folder)
     models = check_models(_of(wanted, Model), hub, folder)
     findings += rows.findings + models.findings
+    # One line for all names: a hub that does not answer is asked once.
     if unasked := [*dict.fromkeys(rows.unasked), *models.unasked]:
         findings.append(
             unknown(

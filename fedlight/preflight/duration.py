@@ -38,10 +38,7 @@ def check_durations(parsed: Sequence[ParsedStage], trained: Sequence[Training]) 
 
 
 def check_validation(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
-    """Return a finding for each training of a model that was timed and is validated.
-
-    A batch takes the time of a timed one, by the operations of its forward pass.
-    """
+    """Return a finding for each training of a model that was timed and is validated."""
     by_stage = {name: training for training in trained for name in training.steps if training.is_timed}
     findings = []
     for item in parsed:
@@ -71,9 +68,11 @@ def validations_of(config: Mapping[str, Any]) -> int:
 def _validates(parsed: ParsedStage, training: Training, rounds: int) -> Finding:
     work, size = training.work, parsed.config["data"]["init_args"].get("eval_batch_size") or 1
     shape = replace(work.shape, examples=size, responses=work.shape.responses * size // work.shape.examples)
+    # Seconds of a timed batch, by the operations of a forward pass over those of a training step.
     share = work.meter.forward_cost(shape).flops / work.meter.cost(work.shape).flops
     seconds, limit = share * training.batch_seconds, parsed.config["trainer"].get("limit_val_batches")
     each = f"batches of {size} examples, at most {in_largest_unit(seconds)} each"
+    # A share of the batches, a float, gives no number; True is an int.
     if isinstance(limit, int) and not isinstance(limit, bool):
         each = f"at most {limit} {each}, {in_largest_unit(rounds * limit * seconds)} in all"
     return ok(f"validation of {parsed.stage.name}", f"{rounds} times {each}")

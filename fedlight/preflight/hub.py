@@ -119,9 +119,10 @@ class Hub:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the errors of the HTTP library under the hub's client, which has changed twice."""
+    """Return the errors of the HTTP library under the hub's client."""
     from huggingface_hub.errors import HfHubHTTPError
 
+    # The client has changed its library twice; the library's own error is a base of the client's.
     return OSError, *HfHubHTTPError.__bases__
 
 
@@ -186,6 +187,7 @@ def first_json(text: str) -> dict[str, Any]:
         >>> first_json('[ {"a": 1, "b": [2]}, {"a"'), first_json('{"a": 3}\n{"a')
         ({'a': 1, 'b': [2]}, {'a': 3})
     """
+    # raw_decode stops after the first object; before it: a byte order mark, or the bracket of a list.
     row = json.JSONDecoder().raw_decode(text.lstrip("\ufeff \n\r\t[").lstrip())[0]
     if not isinstance(row, dict):
         raise ValueError("its rows are no objects")

@@ -38,6 +38,7 @@ def existing(folder: Path) -> Path:
 
 def free_bytes(folder: Path) -> int:
     """Return the free bytes of the disk that a folder lies on or will lie on."""
+    # The folder may not exist yet, and disk_usage would fail.
     return shutil.disk_usage(existing(folder)).free
 
 
@@ -54,7 +55,7 @@ def size_text(size: float) -> str:
 def check_shared(stages: Sequence[Stage], processes: int) -> list[Finding]:
     """Return a finding for the stages that the processes share, one for each reason to run others in one process.
 
-    A stage whose config sets a strategy is a problem. A config that cannot be read is another check's.
+    A stage whose config sets a strategy is a problem.
     """
     shared: list[str] = []
     alone: dict[str, list[str]] = {}
@@ -62,7 +63,7 @@ def check_shared(stages: Sequence[Stage], processes: int) -> list[Finding]:
     for stage in stages:
         try:
             cause = stage.why_one_process()
-        except ValueError:
+        except ValueError:  # the config cannot be read: `parse_stages` has a finding
             continue
         if cause is not None:
             alone.setdefault(cause, []).append(stage.name)

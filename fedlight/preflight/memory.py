@@ -81,7 +81,8 @@ class Training:
 
     @cached_property
     def at_rest(self) -> Footprint:
-        """Memory without activations; cached, since it is counted layer by layer."""
+        """Memory without activations."""
+        # Cached, since it is counted layer by layer.
         return self.work.resting(BITS.get(self.base, 16), self.number_bytes)
 
     @property
@@ -89,6 +90,7 @@ class Training:
         """Texts of a batch: two of each pair of answers."""
         module: Any = self.work.meter.module
         batch = module.sketch_batch(self.work.shape)
+        # A batch of pairs has a map for each of the two answers.
         sides = [batch] if "input_ids" in batch else batch.values()
         return sum(len(side["input_ids"]) for side in sides)
 
@@ -131,7 +133,7 @@ class Training:
     @property
     def is_timed(self) -> bool:
         """Whether `batch_seconds` has been measured."""
-        return "batch_seconds" in self.__dict__
+        return "batch_seconds" in self.__dict__  # where cached_property keeps its value
 
     @property
     def peak_bytes(self) -> int:
@@ -194,6 +196,7 @@ def check_memory(trained: Sequence[Training]) -> list[Finding]:
         findings.append(fits(training, here[training.cuda]))
         if training.loop.fleet is not None:
             findings.append(_fleet(training))
+    # Kinds that differ in the loop alone have the same lines.
     return list(dict.fromkeys(findings))
 
 
@@ -293,7 +296,7 @@ def _is_language_model(parsed: ParsedStage) -> bool:
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
     model, data = config["model"]["init_args"], config["data"]["init_args"]
-    names = ("lora", "base", "dtype", "optimizer", "execution")
+    names = ("lora", "base", "dtype", "optimizer", "execution")  # as texts: maps cannot be in a key
     return (*(str(model.get(name)) for name in names), data.get("batch_size"), data.get("max_tokens"))
 
 

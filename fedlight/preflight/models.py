@@ -46,7 +46,7 @@ def is_local(name: str) -> bool:
     return (
         name == "toy"
         or Path(name).expanduser().exists()
-        or name.count("/") != 1
+        or name.count("/") != 1  # a hub name is owner/name
         or name.startswith((".", "~", "/"))
     )
 
@@ -106,6 +106,7 @@ def _weights(repository: Repository, model: Model) -> int:
         size
         for path, size in repository.files.items()
         if path.endswith(".safetensors")
+        # onnx/ and openvino/ have copies of the weights for other libraries.
         and ("/" not in path or (model.is_encoder and not path.startswith(("onnx/", "openvino/"))))
     )
 
@@ -119,6 +120,7 @@ def _cached_weights(name: str) -> int:
     from huggingface_hub import try_to_load_from_cache
 
     config: Any = try_to_load_from_cache(name, "config.json")
+    # None, or an object that means: the hub has no such file.
     if not isinstance(config, str):
         return 0
     return sum(file.stat().st_size for file in Path(config).parent.rglob("*.safetensors"))

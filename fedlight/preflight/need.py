@@ -83,6 +83,7 @@ def _task_columns(config: Any, arguments: dict[str, Any]) -> dict[str, str] | No
     names: tuple[str, ...] = ()
     for path, task in parts_of(config):
         rows = [task.get(part) for part in ("data", "shots")]
+        # By identity: the rows of two tasks may have equal settings.
         if any(isinstance(each, dict) and each.get("init_args") is arguments for each in rows):
             names = _names(path, task)
     where = {column: column for column in arguments.get("where") or {}}
@@ -92,9 +93,10 @@ def _task_columns(config: Any, arguments: dict[str, Any]) -> dict[str, str] | No
 
 
 def _names(path: str, task: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names that a benchmark reads of each row, which may follow from its settings."""
+    """Return the names that a benchmark reads of each row."""
     kind, parts = class_of(path), ("data", "shots")
     if kind is None or not issubclass(kind, Task):
         return ()
     rows = {part: TaskRows(**task[part]["init_args"]) for part in parts if isinstance(task.get(part), dict)}
+    # An object of the class, because the names may follow from the settings.
     return tuple(kind(**{**task, **rows}).names)

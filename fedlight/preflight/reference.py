@@ -54,9 +54,8 @@ def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> 
             if reason is not None and not path.exists():
                 wrong.append(problem(f"stage {stage.name}", f"{key}={path}: {reason}"))
         known[stage.name] = _written(stage.folder, config)
-        if (
-            not config
-        ):  # its settings do not parse, which has a finding already: anything may be written there
+        # Settings that do not parse have a finding already: anything may be written there.
+        if not config:
             outputs.add(stage.folder)
     return wrong or [
         ok("references", f"{number} files and folders of earlier stages are written before they are read")
@@ -75,6 +74,7 @@ def _written(home: Path, config: dict) -> Written:
     paths = {Path(text) for _, text in paths_of(config) if Path(text).is_relative_to(home)}
     kinds: Iterator[Any] = (class_of(path) for path, _ in parts_of(config))
     logs = {kind.log_name for kind in kinds if isinstance(kind, KeepsLog)}
+    # The folder itself, as trainer.default_root_dir, would count as writing every file below it.
     return Written(paths - {home}, logs, config.get("trainer", {}).get("max_epochs"))
 
 

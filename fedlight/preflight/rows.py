@@ -58,6 +58,7 @@ def read_shape(hub: Hub, name: str, config: str, split: str) -> tuple[Repository
             known = sorted({path.partition("/")[0] for path in at.files if path.endswith(".parquet")})
             raise ValueError(f"it has no configuration {folder!r}; it has {', '.join(known)}")
     splits: dict[str, int | None] = dict.fromkeys(files)
+    # Of train+test the first split shows the columns.
     of_split = files.get(split.partition("+")[0], [])
     size = sum(at.files[path] for paths in files.values() for path in paths)
     return repository, Shape(splits, _first_row(hub, at, of_split[0]) if of_split else None, size)
@@ -141,7 +142,9 @@ def _first_row(hub: Hub, repository: Repository, path: str) -> dict[str, Any] | 
         return _of_arrow(hub.read(repository, "dataset", path, pyarrow.parquet.read_schema, **options))
     head = hub.head(repository, "dataset", path)
     if path.endswith(".gz"):
+        # 16 stands for a gzip header; the object accepts a file without its end.
         head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head)
+    # The beginning may end within a character.
     text = head.decode("utf-8-sig", "ignore")
     try:
         if kind in (".csv", ".tsv"):
@@ -203,9 +206,8 @@ def _local(rows: RowSource, counts: dict[tuple[str, str], int]) -> Finding:
     what = f"data {rows.source}"
     try:
         loaded = load_rows(rows.source, rows.split)
-        check_columns(
-            loaded, dict(rows.columns), rows.source, texts=False
-        )  # a task's rows may hold lists of objects
+        # texts=False: a task's rows may hold lists of objects.
+        check_columns(loaded, dict(rows.columns), rows.source, texts=False)
     except (RowsError, ValueError, OSError) as error:
         return problem(what, str(error))
     counts[rows.source, rows.split] = len(loaded)
@@ -236,12 +238,14 @@ def _at_hub(rows: RowSource, hub: Hub, report: RowsReport) -> None:
     if count is not None:
         report.counts[rows.source, rows.split] = count
     if _cached(name) is None:
+        # A card may lack the size.
         report.downloads[rows.source] = shape.size or sum(repository.files.values())
 
 
 def _shape_finding(what: str, rows: RowSource, repository: Repository, shape: Shape) -> Finding:
     splits = rows.split.split("+")
     if shape.splits and (
+        # train[:10%] is a part of train.
         missing := [split for split in splits if split.partition("[")[0] not in shape.splits]
     ):
         return problem(

@@ -19,10 +19,10 @@ class Chart(NamedTuple):
 
     name: str  # of its files, ``[a-z0-9_]``; once on a page
     title: str  # short, without a full stop
-    caption: str  # what is drawn and how it was summed up; what was left out
+    caption: str  # the drawn numbers, how they were summed up, and omissions
     alt: str  # the figure in words, for who cannot see it
     figure: Figure  # on transparent ground; the page's theme replaces the colours of `figures.style`
-    rows: list[dict[str, Any]]  # what was drawn, the same keys in each; becomes the CSV file
+    rows: list[dict[str, Any]]  # the drawn numbers, the same keys in each; becomes the CSV file
     narrow: Figure | None = None  # for a phone, where texts of a wide figure would be too small
     kind: str = "chart"
 
@@ -33,7 +33,7 @@ class Table(NamedTuple):
     title: str  # short; may be empty
     header: list[str]
     lines: list[list[str]]  # texts, as many as the header has
-    caption: str = ""  # what the numbers are
+    caption: str = ""  # the meaning of the numbers
     marked: frozenset[int] = frozenset()  # lines to point out, by position
     folded: bool = False  # whether it is shown only when it is asked for
     first: int | None = None  # lines that are shown before the others are asked for; None: all
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
 
     method: str
     text: str  # as it was written; nothing in it is ever read as HTML
-    note: str = ""  # what a judge or task noted, such as ``score 1``
+    note: str = ""  # by a judge or task, such as ``score 1``
 
 
 class Example(NamedTuple):
@@ -95,7 +95,7 @@ class Section(NamedTuple):
 
     name: str  # the anchor, ``[a-z0-9_]``; once on a page
     title: str
-    intro: str  # a sentence or two on what is to be seen; may be empty
+    intro: str  # a sentence or two on the parts; may be empty
     parts: list[Part]
     notes: tuple[str, ...] = ()  # one line for each thing that could not be shown, and why
 

@@ -1,4 +1,4 @@
 """Readers of the folders that runs have left, finished or not. No file is trusted, and nothing here trains.
 
-`contents` describes with which settings and files a folder was made.
+`contents` describes the settings and files that made a folder.
 """

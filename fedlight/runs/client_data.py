@@ -16,7 +16,7 @@ class Distribution(NamedTuple):
 
     counts: Counts  # client -> label -> rows
     source: str  # the file that says so
-    by_group: bool  # whether labels are the known groups of clients, as the rows have none
+    by_group: bool  # whether labels are the known groups of clients: the rows have none
     runs: list[Run]  # that have exactly these
 
 

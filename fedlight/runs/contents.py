@@ -2,8 +2,8 @@
 
 A stage of a recipe and ``fedlight fit`` keep both in a file of their folder (`MadeWith`), before their first work.
 
-Every text in the settings that is the path of a file or folder counts. Not counted are the places to which a stage writes,
-by the names of their settings (``output``, ``path``, ``folder``, ``..._folder``, ``cache`` and the like), results of earlier
+Every text in the settings that is the path of a file or folder counts. Not counted are places for a stage's own files, by
+the names of their settings (``output``, ``path``, ``folder``, ``..._folder``, ``cache`` and the like), results of earlier
 stages of the same run, which their ``done.json`` describes, and hidden files and folders such as ``.git``.
 """
 
@@ -130,7 +130,7 @@ def local_paths(settings: Any) -> set[str]:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield texts in settings with the last part of their keys, without places to which a stage writes."""
+    """Yield texts in settings with the last part of their keys, without places for a stage's own files."""
     last = key.rpartition(".")[2]
     if last in OUTPUTS or last.endswith(OUTPUT_ENDINGS):
         return

@@ -106,7 +106,7 @@ def flat(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         if not config and key:
             yield key, {}
         for name, value in config.items():
-            # A class is the value of its own key.
+            # The key of a class has its name as the value.
             below = key if name in ("init_args", "class_path") else f"{key}.{name}".lstrip(".")
             yield from flat(value, below)
     elif isinstance(config, list) and any(isinstance(value, Mapping) for value in config):

@@ -12,7 +12,7 @@ Rows = list[dict[str, str]]
 def merged(versions: Sequence[Rows]) -> Rows:
     """Merge the rows of a run that was begun several times: a later version replaces each column from where it began.
 
-    What was logged without a step, by a validation of the finished run, replaces nothing.
+    Rows without a step, logged by a validation of the finished run, replace nothing.
 
     Examples:
         >>> first = [{"epoch": "0", "x": "1"}, {"epoch": "1", "x": "2"}]
@@ -25,7 +25,7 @@ def merged(versions: Sequence[Rows]) -> Rows:
     ]
     kept: list[Rows] = []
     begun: dict[str, float] = {}
-    for rows in reversed(versions):  # the latest first, as it says from where earlier ones do not count
+    for rows in reversed(versions):  # the latest first: earlier ones count up to its beginning
         kept.append([row for old in rows if _tells(row := _without(old, begun))])
         for row in rows:
             for column, value in row.items():

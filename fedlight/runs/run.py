@@ -1,6 +1,6 @@
 """Runs as a report reads them: folders of Lightning commands and of recipes' stages, finished or not.
 
-Nothing here raises for half a row, half a file or none, as a killed or running command leaves them. What could not be read,
+Nothing here raises for half a row, half a file or none: a killed or running command leaves such. A file that cannot be read,
 or has changed since a finished run wrote it, is counted in `Run.faults`: no number on the page is of such a file.
 """
 
@@ -25,11 +25,11 @@ class Run:
         folder: where they are.
         method: a stage's name, which runs of other seeds share.
         label: tells it from all runs on the page.
-        home: the folder that the user gave, in which it was found.
+        home: the folder that the user gave, this one or one above it.
         private: whether clients' own rows may be shown.
 
     Attributes:
-        faults: file -> what could not be read of it.
+        faults: file -> its fault.
     """
 
     def __init__(self, folder: Path, method: str, label: str, home: Path, private: bool = False) -> None:
@@ -185,7 +185,7 @@ class Run:
         return {name: digest for each in files if isinstance(each, dict) for name, digest in each.items()}
 
     def is_changed(self, name: str) -> bool:
-        """Tell whether a file is not what the run has written; files with a digest in them are checked elsewhere."""
+        """Tell whether a file differs from the one that the run wrote; files with a digest in them are checked elsewhere."""
         if name in (*OWN_FILES, "results.json"):
             return False
         digest = self._digests().get(name)
@@ -207,7 +207,7 @@ def read_recipe(home: Path) -> Run:
 
 
 def read_runs(folders: Sequence[str | Path], private: bool = False) -> list[Run]:
-    """Return all runs in the given folders, of commands or recipes, in the order in which they were begun.
+    """Return all runs in the given folders, of commands or recipes, in the order of their beginnings.
 
     Raises:
         ValueError: a folder is not there, or holds no run.

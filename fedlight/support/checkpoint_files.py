@@ -1,7 +1,4 @@
-"""Checkpoint files of Lightning: whether they are whole, and whether training can go on from them.
-
-torch stores checksums of a file's parts and does not check them when it loads: a flipped bit would change a weight.
-"""
+"""Checkpoint files of Lightning: whether they are whole, and whether training can go on from them."""
 
 import sys
 import zipfile
@@ -103,7 +100,7 @@ def _content(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"checkpoint {str(path)!r}: there is no such file")
     try:
-        check_sums(path)
+        check_sums(path)  # torch.load does not check them: a flipped bit would change a weight
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # garbage can make the unpickler raise anything
         raise _damaged(path, error) from None

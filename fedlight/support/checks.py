@@ -1,8 +1,7 @@
 """Checks of settings, made before any work.
 
-The arguments of a constructor are checked against its annotations when an object is made. On the command line the parser
-does so; a program that gives ``clients_per_round=2.5`` is told the same here. YAML is checked before it is read, since a few
-hundred bytes of it can stand for gigabytes.
+The arguments of a constructor are checked against its annotations when an object is made; on the command line the parser
+does so. YAML is checked before it is read.
 """
 
 import collections.abc
@@ -92,7 +91,7 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(fits(value, each) for each in inner)
     if origin is Literal:
-        return any(isinstance(value, type(each)) and value == each for each in inner)
+        return any(isinstance(value, type(each)) and value == each for each in inner)  # True equals 1
     kind = None if hint is types.NoneType else hint
     if kind in KINDS:
         is_truth = isinstance(value, KINDS[bool][1])
@@ -131,6 +130,7 @@ def _given(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Itera
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
             if name in hints:
                 yield name, value, hints[name]
+        # Positional arguments end here: a constructor passes others on by name alone.
         args, kwargs = (), {name: value for name, value in kwargs.items() if name not in parameters}
 
 
@@ -290,6 +290,7 @@ def check_yaml(text: str, name: str) -> None:
     import yaml
 
     try:
+        # libyaml's parser is the faster one, where it is installed.
         _check(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), name)
     except yaml.YAMLError:  # said in the words of the parser that commands use
         _check(yaml.parse(text), name)
@@ -312,6 +313,7 @@ def _check(events: Iterable[Any], name: str) -> None:
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_.pop()
+        # A few hundred bytes of nested aliases can stand for gigabytes.
         elif isinstance(event, yaml.AliasEvent):
             size, anchor = sizes.get(str(anchor), 1), None
             repeated += size

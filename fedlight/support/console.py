@@ -43,10 +43,11 @@ def one_line_errors() -> Iterator[None]:
     """End the program with one line and exit code 2 for an error that the user can mend, instead of a stack trace.
 
     ``FEDLIGHT_TRACEBACK=1`` in the environment shows the stack too. Ctrl-C ends the program with exit code 130, SIGTERM and
-    SIGHUP with 143: a closed terminal sends SIGHUP, which ``nohup`` has ignored. Lightning would end with 0, or go on until
-    the stage is over. Another error passes, so Python shows the stack and ends with 1. Notices of libraries are left out.
+    SIGHUP with 143. Another error passes, so Python shows the stack and ends with 1. Notices of libraries are left out.
     """
+    # Lightning would end with 0, or go on until the stage is over.
     signal.signal(signal.SIGTERM, _stop)
+    # A closed terminal sends SIGHUP; under nohup it is ignored, and stays so.
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, partial(_hang_up, [handle for handle in (1, 2) if os.isatty(handle)]))
     try:
@@ -55,7 +56,7 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt as stop:
         print(f"fedlight: stopped {stop}".rstrip(), file=sys.stderr)
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
-    except BrokenPipeError:
+    except BrokenPipeError:  # for `quiet_when_unread`
         raise
     except Exception as error:
         if not _can_be_mended(error):
@@ -129,8 +130,9 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _hang_up(terminals: Sequence[int], signum: int, frame: FrameType | None) -> None:
-    """Stop once. Text for the closed terminal goes nowhere: an error there would end the clean-up."""
+    """Stop once."""
     signal.signal(signum, signal.SIG_IGN)
+    # Writing to the closed terminal would raise an error and end the clean-up.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for handle in terminals:
         os.dup2(nowhere, handle)

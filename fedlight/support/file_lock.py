@@ -1,8 +1,7 @@
 """Lock that one process holds as long as it lives: the kernel drops it with the process, however that ends.
 
-So there are no stale locks to be told by process numbers, which are used again. The lock is a record lock (``fcntl.lockf``):
-forked processes such as a loader's workers do not inherit it, and network file systems know it across hosts. The text in the
-file names the holder, for people alone.
+So there are no stale locks to be told by process numbers, which are used again. The text in the file names the holder, for
+people alone.
 """
 
 import errno
@@ -90,6 +89,7 @@ class FileLock:
     def write(self, text: str) -> None:
         """Write the file of a held lock; writing it in any other way would release the lock."""
         assert self._handle is not None
+        # By the same handle: a record lock ends when its process closes any handle of the file.
         os.truncate(self._handle, 0)
         self.append(text, synced=True)
 
@@ -113,6 +113,7 @@ class FileLock:
         if not self.supported:
             return True
         try:
+            # A record lock: forked workers of a loader do not inherit it, and network file systems know it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in HELD:

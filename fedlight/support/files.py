@@ -1,8 +1,8 @@
 """Files that are written whole or not at all: after a kill, on a full disk, and when the power goes.
 
-Content goes to a file beside the target first, is synced to the disk, and replaces the target in one step. A killed process
-leaves files named ``TARGET.<8 hex digits>.tmp``: the next writer of the target takes their place, and `remove_unfinished`
-finds them all in a run's folder. Digests inside files show damage when such a file is read.
+Content goes to a file beside the target first, is synced, and replaces the target in one step. A killed process leaves files
+named ``TARGET.<8 hex digits>.tmp``: the next writer of the target takes their place, and `remove_unfinished` finds them all
+in a run's folder. Digests inside files show damage when such a file is read.
 """
 
 import csv
@@ -42,10 +42,10 @@ def whole_file(file: Path, synced: bool = True) -> Iterator[Path]:
     with unfinished(file) as new:
         yield new
         if synced:
-            sync(new)
+            sync(new)  # before the name: else a power cut may leave an empty file
         os.replace(new, file)
         if synced:
-            sync(file.parent)
+            sync(file.parent)  # the name is in the folder
 
 
 @contextmanager
@@ -68,6 +68,7 @@ def unfinished(target: Path, is_folder: bool = False) -> Iterator[Path]:
 
 def _free_name(target: Path, is_folder: bool) -> tuple[Path, int | None]:
     """Return an empty file or folder and the handle that holds it; None where the file system has no locks."""
+    # The random name is for a file system without locks, and for more writers than that.
     names = [*(f"{number:08x}" for number in range(MOST_WRITERS)), secrets.token_hex(4)]
     for new in (target.with_name(f"{target.name}.{name}.tmp") for name in names):
         try:
@@ -111,8 +112,7 @@ def _remove(path: Path) -> None:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside ``folder``, unique to this process, which replaces it if the block ends without error.
 
-    ``os.replace`` cannot replace a folder that is not empty; so for a moment there is none, and a kill then leaves both
-    under names of unfinished files.
+    For a moment there is no folder, and a kill then leaves both under names of unfinished files.
 
     Raises:
         OSError: it cannot be written; then ``folder`` is as it was. A full disk is named with the remedy.
@@ -123,7 +123,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             sync(path)
         old = before / folder.name
         try:
-            if folder.exists():
+            if folder.exists():  # os.replace cannot replace a folder that is not empty
                 os.replace(folder, old)
             os.replace(new, folder)
             sync(folder.parent)
@@ -250,7 +250,8 @@ def full_disk_named(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Return whether a disk is full; safetensors reports it with a special error class."""
+    """Return whether a disk is full."""
+    # safetensors has a special error class, without an errno.
     code = getattr(error, "errno", None)
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
@@ -378,6 +379,7 @@ def quoted(text: str) -> str:
         "=1+1"
         "a\u0000b"
     """
+    # Text in the form of quoted text is quoted too, or `unquoted` would change it.
     if _NUMBER.fullmatch(text) or not (_UNSAFE.match(text) or _QUOTED.fullmatch(text)):
         return text
     return '"' + printable(text, r'"\\') + '"'

@@ -112,8 +112,8 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     """Make one of torch's own optimizers step all parameters in one call of its fused kernel.
 
     It stays as it is where its class has no such kernel for the parameters' devices, where a group decides ``fused`` or
-    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous, because the kernels for
-    the CPU read memory in its order. Called before the first step.
+    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous. Called before the first
+    step.
 
     Examples:
         >>> adam = torch.optim.Adam([nn.Parameter(torch.ones(1))])
@@ -128,6 +128,7 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
         or any(group.get(name) is not None for group in groups for name in ("fused", "foreach"))
         or any(group.get(name) for group in groups for name in ("capturable", "differentiable"))
         or not all(
+            # Kernels for the CPU read memory in its order.
             p.device.type in devices and p.is_floating_point() and p.is_contiguous()
             for group in groups
             for p in group["params"]

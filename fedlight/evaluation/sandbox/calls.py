@@ -54,7 +54,7 @@ def pack(value: Any) -> Any:
         >>> pack((1, [2.5, None], {"a": {True}}))
         {'tuple': [1, {'list': [2.5, None]}, {'dict': [['a', {'set': [True]}]]}]}
     """
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool):  # before int, which bool is derived from
         return value
     if isinstance(value, int):
         # Python's JSON stops at 4,300 digits.
@@ -103,7 +103,7 @@ def send(pipe: int, message: Any) -> None:
     text = json.dumps(message).encode()
     data = memoryview(struct.pack("=Q", len(text)) + text)
     while data:
-        data = data[os.write(pipe, data) :]
+        data = data[os.write(pipe, data) :]  # a pipe may take a part
 
 
 def receive(pipe: int) -> Any:

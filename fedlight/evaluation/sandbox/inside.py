@@ -1,7 +1,6 @@
 """First program in a process of the sandbox: gives up every right, checks that, and runs the code.
 
 A script for ``python -s -P -S``: it imports only the standard library, and its order comes as JSON through standard input.
-The sequence matters: steps that need rights come before the rights are given up, and the filter of system calls comes last.
 """
 
 import ctypes
@@ -59,11 +58,13 @@ class Locked:
 
     def drop_capabilities(self, number: int) -> None:
         """Give up all capabilities, so that root here has no more rights than any user."""
+        # Version 3 has two structs of three 32-bit sets: all empty.
         self.syscall(number, struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
 
     def filter(self, program: bytes) -> None:
         """Install the filter of system calls."""
         held = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: number of instructions of 8 bytes, padding, pointer.
         header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
         address = ctypes.create_string_buffer(header, len(header))
         self.prctl(SET_SECCOMP, 2, ctypes.addressof(address))
@@ -91,14 +92,16 @@ def lock(order: dict[str, Any]) -> None:
     """Give up all rights and check that they are gone."""
     kernel = Locked()
     kernel.prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != order["parent"]:
+    if os.getppid() != order["parent"]:  # it ended before the signal was set
         raise OSError("the process that started this one is gone")
-    kernel.prctl(SET_DUMPABLE, 0)
+    kernel.prctl(SET_DUMPABLE, 0)  # other processes of the user cannot trace it
+    # Without root, Landlock and seccomp require this. Steps that need rights come first, the filter last.
     kernel.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     kernel.landlock(bytes.fromhex(order["ruleset"]), order["rules"])
     kernel.drop_capabilities(order["capset"])
     limit(order["limits"], strict=True)
     kernel.filter(bytes.fromhex(order["filter"]))
+    # A file outside of the rules, which Landlock refuses, and a signal, which the filter refuses.
     for attempt in (lambda: os.open("/", os.O_RDONLY), lambda: os.kill(os.getpid(), 0)):
         try:
             attempt()

@@ -139,15 +139,15 @@ class SandboxedProcess:
             self._close_pipes()
             raise
         finally:
+            # Else the end of the child's output would never be seen.
             for write in writes.values():
                 os.close(write)
 
     def _start(
         self, order: Mapping[str, object], writes: Mapping[str, int], pipes: Sequence[int]
     ) -> "subprocess.Popen[bytes]":
-        library_path = os.environ.get(
-            "LD_LIBRARY_PATH"
-        )  # some interpreters need it to find their own library
+        # Some interpreters need it to find their own library.
+        library_path = os.environ.get("LD_LIBRARY_PATH")
         with tempfile.TemporaryFile() as file:  # long code would fill a pipe before it is read
             file.write(json.dumps(order).encode())
             file.seek(0)
@@ -185,7 +185,8 @@ class SandboxedProcess:
             return any(number >= self.limits.files for number, _ in enumerate(entries))
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended; it stays a zombie until it is killed, so its id is not reused."""
+        """Return whether the process has ended."""
+        # WNOWAIT leaves a zombie until `kill`, so the id is not used again.
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self) -> int:

@@ -1,10 +1,8 @@
 """Protection from a process: the means of this machine, and the order that makes a process lock itself.
 
-Landlock bounds the files: the libraries for reading, the process's own folder for reading and writing. A rule of
-Landlock holds for everything beneath a path, without exceptions. Installed packages lie inside the standard library's
-folder (``site-packages``) and among the system's libraries (``dist-packages``), so each entry beside them has a separate
-rule. The standard library's folder itself cannot be listed, or its packages could be; imports use the listing that
-the interpreter took before it was locked.
+Landlock bounds the files: the libraries for reading, the process's own folder for reading and writing. The standard
+library's folder itself cannot be listed, or its packages could be; imports use the listing that the interpreter took before
+it was locked.
 
 Landlock is the kernel's means for a process without rights to give up access to files (Linux 5.13 and later). Here it
 forbids execution, and new folders and links, so that the own folder stays flat. Version 4 also denies TCP, and 6
@@ -67,7 +65,7 @@ def missing_protection() -> str | None:
     """Return the part that this machine lacks for protection, None if it lacks none."""
     if sys.platform != "linux":
         return f"the sandbox needs Landlock and seccomp of Linux, and this is {sys.platform}"
-    if platform.machine() not in MACHINES or sys.maxsize < 1 << 32:
+    if platform.machine() not in MACHINES or sys.maxsize < 1 << 32:  # also a 32-bit Python on such a machine
         return f"the sandbox knows the system calls of {' and '.join(MACHINES)} (64 bits), and this is {platform.machine()}"
     if ctypes.CDLL(None).prctl(GET_SECCOMP, 0, 0, 0, 0) < 0:
         return f"kernel {platform.release()} offers no filter of system calls (seccomp)"
@@ -90,6 +88,7 @@ def landlock_version() -> int:
         OSError: the kernel has none (``ENOSYS``), or it was disabled when the machine started (``EOPNOTSUPP``).
     """
     kernel = ctypes.CDLL(None, use_errno=True)
+    # Flag 1, LANDLOCK_CREATE_RULESET_VERSION: no ruleset is made.
     version: int = kernel.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
         number = ctypes.get_errno() or errno.ENOSYS
@@ -112,6 +111,8 @@ def rules(version: int, folder: Path) -> list[tuple[str, int]]:
     """Return paths and the rights beneath them; files may be written in ``folder`` only."""
     # The compiled part of the standard library may have a separate folder.
     folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    # A rule holds for everything beneath a path, without exceptions, and packages lie in these folders:
+    # each entry beside site-packages and dist-packages gets a separate rule.
     entries = [entry for at in folders for entry in _entries(Path(at)) if entry.name not in PACKAGES]
     paths: list[str | Path] = [*FILES, *entries, *_shared_libraries()]
     readable = sorted({str(Path(path).resolve()) for path in paths if Path(path).exists()})

@@ -117,10 +117,11 @@ def check_function(
 
 
 def _failed_result(verdict: Result, judged: SandboxedProcess) -> Result:
-    """Return the code's own result if it ended before the tests, which then report only an end of file."""
+    """Return the code's own result if it ended before the tests."""
     if watch([judged], at_most_seconds=END_SECONDS):  # without further calls it ends as well
         return verdict
     code_result = judged.result(None)
+    # Where the code failed, the tests report only an end of file.
     return verdict if code_result.outcome == "finished" else code_result
 
 

@@ -1,8 +1,7 @@
 """Filter of system calls: a program for the kernel (seccomp-bpf).
 
-A refused call fails with EPERM, so code gets ``PermissionError``. Calls of another instruction set (32 bits, x32), whose
-numbers have other meanings, kill the process. Source: linux/seccomp.h, linux/filter.h,
-Documentation/userspace-api/seccomp_filter.rst.
+A refused call fails with EPERM, so code gets ``PermissionError``; one of another instruction set kills the process. Source:
+linux/seccomp.h, linux/filter.h, Documentation/userspace-api/seccomp_filter.rst.
 
 A list of allowed calls stays right when kernels get new ones. Not on it, and so refused: processes and threads (fork,
 clone, execve), sockets of every kind, signals to any process, changes of owner, mode, times or limits, mounts, namespaces,
@@ -64,7 +63,7 @@ MACHINES = {
 LOAD, JUMP_EQUAL, JUMP_FROM, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # RET_ALLOW, RET_ERRNO with EPERM, RET_KILL_PROCESS
-X32 = 0x40000000
+X32 = 0x40000000  # the bit of x32's numbers
 
 TERMINAL_COMMANDS = [0x5401, 0x5450, 0x5451]  # TCGETS (isatty), FIONCLEX, FIOCLEX
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC; not F_SETOWN, which has the kernel send signals to others
@@ -77,6 +76,7 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, co
 def seccomp_filter(machine: Machine) -> bytes:
     """Return the program that allows the calls of `machine`, as an array of ``struct sock_filter``."""
     program: list[Instruction] = [
+        # Calls of another instruction set (32 bits, x32) have numbers with other meanings.
         (LOAD, 0, 0, ARCHITECTURE),
         (JUMP_EQUAL, 1, 0, machine.audit_arch),
         (RETURN, 0, 0, KILL),

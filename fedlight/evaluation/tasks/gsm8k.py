@@ -23,8 +23,7 @@ NUMBER = re.compile(MINUS + r"(?:[$\u20ac\u00a3]\s?-?)?(?:(?:\d{1,3}(?:,\d{3})+|
 class GSM8K(Task):
     """Task of math word problems; the rows have ``question`` and ``answer``.
 
-    Arguments are those of `Task`. Few-shot examples show their worked solutions,
-    without the calculator's annotations.
+    Arguments are those of `Task`. Few-shot examples show their worked solutions.
     """
 
     names = ("question", "answer")
@@ -36,7 +35,7 @@ class GSM8K(Task):
         if target is None:
             raise ValueError(f"the answer has no number behind {MARK}")
         question = text_of(row["question"])
-        response = re.sub(r"<<.*?>>", "", text_of(row["answer"]))
+        response = re.sub(r"<<.*?>>", "", text_of(row["answer"]))  # the calculator's annotations
         return Example({"instruction": question, "input": ""}, f"{target:f}", response)
 
     def score(self, example: Example, answer: str) -> Verdict:

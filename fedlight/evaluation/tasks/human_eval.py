@@ -6,8 +6,7 @@ Chen et al., "Evaluating Large Language Models Trained on Code", 2021, https://a
 there) instead of time on the clock.
 
 A model trained on code continues the prompt and does not stop by itself. One trained on instructions answers with words, a
-fenced block and the whole function. `complete_program` reads both. It uses no parser: the text is not trusted, and deep
-nesting can crash a parser.
+fenced block and the whole function. `complete_program` reads both.
 """
 
 import re
@@ -104,6 +103,7 @@ class HumanEval(Task):
     def judge(self, examples: Sequence[Example], answers: Sequence[Sequence[str]]) -> list[list[Verdict]]:
         """Return verdicts; several problems are tested at a time, and equal answers to a problem once."""
         pairs = [(row, answer) for row, written in enumerate(answers) for answer in dict.fromkeys(written)]
+        # Threads suffice: each waits for its two processes.
         with ThreadPoolExecutor(self.processes) as pool:
             verdicts = dict(
                 zip(pairs, pool.map(lambda pair: self.score(examples[pair[0]], pair[1]), pairs), strict=True)
@@ -142,6 +142,7 @@ def complete_program(prompt: str, answer: str, function: str) -> str:
             return 2 * x
         <BLANKLINE>
     """
+    # No parser reads the answer: the text is not trusted, and deep nesting can crash a parser.
     code = _extract_block(answer, function)
     if _defines(code, function):
         return f"{stub(prompt)}\n{_extract_function(code, function)}"
@@ -170,11 +171,11 @@ def _extract_function(code: str, function: str) -> str:
     heads = [number for number, line in enumerate(lines) if CODE_BEGINS.match(line.lstrip())]
     definition = next(number for number, line in enumerate(lines) if _defines(line, function))
     begin = heads[0]
-    margin = len(lines[begin]) - len(lines[begin].lstrip())
+    margin = len(lines[begin]) - len(lines[begin].lstrip())  # the whole block may be indented
     lines = [line[margin:] if not line[:margin].strip() else line for line in lines]
     kept = lines[begin : definition + 1]
     for line in lines[definition + 1 :]:
-        if line[:1].strip() and not CODE_CONTINUES.match(line):
+        if line[:1].strip() and not CODE_CONTINUES.match(line):  # words after the code
             break
         kept.append(line)
     return "\n".join(kept)

@@ -83,7 +83,8 @@ class MultipleChoice(Task):
         return Example(fields, shown[right], group=subject, choices=shown)
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
-        """Return the most tokens of an answer, or the bytes of the longest choice, at least its tokens, and a blank."""
+        """Return the most tokens of an answer, or of the longest choice and a blank."""
+        # A text has at least as many bytes as tokens.
         longest = max(len(choice.encode()) for example in examples for choice in example.choices)
         return max(self.max_new_tokens, 1 + longest)
 
@@ -104,6 +105,7 @@ def letter_in(answer: str, number: int) -> str | None:
         >>> letter_in(" B. femur", 4), letter_in("The answer is (C)", 4), letter_in("A bone.", 4), letter_in("E", 4)
         ('B', 'C', None, None)
     """
+    # In "A bone" the letter is an article: a mark or the end of the line has to follow it.
     letter = re.search(rf"(?:^|(?<=[\s(\"'*]))[{LETTERS[:number]}](?=[.):,*\"']|\s*$|\s*\n)", answer)
     return letter.group() if letter else None
 

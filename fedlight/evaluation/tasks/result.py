@@ -130,6 +130,7 @@ class Result:
     @property
     def unread(self) -> float:
         """Share of written answers that could not be read, in [0, 1]."""
+        # The last verdict is on the likeliest choice, which was not written.
         written = [outcome.verdicts[:-1] if self.choices else outcome.verdicts for outcome in self.outcomes]
         return fmean(verdict.read is None for verdicts in written for verdict in verdicts)
 
@@ -168,7 +169,7 @@ def wilson_interval(share: float, number: int, confidence: float = 0.95) -> tupl
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle = (share + z * z / (2 * number)) / (1 + z * z / number)
     half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number**2)) / (1 + z * z / number)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, middle - half), min(1.0, middle + half)  # rounding may pass 0 and 1
 
 
 def shares_of(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -81,7 +81,7 @@ def label_of(value: Any, coding: str) -> str:
         try:
             score = float(text)
         except ValueError:
-            score = float("nan")
+            score = float("nan")  # fails the comparison
         if -1 <= score <= 1:
             return "negative" if score < -THRESHOLD else "neutral" if score < THRESHOLD else "positive"
         raise ValueError(f"the label {value!r} is neither a word nor a score in [-1, 1]")

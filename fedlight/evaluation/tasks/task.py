@@ -188,9 +188,9 @@ class Task(Checked, ABC):
             self.temperature,
             self.top_p,
             self.max_new_tokens,
-            derive_seed(self.seed, "task", *prompts),
+            derive_seed(self.seed, "task", *prompts),  # the same in whichever process answers the batch
             stop=self.stop,
-            strip=False,
+            strip=False,  # the first line of a function's body needs its blanks
         )
         choices = [example.choices for example in examples]
         if not all(choices):
@@ -205,6 +205,7 @@ class Task(Checked, ABC):
     def choose_shots(self, example: Example, pool: Sequence[Example]) -> Sequence[Example]:
         """Return the examples to show before a question, without it: the first of its group if the pool has any."""
         candidates = [shot for shot in pool if shot.group == example.group] or pool
+        # The pool may have the question itself.
         others = list(islice((shot for shot in candidates if shot.fields != example.fields), self.num_shots))
         if len(others) < self.num_shots:
             raise ValueError(
@@ -276,6 +277,7 @@ class Task(Checked, ABC):
         """Return the outcomes; a row whose prompt does not fit into the model counts as wrong."""
         asked = [row for row, is_asked in enumerate(fits) if is_asked]
         judged = self.judge([examples[row] for row in asked], [answers[row] for row in asked])
+        # As for a row with an answer: one on the written choice, one on the likeliest.
         verdicts = [[Verdict(0.0, None, TOO_LONG)] * (1 + bool(example.choices)) for example in examples]
         for row, row_verdicts in zip(asked, judged, strict=True):
             verdicts[row] = row_verdicts

@@ -1,8 +1,8 @@
 """Figures of FedDCA as stages of a recipe: labels of clients, similarities of retrieved rows, coverage and score.
 
 Z. Wang et al., "Federated Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), 2024,
-https://arxiv.org/abs/2409.20135, Figures 4 and 11 and what Table 3 is said to explain. Each function reads runs' files,
-writes one SVG or PNG (by the ending of ``output``) and returns its path and what it shows.
+https://arxiv.org/abs/2409.20135, Figures 4 and 11 and the paper's explanation of Table 3. Each function reads runs' files,
+writes one SVG or PNG (by the ending of ``output``) and returns its path and the drawn numbers.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Lines with a band over seeds, and points of methods by two measures.
 
-Names of points stand in a column beside the figure, where they cannot cover each other.
+Names of points are in a column beside the figure, where they cannot cover each other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ def line_figure(
     height: float = HALF_A_PAGE[1],
     whole: bool = False,
 ) -> Figure:
-    """Draw lines on a chart of their own; ``x`` and ``y`` name its axes, and a ``whole`` x has no ticks between integers."""
+    """Draw lines on a separate chart; ``x`` and ``y`` name its axes, and a ``whole`` x has no ticks between integers."""
     figure, axes = new_chart(height)
     draw_lines(axes, lines, styles)
     axes.set_xlabel(x)

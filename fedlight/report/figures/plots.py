@@ -85,7 +85,7 @@ def draw_reward_hacking(table: Mapping[str, Mapping[str, Sequence[float]]]) -> F
 def clients(files: dict[str, str], output: str) -> dict[str, Any]:
     """Draw the accuracy of each client, clients sorted by it, a line for each method; the worst tenth is shaded.
 
-    A client's accuracy is that of its own selector where it has one, else that of the vote.
+    A client is scored by its own selector where it has one, else by the vote.
 
     Args:
         files: method -> the ``clients.csv`` of ClientAccuracy. Of its stages one counts: ``own`` (each client's own model)
@@ -166,7 +166,7 @@ def groups_of(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
 
 @matplotlib.rc_context(STYLE)
 def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
-    """Draw the ``table`` of `groups` in areas, which a page can recolour as no image; blank where nobody was grouped."""
+    """Draw the ``table`` of `groups` in areas, which a page can recolour as no image; blank for clients without a group."""
     figure, axes = new_figure()
     image = np.array(table["selector"], dtype=float)  # None becomes NaN
     number, rounds = int(np.nanmax(image)) + 1, table["round"]

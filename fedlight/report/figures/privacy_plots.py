@@ -3,7 +3,7 @@
 Z. Zhang et al., "FewFedPIT: Towards Privacy-preserving and Few-shot Federated Instruction Tuning",
 https://arxiv.org/abs/2403.06131, Figures 3 and 4(a); leakage over rounds also in FedDCA (Z. Wang et al.,
 https://arxiv.org/abs/2409.20135), Figure 3. Each function reads runs' files, writes one SVG or PNG (by the ending of
-``output``) and returns its path and what it shows.
+``output``) and returns its path and the drawn numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def trade_off(
         output: the figure.
         y: column upwards.
         paths: name of a line -> name of each of its points, in order -> the point's method; such as FewFedPIT and its betas.
-        names: column -> what the axis is called; the column's own name if not given.
+        names: column -> name of its axis; the column's own name if not given.
 
     Returns:
         ``file``; ``table``: method -> ``x`` and ``y``, a value for each seed. Methods without one of both are not drawn.
@@ -70,7 +70,7 @@ def leakage_over_rounds(
         metric: column of ``attacks/attacks.csv``.
         output: the figure.
         target: ``global``, or ``uploads`` for the mean over a round's uploads.
-        name: what the axis is called; the column's name if not given.
+        name: name of the axis; the column's name if not given.
 
     Returns:
         ``file``; ``table``: method -> ``round``, ``mean`` and ``std`` (over the seeds), lists of equal length;
@@ -146,10 +146,10 @@ def differences(
 
     Args:
         tables: folders of stages whose result has ``rows`` with ``method``, one for each seed.
-        pairs: what a point is called -> a method, and the method that is subtracted, both of the same seed.
+        pairs: name of a point -> a method, and the method that is subtracted, both of the same seed.
         output: the figure.
         column: column of the rows.
-        name: what the axis is called; the column's name if not given.
+        name: name of the axis; the column's name if not given.
 
     Returns:
         ``file``; ``rows``: ``pair``, ``difference`` (the mean), ``low`` and ``high`` (None for one seed), ``seeds`` (their

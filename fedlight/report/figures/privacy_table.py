@@ -1,6 +1,6 @@
-"""Table of privacy and utility, as a stage of recipes: the score of each method's model, and what attacks find in it.
+"""Table of privacy and utility, a stage of recipes: the score of each method's model, and the findings of attacks on it.
 
-What they find is in ``attacks/attacks.csv``, which the attack callbacks write into a run's folder.
+The attack callbacks write their findings into ``attacks/attacks.csv`` in a run's folder.
 """
 
 import math
@@ -32,19 +32,19 @@ def privacy_table(
     Args:
         methods: method -> folder of its run, a stage of the recipe.
         task: whose score is the utility. Where the clients' own models were scored, it is their mean.
-        attacks: column of ``attacks/attacks.csv``, such as ``discoverable_memorization/rouge_l``, -> what it is called here;
-            None: all there are, by their own names.
+        attacks: column of ``attacks/attacks.csv``, such as ``discoverable_memorization/rouge_l``, -> its name here; None:
+            all there are, by their own names.
         targets: whose leakage, ``global`` alone if not given, or ``uploads`` as well, whose columns end in `` of uploads``.
             A run without uploads has nothing there.
         not_attacked: methods whose runs have no attacks, as nothing leaves their clients.
         zero_shot: folder of the stage that tested the model before training. It gives a row ``pre-trained``, whose leakage
-            is what the attacks have found before training in the first run that began with them.
+            was found before training by the attacks of the first run that began with them.
         wins: folder of a stage that called `fedlight.judges.duels.duels`; its shares become columns.
-        if_run: methods that are left out where their folder does not exist, as the recipe's settings leave their stages out.
+        if_run: methods that are left out where their folder does not exist, because the settings leave their stages out.
 
     Returns:
-        ``rows`` with ``method``, ``utility``, the shares of wins, and of each attack the value at the last round at which
-        it was made; a ``report``. What is not known of a method is left out.
+        ``rows`` with ``method``, ``utility``, the shares of wins, and the value of each attack at its last round; a
+        ``report``. Unknown values of a method are left out.
 
     Raises:
         ValueError: a run is not done, has not scored the task, or was not attacked.

@@ -2,7 +2,7 @@
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, appendix A.10: t-SNE (van der Maaten and Hinton, JMLR
 2008) of 10,000 texts of the domain, and of 5,000 that each way retrieved. Deviations: a panel for each way, since points
-would hide each other, and a colour of their own for rows from outside of the domain.
+would hide each other, and another colour for rows from outside of the domain.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ from fedlight.report.figures.style import STYLE, add_legend, colors, save
 from fedlight.report.parts import shortened
 from fedlight.support.seeding import derive_seed
 
-COMPONENTS = 50  # of PCA before t-SNE, as its authors do
+COMPONENTS = 50  # of PCA before t-SNE, like its authors
 ACROSS = 3  # panels beside each other
 MANY = 1000  # points that are drawn small
 MOST_LETTERS, LETTERS_PER_INCH = 32, 11  # of a name in the legend

@@ -153,7 +153,7 @@ def method_looks(runs: Sequence[Run]) -> Looks:
 
 
 def _kind(run: Run) -> str:
-    """Return a run's method without the name of the folder in which it was found."""
+    """Return a run's method without the name of the given folder."""
     if run.folder == run.home or not run.folder.is_relative_to(run.home):
         return run.method
     return methods([(run.folder, run.home)])[0]

@@ -32,7 +32,7 @@ POINTS = 800
 STEPS = 500
 PANELS = 6
 HISTOGRAMS = 4
-NAMED = 5  # categories with a colour of their own
+NAMED = 5  # categories with separate colours
 OTHERS = "other categories"
 
 
@@ -66,7 +66,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
     """Return coverage and score of the methods in the tables of finished stages: method -> ``coverage``, ``score``.
 
-    The score is the column of that name, else the first one that is neither coverage nor a share of what was added.
+    The score is the column of that name, else the first one that is neither coverage nor a share of the added rows.
     """
     measured: dict[str, dict[str, list[float]]] = {}
     for run in runs:
@@ -122,7 +122,7 @@ def _groups(points: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[s
 
 
 def _categories(addition: Addition) -> dict[str, str]:
-    """Return text -> category of what was added; empty where it has none."""
+    """Return text -> category of the added rows; empty where a row has none."""
     rows = (row for of_client in addition.added.values() for row in of_client)
     return {instruction_text(row.fields): row.fields.get("category", "") for row in rows}
 
@@ -189,7 +189,7 @@ def _coverage_and_score(measured: Mapping[str, Mapping[str, list[float]]]) -> Ch
 
 
 def _table(additions: Mapping[str, Addition]) -> Table:
-    """Return a table of the sizes of what was added, and of texts that clients share."""
+    """Return a table with the numbers of added rows, and of texts that clients share."""
     lines = []
     for name, addition in additions.items():
         rows = sum(map(len, addition.added.values()))
@@ -214,7 +214,7 @@ def _table(additions: Mapping[str, Addition]) -> Table:
 
 
 def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
-    """Return what each augmentation added, for the first seed that has it, and a line for each record that is damaged.
+    """Return the rows that each augmentation added, for the first seed that has it, and a line for each damaged record.
 
     Runs of several algorithms may share a record; it is read once and has the name of its folder.
     """

@@ -100,7 +100,7 @@ def _by_metric(of_methods: Mapping[str, Sequence[Curves]], axis: str) -> dict[st
 
 
 def _zeros(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> set[str]:
-    """Return the counts of what has never happened: metrics outside of the families that are 0 everywhere."""
+    """Return the counts of events that never happened: metrics outside of the families that are 0 everywhere."""
     return {
         metric
         for metric, by_method in metrics.items()
@@ -119,7 +119,7 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
         name: by_method
         for name, by_method in sorted(metrics.items(), key=_place)
         if not any(name in pair for pair in ends.values())  # ends are drawn as a band
-        # Single values stand in tables; beside curves they are points.
+        # Single values are in tables; beside curves they are points.
         and any(len(curve) > 1 for several in by_method.values() for curve in several)
     }
     charts = []

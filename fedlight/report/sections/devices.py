@@ -385,7 +385,7 @@ def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str
 
 
 def size_unit(most: float) -> tuple[float, str]:
-    """Return the largest unit, as bytes and name, of which a number of bytes has at least one.
+    """Return the largest unit, as bytes and name, that is not larger than a number of bytes.
 
     Examples:
         >>> size_unit(3 * 2**30), size_unit(5e6), size_unit(10)

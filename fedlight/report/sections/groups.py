@@ -23,7 +23,7 @@ Table_ = Mapping[str, Sequence[Any]]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Return a map of the clients of each run, and how groups change; None where nobody was grouped."""
+    """Return a map of the clients of each run, and how groups change; None without groups."""
     tables = {run.label: groups_of(rows) for run in runs if (rows := whole_rows(run.csv("groups.csv")))}
     if not tables:
         return None

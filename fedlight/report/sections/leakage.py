@@ -226,7 +226,7 @@ def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], 
 
 
 def last(by_method: ByMethod, metric: str) -> dict[str, list[float]]:
-    """Return a metric at the last round for which each run has it, without the level before training."""
+    """Return a metric at the last round that has it in each run, without the level before training."""
     ends = {
         method: [
             values[-1]

@@ -1,4 +1,4 @@
-"""Metrics over simulated time: what a federation of emulated devices has reached by when, in rounds of either mode.
+"""Metrics over simulated time: the progress of a federation of emulated devices, in rounds of either mode.
 
 A round of a synchronous run and a server step of a buffered one take unlike times, so their rounds cannot be compared.
 """
@@ -53,7 +53,7 @@ def over_time(run: Run) -> dict[str, Curve]:
 
 
 def held(runs: Sequence[Curve]) -> Line:
-    """Return the mean over seeds at each moment at which one of them has a new model, while all of them run.
+    """Return the mean over seeds at each moment that gives one of them a new model, while all of them run.
 
     Between two of its rounds a run has the value of the earlier one.
 

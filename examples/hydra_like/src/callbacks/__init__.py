@@ -1,1 +1,1 @@
-"""What is done beside the training."""
+"""Actions beside the training."""

@@ -10,7 +10,7 @@ class MetricsPrinter(L.Callback):
         metrics: their names.
 
     Attributes:
-        lines: what has been printed.
+        lines: the printed ones.
     """
 
     def __init__(self, metrics: list[str]) -> None:

@@ -17,7 +17,7 @@ class Classifier(L.LightningModule):
     Args:
         net: gives logits of the classes.
         optimizer: called with the parameters.
-        classes: what is told apart.
+        classes: number of classes.
         epochs: length of the schedule.
     """
 

@@ -10,7 +10,7 @@ class DenseNet(nn.Sequential):
     Args:
         inputs: numbers of an example.
         hidden: units of the hidden layer.
-        classes: what is told apart.
+        classes: number of classes.
         dropout: share of hidden units that are left out in training.
     """
 

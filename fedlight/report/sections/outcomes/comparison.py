@@ -174,7 +174,7 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
     lines = [
         {
             "method": method,
-            "verdict": verdict(gap),  # first, as a phone shows two columns
+            "verdict": verdict(gap),  # first: a phone shows two columns
             "mean": mean_of(of_methods[method]),
             "difference": f"{gap.mean:+.3f}",
             **({} if is_single else {f"over {what}": _ends(gap.over_pairs), "pairs": f"{gap.pairs:,}"}),

@@ -1,7 +1,7 @@
 """Results of tests, tasks and duels: metrics, rows that stages have returned, scores by group and by category.
 
-Groups with few questions have no line of their own: among many of them the highest and lowest scores would be chance. They
-are pooled and counted.
+Groups with few questions have no separate line: among many of them the highest and lowest scores would be chance. They are
+pooled and counted.
 """
 
 import math
@@ -32,7 +32,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     """Return a table of all tested metrics, one of scores after training, and one for each stage that returned rows."""
     parts: list[Part] = []
     by_group = tables_by_group(runs)
-    # Scores by group have lines of a table of their own instead of columns here.
+    # Scores by group are lines of a separate table instead of columns here.
     beside = tuple(f"score/{task}/" for task in by_group)
     tested = [run for run in runs if run.command in ("test", "validate")]
     fits = [run for run in runs if run.command == "fit"]
