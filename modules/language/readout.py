@@ -63,7 +63,8 @@ def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> T
     # Cohere, Granite and Gemma 2 scale or cap what comes out of the head.
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
-    logits = logits.float() * scale
+    logits = logits.float()
+    logits = logits if scale == 1 else logits * scale  # a product with 1 would take 3 % of a step
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
