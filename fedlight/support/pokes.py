@@ -15,31 +15,31 @@ def checkpoint_connector(trainer: Any) -> Any:
     """Return the object that makes and loads a trainer's checkpoints; its methods may be replaced on it.
 
     Callbacks have no hook for a checkpoint of the weights alone, and others may come after theirs
-    (``tests/test_resume.py``, ``tests/test_damaged_files.py``).
+    (``tests/whole/test_resume.py``, ``tests/whole/test_damaged_files.py``).
     """
     return trainer._checkpoint_connector
 
 
 def loading_checkpoint(trainer: Any) -> Any:
-    """Return the checkpoint that a run has begun to load and not finished, else None (``tests/test_interruptions.py``)."""
+    """Return the checkpoint that a run has begun to load, else None (``tests/whole/test_interruptions.py``)."""
     return trainer._checkpoint_connector._loaded_checkpoint
 
 
 def training_source(trainer: Any) -> Any:
     """Return the source of the training loader: the trainer's loader comes from its ``dataloader()``.
 
-    A trainer without a datamodule has it alone (``tests/test_by_client.py``).
+    A trainer without a datamodule has it alone (``tests/whole/test_by_client.py``).
     """
     return trainer.fit_loop._data_source
 
 
 def set_training_source(trainer: Any, source: Any) -> None:
-    """Replace the source of the training loader (``tests/test_by_client.py``)."""
+    """Replace the source of the training loader (``tests/whole/test_by_client.py``)."""
     trainer.fit_loop._data_source = source
 
 
 def forget_training_loader(trainer: Any) -> None:
-    """Make the trainer ask for a new training loader (``tests/callbacks/test_broken_off_rounds.py``).
+    """Make the trainer ask for a new training loader (``tests/callbacks/loop/test_broken_off_rounds.py``).
 
     Where the number of steps was asked for, it has made one before the first round was planned.
     """
@@ -47,7 +47,7 @@ def forget_training_loader(trainer: Any) -> None:
 
 
 def attach_datamodule(trainer: Any, datamodule: Any) -> None:
-    """Attach another datamodule than the one given to ``fit`` (``tests/test_by_client.py``)."""
+    """Attach another datamodule than the one given to ``fit`` (``tests/whole/test_by_client.py``)."""
     connector = trainer._data_connector
     connector.attach_datamodule(connector._datahook_selector.model, datamodule)
 
@@ -118,7 +118,7 @@ def backward_pass() -> int:
 def add_differences(
     factor: float, sums: "Sequence[Tensor]", first: "Sequence[Tensor]", second: "Sequence[Tensor]"
 ) -> None:
-    """Add ``factor * (first - second)`` to ``sums``, in place, in few kernels (``tests/federation/test_fedprox.py``)."""
+    """Add ``factor * (first - second)`` to ``sums``, in few kernels (``tests/federation/algorithms/test_fedprox.py``)."""
     import torch
 
     torch._foreach_add_([*sums], torch._foreach_sub([*first], [*second]), alpha=factor)
@@ -134,14 +134,14 @@ alone means, which arguments stay where another class is named, and in which ord
 
 
 def parser_function(decision: str) -> Any:
-    """Return the function that takes a decision of `PARSER_FUNCTIONS` (``tests/test_public_api.py``)."""
+    """Return the function that takes a decision of `PARSER_FUNCTIONS` (``tests/project/test_public_api.py``)."""
     from jsonargparse import _typehints  # here: recipes are read without it
 
     return getattr(_typehints, PARSER_FUNCTIONS[decision])
 
 
 def set_parser_function(decision: str, function: Callable[..., Any]) -> None:
-    """Replace that function in all parsers of this process (``tests/test_whole_numbers.py``)."""
+    """Replace that function in all parsers of this process (``tests/lightning_cli/test_whole_numbers.py``)."""
     from jsonargparse import _typehints
 
     setattr(_typehints, PARSER_FUNCTIONS[decision], function)

@@ -1,0 +1,205 @@
+"""``fedlight fit|validate|test|predict``: keys, overrides, class swaps and interpolation do what they say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from tiny_world import PROMPTS, VOTES, fedlight, table, tiny_selector, weights
+
+from fedlight.lightning_cli.cli import lightning_cli
+from fedlight.recipes.stages import settings_in
+
+
+def federated(cli):
+    return next(callback for callback in cli.trainer.callbacks if type(callback).__name__ == "FederatedLoop")
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model, tmp_path_factory):
+    """Folder of a finished run."""
+    folder = tmp_path_factory.mktemp("run")
+    outcome = fedlight("fit", *tiny_selector(tiny_model, folder))
+    assert outcome.code == 0, outcome.err
+    assert "round 2/2" in outcome.out
+    return folder
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys; from fedlight.cli.main import main; main(['--help']); "
+        "sys.exit(str({'torch', 'lightning', 'transformers', 'omegaconf'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.stderr.strip() == "set()"
+    assert done.stdout.startswith("usage: fedlight COMMAND")
+
+
+def test_version_and_unknown_command():
+    assert fedlight("--version").out.startswith("fedlight 0")
+    outcome = fedlight("train")
+    assert outcome.code == 2
+    assert "no command 'train'" in outcome.err
+
+
+def test_help_is_a_command_too():
+    assert fedlight("help").out == fedlight("--help").out
+    assert fedlight("help", "report").out == fedlight("report", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (("init", "rows.csv", "--modle", "toy"), "--model"),
+        (("report", "--opne=1", "runs"), "--open"),
+        (("device", "measure", "--name", "x", "--nmae", "y"), "--name"),
+    ],
+)
+def test_a_mistyped_option_is_told_the_nearest(arguments, nearest):
+    outcome = fedlight(*arguments)
+    assert outcome.code == 2
+    assert f"did you mean {nearest!r}?" in outcome.err
+
+
+def test_fit_writes_visits_metrics_adapter_and_checkpoints(run):
+    visits = table(run / "visits.csv")
+    assert [(row["round"], row["steps"]) for row in visits] == [
+        ("0", "2"),
+        ("0", "2"),
+        ("1", "2"),
+        ("1", "2"),
+    ]
+    metrics = table(run / "metrics/version_0/metrics.csv")
+    assert {"fed/loss", "val/accuracy", "train/loss"} <= set(metrics[0])
+    assert sorted(file.name for file in (run / "checkpoints").iterdir()) == ["epoch=0.ckpt", "epoch=1.ckpt"]
+    assert any(value != 0 for values in weights(run).values() for row in values for value in row)
+
+
+def test_validate_and_test_the_trained_adapter(run, tiny_model):
+    arguments = tiny_selector(tiny_model, run, "--trainer.logger=false")
+    logged = [
+        row["val/accuracy"] for row in table(run / "metrics/version_0/metrics.csv") if row["val/accuracy"]
+    ]
+    validated = lightning_cli(["validate", *arguments, f"--model.adapter={run / 'adapter'}"])
+    assert validated.trainer.callback_metrics["val/accuracy"].item() == pytest.approx(float(logged[-1]))
+    tested = lightning_cli(["test", *arguments, f"--ckpt_path={run / 'checkpoints/epoch=1.ckpt'}"])
+    by_adapter = lightning_cli(["test", *arguments, f"--model.adapter={run / 'adapter'}"])
+    assert tested.trainer.callback_metrics["test/loss"] == by_adapter.trainer.callback_metrics["test/loss"]
+
+
+def test_predict_writes_completions(tiny_model, tmp_path):
+    outcome = fedlight(
+        *("predict", "--config=completions.yaml", f"--model.model={tiny_model}", f"--data.source={PROMPTS}"),
+        *(
+            "--data.limit=3",
+            "--model.completions.number=2",
+            "--model.completions.max_new_tokens=4",
+            "--trainer.accelerator=cpu",
+        ),
+        f"--trainer.default_root_dir={tmp_path}",
+    )
+    assert outcome.code == 0, outcome.err
+    rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [len(row["completions"]) for row in rows] == [2, 2, 2]
+
+
+def test_overrides_and_class_swaps_reach_the_loop(tiny_model, tmp_path):
+    cli = lightning_cli(
+        [
+            *("fit", *tiny_selector(tiny_model, tmp_path)),
+            *("--federated.clients_per_round", "5", "--federated.algorithm", "FedAvg"),
+            *("--federated.algorithm.weighting", "uniform", "--trainer.max_epochs", "1"),
+        ]
+    )
+    assert federated(cli).algorithm.weighting == "uniform"
+    assert len(table(tmp_path / "visits.csv")) == 5
+
+
+def test_a_module_is_swapped_by_its_short_name(tiny_model, tmp_path):
+    arguments = tiny_selector(
+        *(tiny_model, tmp_path, "--model", "SFTModule", "--model.model", tiny_model),
+        *("--data.view=sft", "--trainer.max_epochs=1"),
+    )
+    cli = lightning_cli(["fit", *arguments])
+    assert type(cli.model).__name__ == "SFTModule"
+    assert cli.model.hparams["lr"] == 1e-5  # its own; selector.yaml has 0.003
+
+
+def test_the_printed_config_is_complete_and_runs_the_same(run, tiny_model, tmp_path):
+    printed = fedlight("fit", *tiny_selector(tiny_model, run, "--print_config")).out
+    config = OmegaConf.create(printed)
+    assert set(config) >= {"seed_everything", "trainer", "model", "data", "federated", "ckpt_path"}
+    assert config["model"]["init_args"]["seed"] == 0  # resolved
+    (tmp_path / "all.yaml").write_text(printed)
+    assert fedlight("fit", f"--config={tmp_path / 'all.yaml'}", "--print_config").out == printed
+
+    (tmp_path / "all.yaml").write_text(printed.replace(str(run), str(tmp_path)))
+    assert fedlight("fit", f"--config={tmp_path / 'all.yaml'}").code == 0
+    assert weights(tmp_path) == weights(run)
+
+
+def test_without_the_key_federated_training_is_central(run, tiny_model, tmp_path, monkeypatch):
+    central = [
+        argument
+        for argument in tiny_selector(tiny_model, tmp_path / "null")
+        if not argument.startswith("--federated")
+    ]
+    outcome = fedlight("fit", *central, "--federated", "null")
+    assert "epoch 2/2" in outcome.out
+    assert not (tmp_path / "null/visits.csv").exists()
+
+    config = OmegaConf.create(settings_in("selector.yaml"))
+    del config["federated"]
+    (tmp_path / "selector.yaml").write_text(OmegaConf.to_yaml(config))
+    monkeypatch.chdir(tmp_path)  # a file that is here goes before fedlight's own of that name
+    outcome = fedlight("fit", *central, "--trainer.default_root_dir=deleted")
+    assert "epoch 2/2" in outcome.out
+    assert weights(tmp_path / "deleted") == weights(tmp_path / "null") != weights(run)
+
+
+def test_interpolation_comes_after_overrides(tiny_model, tmp_path):
+    printed = fedlight(
+        "fit", *tiny_selector(tiny_model, tmp_path, "--seed_everything=7", "--print_config")
+    ).out
+    config = OmegaConf.create(printed)
+    assert [config[key]["init_args"]["seed"] for key in ("model", "data", "federated")] == [7, 7, 7]
+    assert config["trainer"]["logger"]["init_args"]["save_dir"] == str(tmp_path)
+    assert config["data"]["init_args"]["tokenizer"] == tiny_model
+
+
+def test_null_is_nothing_at_every_depth(tiny_model, tmp_path):
+    generator = "--data.augmentation.generator"
+    arguments = (
+        *("--config", "feddca.yaml", "--data.augmentation", "SelfInstruct", "--data.augmentation.number=2"),
+        *(
+            generator,
+            "ChatEndpoint",
+            f"{generator}.base_url",
+            "http://localhost/v1",
+            f"{generator}.model=None-7B",
+        ),
+        *(f"{generator}.api_key_variable", "null", f"{generator}.cache=null", "--data.public_source", "null"),
+    )
+    printed = fedlight("fit", *arguments, "--print_config")
+    assert printed.code == 0, printed.err
+    data = OmegaConf.create(printed.out)["data"]["init_args"]
+    asked = data["augmentation"]["init_args"]["generator"]["init_args"]
+    assert (asked["api_key_variable"], asked["cache"], data["public_source"]) == (None, None, None)
+    assert asked["model"] == "None-7B"
+
+
+def test_a_data_config_is_found_by_its_name(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        *tiny_selector(tiny_model, tmp_path),
+        "--data",
+        "data/toy_votes.yaml",
+        f"--data.source={VOTES}",
+    ]
+    config = OmegaConf.create(fedlight("fit", *arguments, "--print_config").out)
+    assert config["data"]["init_args"]["partition"]["by"] == "client"
+    assert config["data"]["init_args"]["source"] == VOTES

@@ -1,0 +1,130 @@
+"""Every listed dependency is used, and everything that is imported is listed, with a bound and a pin."""
+
+import ast
+import re
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMPORT_NAMES = {
+    "dp-accounting": "dp_accounting",
+    "huggingface-hub": "huggingface_hub",
+    "lm-eval": "lm_eval",
+    "mkdocs-material": "mkdocs",  # which it brings
+    "pyyaml": "yaml",
+    "rouge-score": "rouge_score",
+    "scikit-learn": "sklearn",
+    "sentence-transformers": "sentence_transformers",
+}
+EXTRAS = (
+    "privacy",
+    "hnsw",
+    "harness",
+    "chat",
+    "xlsx",
+    "completion",
+    "onnx",
+    "executorch",
+    "flower",
+    "vllm",
+)  # what the package imports only where it is asked for
+NOT_IN_DEV = (
+    "hnsw",
+    "harness",
+    "vllm",
+    "flower",
+    "executorch",
+)  # one is compiled, the others are large or pin much: their tests are skipped without them
+OWN_PINS = {"vllm"}  # it pins another torch than the tested set, so that it cannot be part of it
+TOOLS = {
+    "mypy",
+    "pre-commit",
+    "pytest-cov",
+    "pytest-xdist",
+    "ruff",
+}  # started by the Makefile, imported by nobody
+
+
+def names(requirements: list[str]) -> set[str]:
+    """Distribution names of requirement strings."""
+    return {re.split(r"[\[<>=!~ ]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+def imports(*folders: str) -> set[str]:
+    """Top-level packages from outside that the Python files of the folders import."""
+    found: set[str] = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").split(".")[0])
+    # What tests or benchmarks share, and what an example imports of itself, standing in its own folder.
+    beside = [
+        path
+        for folder in ("tests/support", "tests/conformance", "examples", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    own = {name for path in beside for name in (path.stem, path.parent.name)}
+    return found - set(sys.stdlib_module_names) - own - {"fedlight", "examples"}
+
+
+PACKAGE = ("fedlight", "modules", "datamodules", "callbacks")
+OPTIONAL = PROJECT["optional-dependencies"]
+RUNTIME = {
+    IMPORT_NAMES.get(name, name)
+    for requirements in (PROJECT["dependencies"], *(OPTIONAL[extra] for extra in EXTRAS))
+    for name in names(requirements)
+}
+BY_TRANSFORMERS = {"gguf", "executorch", "onnx", "onnxruntime", "onnxscript"}
+"""What the exporters of transformers import, and fedlight does not itself."""
+PEERS = {"pfl", "trl"}
+"""What benchmarks/peers.py and trl_trainers.py measure beside fedlight, each in an environment of its own."""
+DEVELOPMENT = {IMPORT_NAMES.get(name, name) for name in names(OPTIONAL["dev"]) - TOOLS}
+
+
+def test_the_package_imports_what_it_lists_and_lists_what_it_imports():
+    assert imports(*PACKAGE) == RUNTIME - BY_TRANSFORMERS
+
+
+def test_development_has_every_extra_that_is_small_and_not_compiled():
+    assert {*EXTRAS, "dev"} == set(OPTIONAL)
+    for extra in EXTRAS:
+        assert (names(OPTIONAL[extra]) <= names(OPTIONAL["dev"])) == (extra not in NOT_IN_DEV)
+
+
+def test_hnswlib_is_tried_and_missed_by_nobody_who_has_no_compiler():
+    makefile = (ROOT / "Makefile").read_text()
+    assert "--editable '.[hnsw]'" in makefile.partition("$(VENV)/.dev:")[2]
+    assert "could not be compiled" in makefile
+
+
+def test_so_do_tests_examples_and_documentation():
+    used = imports("tests", "examples", "benchmarks", "docs")
+    assert used <= RUNTIME | DEVELOPMENT | PEERS
+    assert used - imports("tests", "examples", "docs") >= PEERS
+    # setuptools is named in a program that tests/project/test_wheel.py starts, mkdocstrings in mkdocs.yml, ipykernel is
+    # started by nbclient; tensorboard and wandb are
+    # Lightning's loggers'
+    assert used >= DEVELOPMENT - RUNTIME - {"ipykernel", "mkdocstrings", "setuptools", "tensorboard", "wandb"}
+
+
+@pytest.mark.parametrize(
+    "requirement", sorted({*PROJECT["dependencies"], *chain(*OPTIONAL.values())}), ids=str
+)
+def test_every_requirement_has_a_lower_bound_below_its_pin(requirement):
+    name, bound = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)", requirement).groups()
+    pins = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    )
+    if name in OWN_PINS:
+        assert name not in pins
+        return
+    assert [int(part) for part in bound.split(".")] <= [int(part) for part in pins[name].split(".")]

@@ -1,0 +1,245 @@
+"""The documentation: what it quotes is there, its equations are MathML, its configs parse, every page can be reached."""
+
+import doctest
+import importlib
+import importlib.util
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import yaml
+
+from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"]
+}
+YAML_BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page, text in TEXTS.items()
+    for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+]
+INLINE = sorted(
+    {command for text in TEXTS.values() for command in re.findall(r"`(fedlight [a-z]+ [^`\n]+)`", text)}
+)
+PROGRAMS = sorted({name for text in TEXTS.values() for name in re.findall(r"benchmarks/\w+\.py", text)})
+
+
+@cache
+def hook(name: str) -> ModuleType:
+    """One of the small programs that mkdocs runs, which are not importable by a name."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "hooks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name: str) -> SimpleNamespace:
+    """What the hooks need of mkdocs' pages."""
+    return SimpleNamespace(file=SimpleNamespace(src_uri=name), meta={})
+
+
+@pytest.mark.parametrize("name", ["equations", "quotes", "sources"])
+def test_examples_in_the_hooks(name):
+    results = doctest.testmod(hook(name))
+    assert results.attempted >= 1
+    assert results.failed == 0
+
+
+@pytest.fixture
+def docs_hook():
+    """The hook that compares pages with records, and the modules that it brings along."""
+    before = set(sys.modules), list(sys.path)
+    yield hook("published")
+    sys.path[:] = before[1]
+    for name in set(sys.modules) - before[0]:
+        if name.partition(".")[0] == "published":
+            del sys.modules[name]
+
+
+@pytest.mark.slow  # every table from its record
+def test_the_build_refuses_a_page_that_its_record_does_not_give(docs_hook, monkeypatch):
+    docs_hook.on_pre_build(None)
+    from published import papers
+
+    monkeypatch.setattr(papers, "page", lambda: "another")
+    with pytest.raises(docs_hook.NotAsRecorded, match=r"coverage\.md is not what the records give"):
+        docs_hook.on_pre_build(None)
+
+
+@pytest.mark.slow
+def test_the_build_refuses_a_verdict_that_its_intervals_contradict(docs_hook, monkeypatch):
+    docs_hook.on_pre_build(None)
+    from published import claims
+
+    monkeypatch.setattr(
+        claims, "contradictions", lambda table: iter(["A is better: **holds** needs an interval"])
+    )
+    with pytest.raises(docs_hook.NotAsRecorded, match="table claims: A is better"):
+        docs_hook.on_pre_build(None)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_all_that_a_page_quotes_is_there(path):
+    """The hook raises where a name is gone; and none of its lines stays a link."""
+    made = hook("quotes").on_page_markdown(
+        path.read_text(encoding="utf-8"), page(str(path.relative_to(DOCS)))
+    )
+    assert hook("quotes").QUOTE.search(made) is None
+
+
+def test_a_quoted_function_has_its_lines_and_no_docstring():
+    text = (ROOT / "modules/functional.py").read_text(encoding="utf-8")
+    assert hook("quotes").code(text, "choice_loss") == (
+        "def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:\n"
+        '    return functional.cross_entropy(logits.float(), labels, reduction="none")'
+    )
+
+
+def test_a_quoted_method_keeps_its_decorators_and_loses_inner_docstrings():
+    lines = [
+        "class A:",
+        "    @property",
+        "    def b(self):",
+        '        """Says."""',
+        "        def c():",
+        "            'Inner.'",
+        "            return 1",
+        "        return c",
+    ]
+    source = "\n".join(lines)
+    assert (
+        hook("quotes").code(source, "A.b")
+        == "@property\ndef b(self):\n    def c():\n        return 1\n    return c"
+    )
+
+
+@pytest.mark.parametrize("name", ["choice_losses", "A.b"])
+def test_a_name_that_is_gone_ends_the_build(name):
+    line = f"[code: {name}](../modules/functional.py)"
+    with pytest.raises(LookupError, match=r"docs/index.md: .*: no "):
+        hook("quotes").on_page_markdown(line, page("index.md"))
+
+
+def test_a_quoted_key_ends_where_the_next_begins():
+    source = "a:\n  b: 1  # one\n  c: [1, 2]\n\n# of d\nd: 2\n"
+    quoted = [hook("quotes").config(source, key) for key in ("a", "a.b", "a.c", "d")]
+    assert quoted == ["a:\n  b: 1  # one\n  c: [1, 2]", "b: 1  # one", "c: [1, 2]", "d: 2"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path.parent.name == "papers" and path.stem != "coverage"],
+    ids=lambda path: path.stem,
+)
+def test_papers_show_equations_configs_and_code(path):
+    text = path.read_text(encoding="utf-8")
+    kinds = [found[0] for found in hook("quotes").QUOTE.findall(text)]
+    assert min(kinds.count("code"), kinds.count("config")) >= 4
+    assert text.count("\n$$\n") >= 4
+
+
+def test_equations_become_mathml_without_leftovers():
+    marked = r'<div class="arithmatex">\[\frac{a}{b} &lt; 1\]</div> <span class="arithmatex">\(p_m\)</span>'
+    made = hook("equations").on_page_content(marked)
+    assert made.count("<math") == 2
+    assert "<mfrac><mi>a</mi><mi>b</mi></mfrac>" in made.replace("<mrow>", "").replace("</mrow>", "")
+    assert "arithmatex" not in made
+
+
+def test_links_to_files_lead_to_their_pages():
+    turned = hook("sources").on_page_markdown(
+        "[a](../../fedlight/cli/main.py) [b](../results.md)", page("papers/feddca.md")
+    )
+    assert turned == "[a](../source/fedlight/cli/main.py.md) [b](../results.md)"
+
+
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    listed = re.findall(r"([\w/]+\.md)", text)
+    assert sorted(listed) == sorted(
+        [*(str(path.relative_to(DOCS)) for path in PAGES), "CHANGELOG.md", "CONTRIBUTING.md"]
+    )
+
+
+def test_every_public_name_is_in_the_reference_once():
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
+    shown = []
+    for link in re.findall(r"^\[reference: (.*)\]\(.*\)$", text, re.MULTILINE):
+        room, *names = link.split()
+        shown += [f"{room}.{name}" for name in names or getattr(importlib.import_module(room), "_FILES", {})]
+    listed = [f"fedlight.{file.rpartition('.')[0]}.{name}" for name, file in CLASS_FILES.items()]
+    assert len(shown) == len(set(shown))
+    assert set(listed) <= set(shown)
+
+
+def test_every_room_is_in_the_reference():
+    text = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    referred = {
+        (DOCS / "reference" / path).resolve()
+        for path in re.findall(r"^\[reference: .*\]\((.*)\)$", text, re.MULTILINE)
+    }
+    folders = {
+        path.parent
+        for place in ("fedlight", "modules", "datamodules", "callbacks")
+        for path in (ROOT / place).rglob("*.py")
+        if path.stem != "__init__"
+    }
+    assert folders - {ROOT / "fedlight"} == referred
+
+
+@pytest.mark.parametrize("command", INLINE)
+def test_inline_commands_name_what_exists(command):
+    """Those of the blocks are parsed in full by tests/project/test_readme.py."""
+    from fedlight.cli.main import COMMANDS
+    from fedlight.conf import path as conf_path
+
+    words = command.split()
+    if words[1] == "run" and words[2].isidentifier() and words[2].islower():
+        assert conf_path(f"recipes/{words[2]}.yaml").is_file()
+    configs = [word for word in words if word.endswith(".yaml") and word != "mine.yaml"]
+    assert all(conf_path(config).is_file() for config in configs)
+    assert words[1] in COMMANDS
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_are_there(program):
+    assert (ROOT / program).is_file()
+
+
+@pytest.mark.parametrize("block", YAML_BLOCKS)
+def test_configs_in_the_pages_parse(block, tmp_path, capsys):
+    """One that begins with "on top of X" is read after X; of the others every class takes the arguments given."""
+    from fedlight.cli.main import main
+
+    below = re.match(r"# .*on top of (\S+)\n", block)
+    if below:
+        (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
+        with pytest.raises(SystemExit) as end:
+            main(["fit", "--config", below[1], "--config", str(tmp_path / "mine.yaml"), "--print_config"])
+        assert end.value.code in (0, None)
+        assert capsys.readouterr().out
+    else:
+        check_classes(yaml.safe_load(block))
+
+
+def check_classes(node: object) -> None:
+    """Every ``class_path`` in it is a class that has its ``init_args``."""
+    if isinstance(node, dict):
+        if "class_path" in node:
+            made = class_of(node["class_path"])
+            assert made is not None, node["class_path"]
+            assert set(node.get("init_args", {})) <= set(made.__init__.__code__.co_varnames)
+        for value in node.values():
+            check_classes(value)
+    elif isinstance(node, list):
+        for value in node:
+            check_classes(value)
