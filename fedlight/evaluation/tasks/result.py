@@ -109,9 +109,9 @@ class Result:
             return {}
         # The last one of each is on the likeliest choice.
         asked = [outcome.verdicts for outcome in self.outcomes]
-        return {
-            "generated": [verdict for verdicts in asked for verdict in verdicts[:-1]],
-            "likelihood": [verdicts[-1] for verdicts in asked],
+        written = [verdict for verdicts in asked for verdict in verdicts[:-1]]
+        return ({"generated": written} if written else {}) | {
+            "likelihood": [verdicts[-1] for verdicts in asked]
         }
 
     @property
@@ -129,10 +129,11 @@ class Result:
 
     @property
     def unread(self) -> float:
-        """Share of written answers that could not be read, in [0, 1]."""
+        """Share of written answers that could not be read, in [0, 1]; 0 where none were written."""
         # The last verdict is on the likeliest choice, which was not written.
         written = [outcome.verdicts[:-1] if self.choices else outcome.verdicts for outcome in self.outcomes]
-        return fmean(verdict.read is None for verdicts in written for verdict in verdicts)
+        unread = [verdict.read is None for verdicts in written for verdict in verdicts]
+        return fmean(unread) if unread else 0.0
 
     @property
     def too_long(self) -> int:

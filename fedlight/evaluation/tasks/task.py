@@ -100,7 +100,8 @@ class Task(Checked, ABC):
         num_shots: number of examples before every question; see `choose_shots`.
         limit: largest number of rows, drawn by ``seed`` and kept in order; None: all.
         batch_size: prompts that are answered at once.
-        max_new_tokens: largest number of tokens in an answer; None: the task's own ``answer_tokens``.
+        max_new_tokens: largest number of tokens in an answer; None: the task's own ``answer_tokens``. With 0 nothing is
+            written, and only the likeliest choice counts.
         samples: answers to each prompt; more than one requires a temperature.
         temperature: of the answers; 0 is greedy.
         top_p: share of the probability to draw from, in (0, 1].
@@ -138,6 +139,7 @@ class Task(Checked, ABC):
     ) -> None:
         name = type(self).__name__
         refuse_below(1, f"{name}.", limit=limit, batch_size=batch_size, samples=samples)
+        refuse_below(0 if self.by_likelihood else 1, f"{name}.", max_new_tokens=max_new_tokens)
         if num_shots < 0 or (num_shots > 0 and shots is None):
             raise ValueError(
                 f"{name}.num_shots={num_shots}: set shots to the source of the examples, or num_shots to 0"
@@ -182,16 +184,18 @@ class Task(Checked, ABC):
         self, model: AnswersPrompts, prompts: Sequence[str], examples: Sequence[Example]
     ) -> list[list[str]]:
         """Return ``samples`` answers to each prompt of a batch, with white space, and then the likeliest choice, if any."""
-        written = model.generate(
-            prompts,
-            self.samples,
-            self.temperature,
-            self.top_p,
-            self.max_new_tokens,
-            derive_seed(self.seed, "task", *prompts),  # the same in whichever process answers the batch
-            stop=self.stop,
-            strip=False,  # the first line of a function's body needs its blanks
-        )
+        written: list[list[str]] = [[] for _ in prompts]
+        if self.max_new_tokens:
+            written = model.generate(
+                prompts,
+                self.samples,
+                self.temperature,
+                self.top_p,
+                self.max_new_tokens,
+                derive_seed(self.seed, "task", *prompts),  # the same in whichever process answers the batch
+                stop=self.stop,
+                strip=False,  # the first line of a function's body needs its blanks
+            )
         choices = [example.choices for example in examples]
         if not all(choices):
             return written
@@ -278,7 +282,10 @@ class Task(Checked, ABC):
         asked = [row for row, is_asked in enumerate(fits) if is_asked]
         judged = self.judge([examples[row] for row in asked], [answers[row] for row in asked])
         # As for a row with an answer: one on the written choice, one on the likeliest.
-        verdicts = [[Verdict(0.0, None, TOO_LONG)] * (1 + bool(example.choices)) for example in examples]
+        verdicts = [
+            [Verdict(0.0, None, TOO_LONG)] * (bool(self.max_new_tokens) + bool(example.choices))
+            for example in examples
+        ]
         for row, row_verdicts in zip(asked, judged, strict=True):
             verdicts[row] = row_verdicts
         return [

@@ -10,6 +10,7 @@ import pytest
 from tiny_world import write_rows
 
 from fedlight.datamodules.rows.task_rows import TaskRows
+from fedlight.evaluation.tasks.exact_match import ExactMatch
 from fedlight.evaluation.tasks.gsm8k import GSM8K, final_number
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.evaluation.tasks.multiple_choice import MultipleChoice
@@ -117,6 +118,23 @@ def test_a_written_answer_without_a_letter_is_wrong_and_unread(tmp_path):
     result = task.run(Likes({" A": -2.0, " B": -3.0, " C": -1.0}, writes=" A bone is hard"))
     assert (result.mean, result.unread) == (1.0, 1.0)
     assert result.metrics("x")["generated/x"] == 0
+
+
+def test_with_no_tokens_nothing_is_written_and_the_likeliest_choice_counts(tmp_path):
+    class Silent(Likes):
+        generate = None  # an error if called
+
+        def fits(self, prompts, new_tokens):
+            return [index > 0 for index, _ in enumerate(prompts)]
+
+    task = task_of(MultipleChoice, [BONES, BONES, BONES], tmp_path, max_new_tokens=0)
+    result = task.run(Silent({" A": -2.0, " B": -3.0, " C": -1.0}))
+    assert [outcome.answers for outcome in result.outcomes] == [[], ["C"], ["C"]]
+    assert (result.too_long, result.metrics("x")["unread/x"]) == (1, 0)
+    assert not [name for name in result.metrics("x") if "generated" in name]
+    assert "could not be read" not in str(result)
+    with pytest.raises(ValueError, match=r"ExactMatch\.max_new_tokens=0 must be at least 1"):
+        task_of(ExactMatch, [BONES], tmp_path, max_new_tokens=0)
 
 
 def test_yes_no_or_maybe_after_an_abstract(tmp_path):
