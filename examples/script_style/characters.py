@@ -25,7 +25,7 @@ LENGTH = 40
 def docstrings(module: str) -> str:
     """Of a module's functions and classes."""
     members = vars(importlib.import_module(module)).values()
-    texts = [inspect.getdoc(one) or "" for one in members if callable(one)]
+    texts = [inspect.getdoc(member) or "" for member in members if callable(member)]
     return "".join(char for char in "\n".join(dict.fromkeys(texts)) if char in CHARACTERS)
 
 

@@ -15,6 +15,7 @@ ROOMS = {
         *("generators", "judges", "lightning_cli", "plan", "preflight", "pretrained", "processes"),
         *("recipes", "report", "runs", "stacking", "support", "toy"),
     ),
+    "examples": ("",),
     "modules": ("",),
 }
 

@@ -19,9 +19,9 @@ class MetricsPrinter(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints those that are there."""
-        found = {
+        metrics = {
             name: trainer.callback_metrics[name] for name in self.metrics if name in trainer.callback_metrics
         }
-        values = "  ".join(f"{name} {value.item():.3f}" for name, value in found.items())
+        values = "  ".join(f"{name} {value.item():.3f}" for name, value in metrics.items())
         self.lines.append(f"epoch {trainer.current_epoch}: {values}")
         print(self.lines[-1])
