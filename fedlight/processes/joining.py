@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -87,6 +87,18 @@ class Others:
         with self._reached():
             self._group.allreduce([tensor]).wait()  # a sum, if not told otherwise
 
+    def swap(self, parts: Sequence[memoryview]) -> list[memoryview]:
+        """Send each process its part, and return the parts for this one; raise ConnectionError as `exchange` does."""
+        sizes = torch.tensor([len(part) for part in parts])
+        coming = torch.empty_like(sizes)
+        with self._reached():
+            self._group.monitored_barrier(self._wait)
+            self._group.alltoall_base(coming, sizes, [1] * self.size, [1] * self.size).wait()
+            received = torch.empty(int(coming.sum()), dtype=torch.uint8)
+            sent = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
+            self._group.alltoall_base(received, sent, coming.tolist(), sizes.tolist()).wait()
+        return [part.numpy().data for part in received.split(coming.tolist())]
+
     @contextmanager
     def _reached(self) -> Iterator[None]:
         """Raise ConnectionError for torch's error of a connection."""
@@ -158,7 +170,7 @@ def join(environment: ClusterEnvironment) -> tuple[Team, Others]:
         host, port = environment.main_address, environment.main_port
         with _patience(rank, size, f"{host}:{port}"):
             others = Others(rank, size, _store(rank, host, port))
-        _joined.append((Team(rank, size, others.exchange, others.add), others))
+        _joined.append((Team(rank, size, others.exchange, others.add, others.swap), others))
     if (team := _joined[0][0]).size != size:
         raise ValueError(
             f"this run is to have {size} processes and an earlier one here had {team.size}: start them anew"

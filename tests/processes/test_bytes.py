@@ -6,7 +6,7 @@ import torch
 from plain_lightning import Numbers, ten_clients, trainer
 from ranks import run_ranks
 
-from fedlight import ByClient, FederatedLoop
+from fedlight import ByClient, CoordinateMedian, FederatedLoop
 from fedlight.processes.joining import Others
 
 pytestmark = pytest.mark.slow  # teams of processes
@@ -29,12 +29,12 @@ class Wide(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def received(size, folder):
-    """Return the most bytes of sums and of other messages that a process receives in one round."""
+def received(size, folder, aggregation=None):
+    """Return the most bytes of sums, swapped parts and other messages that a process receives in one round."""
 
     def work(rank):
-        bytes_of = {"sums": 0.0, "messages": 0}
-        exchange, add = Others.exchange, Others.add
+        bytes_of = {"sums": 0.0, "messages": 0, "swapped": 0}
+        exchange, add, swap = Others.exchange, Others.add, Others.swap
 
         def count_messages(self, data):
             found = exchange(self, data)
@@ -45,9 +45,14 @@ def received(size, folder):
             bytes_of["sums"] += 2 * tensor.nbytes * (size - 1) / size  # of a ring
             add(self, tensor)
 
-        Others.exchange, Others.add = count_messages, count_sums
+        def count_swapped(self, parts):
+            found = swap(self, parts)
+            bytes_of["swapped"] += sum(len(part) for number, part in enumerate(found) if number != rank)
+            return found
+
+        Others.exchange, Others.add, Others.swap = count_messages, count_sums, count_swapped
         L.seed_everything(0, verbose=False)
-        loop = FederatedLoop(clients_per_round=10, local_steps=1)
+        loop = FederatedLoop(clients_per_round=10, local_steps=1, aggregation=aggregation)
         trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=size).fit(
             Wide(), Numbers()
         )
@@ -63,3 +68,14 @@ def test_a_process_receives_no_more_where_there_are_more_of_them(tmp_path):
     for size in found:
         assert 8 * NUMBERS < found[size]["sums"] < 2 * 2 * 8 * (NUMBERS + 10) * 1.5, found
         assert found[size]["messages"] < 0.1 * found[size]["sums"], found
+
+
+@pytest.mark.parametrize("size", [2, 5, 10])
+def test_for_a_median_a_process_receives_its_share_of_each_update_and_the_result(tmp_path, size):
+    """``(K - k) D / N`` of K clients, of which it trains k, with updates of D bytes, and ``(N - 1) / N`` of the result."""
+    found = received(size, tmp_path, CoordinateMedian())
+    update = 8 * (NUMBERS + 5)
+    assert found["swapped"] == pytest.approx((10 - 10 / size) * update / size, rel=0.01)
+    others = 30_000 * (size - 1)  # settings, rows of visits and names
+    assert found["messages"] == pytest.approx(update * (size - 1) / size, abs=others)
+    assert found["sums"] == 0

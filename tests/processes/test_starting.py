@@ -128,7 +128,7 @@ class StoppedAt:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("method", ["allreduce", "allgather"])
+@pytest.mark.parametrize("method", ["allreduce", "allgather", "alltoall_base"])
 def test_where_gloo_names_none_that_is_stopped_no_other_is_accused(tmp_path, monkeypatch, method, rank):
     """In these all wait for their neighbours, and the first whose wait ends closes its connections."""
     monkeypatch.setattr(joining, "GRACE_SECONDS", 0.5)
@@ -137,9 +137,15 @@ def test_where_gloo_names_none_that_is_stopped_no_other_is_accused(tmp_path, mon
         store = joining._store(own, "127.0.0.1", int(os.environ["MASTER_PORT"]))
         others = joining.Others(own, 3, store)
         others.begin(1.0)
+        others.add(torch.ones(5))  # all have met, for which they need the store in process 0
         if own == rank:
             others._group = StoppedAt(others._group, method)
-        others.add(torch.ones(5)) if method == "allreduce" else others.exchange(memoryview(bytearray(5)))
+        data = memoryview(bytearray(5))
+        {
+            "allreduce": lambda: others.add(torch.ones(5)),
+            "allgather": lambda: others.exchange(data),
+            "alltoall_base": lambda: others.swap([data] * 3),
+        }[method]()
 
     children = start_ranks(3, work, tmp_path)
     living = [own for own in range(3) if own != rank]
