@@ -77,7 +77,8 @@ class WeightedSum(Aggregation):
         self.divide_by = divide_by
         self.scale = scale
         self.sums = ExactSums()
-        self._divisors: defaultdict[tuple[str, ...], Fraction] = defaultdict(Fraction)  # by the names sent
+        # By the names sent, or by a digest of them, as `pieces` has it.
+        self._divisors: defaultdict[tuple[str, ...] | str, Fraction] = defaultdict(Fraction)
 
     def add(self, update: Update) -> None:
         """Add ``weight * movement``; raise ValueError if the weight is not finite."""
@@ -97,17 +98,21 @@ class WeightedSum(Aggregation):
         return {"sums": self.sums.partial(), "divisors": divisors}
 
     def pieces(self) -> Iterator[dict[str, Any]]:
-        return in_pieces(self.partial(), "sums")
+        partial = self.partial()
+        # Names of hundreds of tensors from each of many processes would be more than the sums, which know them.
+        partial["divisors"] = [(digest_of(names), ratio) for names, ratio in partial["divisors"]]
+        return in_pieces(partial, "sums")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self.sums.merge(partial["sums"])
         for names, ratio in partial["divisors"]:
-            self._divisors[tuple(names)] += Fraction(*ratio)
+            self._divisors[names if isinstance(names, str) else tuple(names)] += Fraction(*ratio)
 
     def result(self) -> State:
+        known: dict[Any, tuple[str, ...]] = {digest_of(names): names for names in self.sums.names()}
         total, divisors = self.sums.result(), defaultdict[str, Fraction](Fraction)
         for names, number in self._divisors.items():
-            for name in names:
+            for name in known.get(names, names):
                 divisors[name] += number
         for name, value in total.items():
             scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale

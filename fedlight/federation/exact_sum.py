@@ -269,6 +269,10 @@ class ExactSums:
             if part is not None:
                 self._block(layout, number).merge(part)
 
+    def names(self) -> set[tuple[str, ...]]:
+        """Return the names of tensors that were added together, for each group of them."""
+        return {tuple(name for name, _ in layout) for layout in (*self._sums, *self._totals)}
+
     def add_up(self, team: "Team") -> None:
         """Add up the sums of all processes so far; `partial` then has later additions, and `result` has both.
 
@@ -380,8 +384,8 @@ def layouts_of_all(
     return found
 
 
-def digest_of(layout: Layout) -> str:
-    """Return a digest that only equal layouts share."""
+def digest_of(layout: tuple[object, ...]) -> str:
+    """Return a digest that only equal layouts, or equal names, share."""
     return blake2b(repr(layout).encode(), digest_size=16).hexdigest()
 
 

@@ -11,6 +11,7 @@ from fedlight.processes.joining import Others
 
 pytestmark = pytest.mark.slow  # teams of processes
 NUMBERS = 500_000
+NAMES = 2000
 
 
 class Wide(L.LightningModule):
@@ -29,7 +30,15 @@ class Wide(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def received(size, folder, aggregation=None):
+class ManyNames(Wide):
+    """With as many tensors as the adapter of a large model has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ParameterList([torch.zeros(1) for _ in range(NAMES)])
+
+
+def received(size, folder, aggregation=None, model=Wide):
     """Return the most bytes of sums, swapped parts and other messages that a process receives in one round."""
 
     def work(rank):
@@ -54,7 +63,7 @@ def received(size, folder, aggregation=None):
         L.seed_everything(0, verbose=False)
         loop = FederatedLoop(clients_per_round=10, local_steps=1, aggregation=aggregation)
         trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=size).fit(
-            Wide(), Numbers()
+            model(), Numbers()
         )
         return bytes_of
 
@@ -79,3 +88,9 @@ def test_for_a_median_a_process_receives_its_share_of_each_update_and_the_result
     others = 30_000 * (size - 1)  # settings, rows of visits and names
     assert found["messages"] == pytest.approx(update * (size - 1) / size, abs=others)
     assert found["sums"] == 0
+
+
+def test_names_of_tensors_do_not_travel(tmp_path):
+    """Digests of them do; they were 120 bytes a name."""
+    few, many = received(2, tmp_path / "few"), received(2, tmp_path / "many", model=ManyNames)
+    assert many["messages"] - few["messages"] < NAMES
