@@ -27,6 +27,8 @@ FOR_EVER = timedelta(days=30)
 """Wait for a process that is alive, where nothing bounds it: a visit may take hours."""
 OF_CONNECTIONS = ("onnection", "monitoredBarrier", "Timed out", "timed out", "Broken pipe", "Socket")
 """Words of which gloo's errors have one where another process cannot be reached."""
+SMALL_BYTES = 2**14
+"""Of a message that a process sends to each of the others at once; larger ones go from process to process, one by one."""
 FAILED = "fedlight/failed"
 """Key of the store with the process that has failed first, and its error."""
 
@@ -68,14 +70,15 @@ class Others:
         Raises:
             ConnectionError: another process is gone, has failed, or is not here in time.
         """
+        parts = [data] * self.size
         with self._reached():
-            self._group.monitored_barrier(self._wait)  # a plain barrier does not name the missing process
-            sent, length = torch.frombuffer(data, dtype=torch.uint8), torch.tensor([len(data)])
-            lengths: list[Tensor] = [torch.zeros_like(length) for _ in range(self.size)]
-            self._group.allgather([lengths], [length]).wait()
+            lengths = self._lengths(parts)
+            if max(lengths) <= SMALL_BYTES:
+                return self._swapped(parts, lengths)
             received = []
             for root, length in enumerate(lengths):  # gloo's gather would pad all to the longest
-                part = sent if root == self.rank else torch.empty(int(length), dtype=torch.uint8)
+                sent = data if root == self.rank else bytearray(length)
+                part = torch.frombuffer(sent, dtype=torch.uint8)
                 options = distributed.BroadcastOptions()
                 options.rootRank = root
                 self._group.broadcast([part], options).wait()
@@ -89,15 +92,21 @@ class Others:
 
     def swap(self, parts: Sequence[memoryview]) -> list[memoryview]:
         """Send each process its part, and return the parts for this one; raise ConnectionError as `exchange` does."""
-        sizes = torch.tensor([len(part) for part in parts])
-        coming = torch.empty_like(sizes)
         with self._reached():
-            self._group.monitored_barrier(self._wait)
-            self._group.alltoall_base(coming, sizes, [1] * self.size, [1] * self.size).wait()
-            received = torch.empty(int(coming.sum()), dtype=torch.uint8)
-            sent = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
-            self._group.alltoall_base(received, sent, coming.tolist(), sizes.tolist()).wait()
-        return [part.numpy().data for part in received.split(coming.tolist())]
+            return self._swapped(parts, self._lengths(parts))
+
+    def _lengths(self, parts: Sequence[memoryview]) -> list[int]:
+        """Wait for all processes, and return the lengths of the parts that they have for this one."""
+        self._group.monitored_barrier(self._wait)  # a plain barrier does not name the missing process
+        ours, theirs = torch.tensor([[len(part) for part in parts], [0] * self.size])
+        self._group.alltoall_base(theirs, ours, [1] * self.size, [1] * self.size).wait()
+        return list(map(int, theirs))
+
+    def _swapped(self, parts: Sequence[memoryview], lengths: list[int]) -> list[memoryview]:
+        received = torch.empty(sum(lengths), dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
+        self._group.alltoall_base(received, sent, lengths, [len(part) for part in parts]).wait()
+        return [part.numpy().data for part in received.split(lengths)]
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
