@@ -96,6 +96,17 @@ def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, mo
     assert visits[0] == visits[1]
 
 
+def test_a_run_of_four_processes_that_is_killed_ends_alike_on_two(tmp_path, monkeypatch):
+    name = "scaffold"  # with memories on disk, of which process 0 alone keeps those of the checkpoint
+    with monkeypatch.context() as patched:
+        Deadly(patched, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        children = start_ranks(4, lambda rank: train(name, tmp_path, "killed", 4), tmp_path / "logs")
+        assert wait_for(children, 120) == [1, 1, 1, -signal.SIGKILL]
+    (alone,) = run_ranks(1, lambda _: train(name, tmp_path, "alone", 1), tmp_path / "logs_alone")
+    found = run_ranks(2, lambda _: train(name, tmp_path, "killed", 2, resumes=True), tmp_path / "logs_then")
+    assert found == [alone, alone]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_is_stopped_the_other_ends_and_names_it(tmp_path, monkeypatch, rank):
     """The kernel answers for a stopped process, so its connections stay; a bounded wait ends."""
