@@ -34,11 +34,7 @@ from fedlight.processes.joining import Others, _store
 from fedlight.processes.team import Team
 
 SIZES = (2, 4, 8, 16, 64, 256, 1000)
-MESSAGES, MESSAGE, HANDLING = (
-    8,
-    1300,
-    1e-5,
-)  # of a round; bytes of each; seconds in which a process handles one
+MESSAGES, MESSAGE, HANDLING = 8, 1300, 1e-5  # of a round; bytes of each; seconds for each
 
 
 def megabytes(size: int, numbers: float, clients: int) -> dict[str, float]:
