@@ -177,12 +177,10 @@ class TrimsCoordinates(Checked, Aggregation):
         for share in team.swap(shares, "shares of updates"):
             self.merge(share)
         parts = team.gather(self.result(), "combined shares")
-        self._totals = {
-            name: cat([part[name] for part in parts if name in part] or [zeros(0, dtype=float64)]).reshape(
-                shape
-            )
-            for name, shape in everything
-        }
+        self._totals = {}
+        for name, shape in everything:
+            slices = [part[name] for part in parts if name in part]  # none of a tensor without elements
+            self._totals[name] = cat(slices).reshape(shape) if slices else zeros(shape, dtype=float64)
 
     def result(self) -> State:
         total, self._totals = self._totals or {}, None

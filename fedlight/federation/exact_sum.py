@@ -352,6 +352,9 @@ class Team(Protocol):
     """Processes that put together what each has of a round; every one of them makes the same calls."""
 
     @property
+    def rank(self) -> int: ...
+
+    @property
     def size(self) -> int: ...
 
     def gather(self, value: Any, what: str) -> list[Any]:
@@ -377,8 +380,8 @@ def layouts_of_all(
     found = dict(known)
     lacking = {key for each in everyones for key in each if any(key not in other for other in everyones)}
     if lacking:  # a process has not trained these tensors: the first that has tells their layout
-        before = everyones[: [{*each} for each in everyones].index({*known})]
-        first = {key for key in lacking & {*known} if not any(key in each for each in before)}
+        before = {key for each in everyones[: team.rank] for key in each}
+        first = (lacking & {*known}) - before
         for new in team.gather({key: known[key] for key in first}, "layouts"):
             found |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in new.items()}
     return found
