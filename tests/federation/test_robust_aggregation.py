@@ -187,10 +187,11 @@ def test_shares_of_the_coordinates_change_no_bit(kind, size, monkeypatch):
     stream = torch.Generator().manual_seed(0)
     updates = []
     for client in range(13):
-        movement = {"w": torch.randn(3, 5, generator=stream).double(), "n": torch.randn((), generator=stream)}
-        movement |= {"none": torch.zeros(0, 2)} | (
-            {"b": torch.randn(7, generator=stream)} if client % 4 == 1 else {}
-        )
+        scale = 10.0 ** torch.randint(-8, 8, (40, 5), generator=stream)  # the order of addends changes bits
+        movement = {"w": scale * torch.randn(40, 5, generator=stream).double(), "none": torch.zeros(0, 2)}
+        movement["n"] = torch.randn((), generator=stream)
+        if client % 4 == 1:
+            movement["b"] = torch.randn(7, generator=stream)
         movement["w"][0, :2] = torch.tensor([NAN if client < 3 else 1.0, -0.0])
         updates.append(Update(str(client), movement, weight=1.0))
     whole = AGGREGATIONS[kind]()
