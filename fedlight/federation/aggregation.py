@@ -9,15 +9,16 @@ the classes.
 
 import math
 from abc import abstractmethod
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
-from torch import Tensor, stack
+from torch import Tensor, cat, float64, stack, zeros
 
 from fedlight.federation.client import Update
-from fedlight.federation.exact_sum import ExactSums, in_pieces
+from fedlight.federation.exact_sum import ExactSums, Team, digest_of, in_pieces, layouts_of_all, places_of
 from fedlight.federation.state import State
 from fedlight.support.checks import Checked
 
@@ -76,7 +77,8 @@ class WeightedSum(Aggregation):
         self.divide_by = divide_by
         self.scale = scale
         self.sums = ExactSums()
-        self._divisors: defaultdict[tuple[str, ...], Fraction] = defaultdict(Fraction)  # by the names sent
+        # By the names sent, or by a digest of them, as `pieces` has it.
+        self._divisors: defaultdict[tuple[str, ...] | str, Fraction] = defaultdict(Fraction)
 
     def add(self, update: Update) -> None:
         """Add ``weight * movement``; raise ValueError if the weight is not finite."""
@@ -96,17 +98,21 @@ class WeightedSum(Aggregation):
         return {"sums": self.sums.partial(), "divisors": divisors}
 
     def pieces(self) -> Iterator[dict[str, Any]]:
-        return in_pieces(self.partial(), "sums")
+        partial = self.partial()
+        # Names of hundreds of tensors from each of many processes would be more than the sums, which know them.
+        partial["divisors"] = [(digest_of(names), ratio) for names, ratio in partial["divisors"]]
+        return in_pieces(partial, "sums")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self.sums.merge(partial["sums"])
         for names, ratio in partial["divisors"]:
-            self._divisors[tuple(names)] += Fraction(*ratio)
+            self._divisors[names if isinstance(names, str) else tuple(names)] += Fraction(*ratio)
 
     def result(self) -> State:
+        known: dict[Any, tuple[str, ...]] = {digest_of(names): names for names in self.sums.names()}
         total, divisors = self.sums.result(), defaultdict[str, Fraction](Fraction)
         for names, number in self._divisors.items():
-            for name in names:
+            for name in known.get(names, names):
                 divisors[name] += number
         for name, value in total.items():
             scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale
@@ -118,12 +124,14 @@ class WeightedSum(Aggregation):
 class TrimsCoordinates(Checked, Aggregation):
     """Mean of each coordinate without as many of its smallest as of its largest values.
 
-    The clients count alike, whatever an algorithm's weights. The movements of the cohort stay in memory for the round.
-    NaN counts as larger than every number. A subclass says how many values to trim.
+    The clients count alike, whatever an algorithm's weights. The movements of the cohort stay in memory for the round; of
+    several processes each has those of its clients, and a share of the coordinates of all. NaN counts as larger than every
+    number. A subclass says how many values to trim.
     """
 
     def __init__(self) -> None:
         self._movements: dict[str, list[Tensor]] = defaultdict(list)
+        self._totals: State | None = None
 
     @abstractmethod
     def trimmed(self, num_clients: int) -> int:
@@ -142,12 +150,49 @@ class TrimsCoordinates(Checked, Aggregation):
         for name, values in partial.items():
             self._movements[name].extend(values)
 
+    @property
+    def sums(self) -> "TrimsCoordinates":
+        """Itself, by whose ``add_up`` processes put their movements together."""
+        return self
+
+    def add_up(self, team: Team) -> None:
+        """Have each process combine its share of the coordinates; `result` then is that of all, and `partial` empty.
+
+        Of K clients with updates of D bytes, of which it trains k, one of N processes receives ``(K - k) D / N`` bytes of
+        updates and then ``(N - 1) / N`` of the result.
+        """
+        movements = self.partial()
+        own = tuple(sorted((name, tuple(values[0].shape)) for name, values in movements.items()))
+        known = {digest_of(own): own}
+        layouts = layouts_of_all(team, known, team.gather([*known], "updates by coordinate"))
+        everything = tuple(sorted({entry for layout in layouts.values() for entry in layout}))
+        size = sum(math.prod(shape) for _, shape in everything)
+        cuts = [size * rank // team.size for rank in range(team.size + 1)]
+        shares: list[State] = [{} for _ in range(team.size)]
+        for name, _, place in places_of(everything):
+            for rank in range(bisect_right(cuts, place.start) - 1, bisect_left(cuts, place.stop)):
+                part = slice(max(0, cuts[rank] - place.start), cuts[rank + 1] - place.start)
+                if name in movements:
+                    shares[rank][name] = stack([value.reshape(-1)[part] for value in movements[name]])
+        for share in team.swap(shares, "shares of updates"):
+            self.merge(share)
+        parts = team.gather(self.result(), "combined shares")
+        self._totals = {}
+        for name, shape in everything:
+            slices = [part[name] for part in parts if name in part]  # none of a tensor without elements
+            self._totals[name] = cat(slices).reshape(shape) if slices else zeros(shape, dtype=float64)
+
     def result(self) -> State:
-        total = {}
+        total, self._totals = self._totals or {}, None
         for name, values in self.partial().items():
             trimmed, ordered = self.trimmed(len(values)), stack(values).sort(dim=0).values
-            # Sorted values are added in the same order whoever came first; + 0.0 makes -0.0, which sorts as 0.0 does, 0.0.
-            total[name] = ordered[trimmed : len(values) - trimmed].mean(dim=0) + 0.0
+            first, *others = ordered[trimmed : len(values) - trimmed]
+            # Torch's mean adds in an order that depends on the place of a coordinate, which processes have unlike.
+            total[name] = first.clone()
+            for value in others:
+                total[name] += value
+            total[name] /= 1 + len(others)
+            total[name] += 0.0  # -0.0, which sorts as 0.0 does, becomes 0.0
         return total
 
 

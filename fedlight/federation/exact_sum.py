@@ -10,9 +10,9 @@ are needed, so nothing overflows before the sum itself leaves the range of fp64,
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -269,16 +269,16 @@ class ExactSums:
             if part is not None:
                 self._block(layout, number).merge(part)
 
-    def add_up(self, gather: Callable[[Any, str], list[Any]], add: Callable[[Tensor], None]) -> None:
+    def names(self) -> set[tuple[str, ...]]:
+        """Return the names of tensors that were added together, for each group of them."""
+        return {tuple(name for name, _ in layout) for layout in (*self._sums, *self._totals)}
+
+    def add_up(self, team: "Team") -> None:
         """Add up the sums of all processes so far; `partial` then has later additions, and `result` has both.
 
         A process receives each block about twice, however many processes there are.
-
-        Args:
-            gather: function that returns the values of all processes, given the name of the exchange.
-            add: as for `ExactSum.add_up`.
         """
-        known = {_digest(layout): layout for layout in self._sums}
+        known = {digest_of(layout): layout for layout in self._sums}
         uses = {
             key: (
                 sorted(set().union(*(block.digits_used() for block in self._sums[layout].values()))),
@@ -286,19 +286,12 @@ class ExactSums:
             )
             for key, layout in known.items()
         }
-        everyones = gather(uses, "digits of sums")
-        keys = sorted({key for each in everyones for key in each})
-        lacking = {key for key in keys if any(key not in each for each in everyones)}
-        if lacking:  # a process has not trained these tensors: the first that has tells their layout
-            before = everyones[: everyones.index(uses)]
-            first = {key for key in lacking & {*known} if not any(key in each for each in before)}
-            for new in gather({key: known[key] for key in first}, "layouts of sums"):
-                known |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in new.items()}
-        for key in keys:
-            layout, uses_of_all = known[key], [each[key] for each in everyones if key in each]
+        everyones = team.gather(uses, "digits of sums")
+        for key, layout in sorted(layouts_of_all(team, known, everyones).items()):
+            uses_of_all = [each[key] for each in everyones if key in each]
             digits = sorted({digit for used, _ in uses_of_all for digit in used})
             for number in range(-(-_size(layout) // BLOCK)):
-                self._block(layout, number).add_up(digits, any(odd for _, odd in uses_of_all), add)
+                self._block(layout, number).add_up(digits, any(odd for _, odd in uses_of_all), team.add)
             self._sums.setdefault(layout, {})
         self._totals, self._sums = self._sums, {}
 
@@ -319,7 +312,7 @@ class ExactSums:
                 number, block = blocks.popitem()  # a block's digits are freed once it is rounded
                 start, stop = number * BLOCK, min((number + 1) * BLOCK, _size(layout))
                 alone = block.rounded() if any(times[name] == 1 for name, _ in layout) else None
-                for name, _, where in _places(layout):
+                for name, _, where in places_of(layout):
                     low, high = max(start, where.start), min(stop, where.stop)
                     if low >= high:
                         continue
@@ -355,7 +348,47 @@ Layout = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of tensors that are added together, in this order."""
 
 
-def _digest(layout: Layout) -> str:
+class Team(Protocol):
+    """Processes that put together what each has of a round; every one of them makes the same calls."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """Return the values of all processes, given the name of the exchange."""
+
+    def swap(self, values: Sequence[Any], what: str) -> list[Any]:
+        """Send the value of each rank to that process, and return the values for this one."""
+
+    def add(self, tensor: Tensor) -> None:
+        """Add up a tensor over all processes, in place, as `ExactSum.add_up` needs it."""
+
+
+def layouts_of_all(
+    team: Team, known: Mapping[str, Layout], everyones: Sequence[Collection[str]]
+) -> dict[str, Layout]:
+    """Return the layouts of all processes by their digests.
+
+    Args:
+        team: the processes.
+        known: those of this process.
+        everyones: digests that each process knows.
+    """
+    found = dict(known)
+    lacking = {key for each in everyones for key in each if any(key not in other for other in everyones)}
+    if lacking:  # a process has not trained these tensors: the first that has tells their layout
+        before = {key for each in everyones[: team.rank] for key in each}
+        first = (lacking & {*known}) - before
+        for new in team.gather({key: known[key] for key in first}, "layouts"):
+            found |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in new.items()}
+    return found
+
+
+def digest_of(layout: tuple[object, ...]) -> str:
+    """Return a digest that only equal layouts, or equal names, share."""
     return blake2b(repr(layout).encode(), digest_size=16).hexdigest()
 
 
@@ -364,7 +397,7 @@ def _size(layout: Layout) -> int:
     return sum(math.prod(shape) for _, shape in layout)
 
 
-def _places(layout: Layout) -> Iterator[tuple[str, tuple[int, ...], slice]]:
+def places_of(layout: Layout) -> Iterator[tuple[str, tuple[int, ...], slice]]:
     """Yield name and shape of each tensor, and the place of its elements among those of all."""
     start = 0
     for name, shape in layout:

@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,8 @@ FOR_EVER = timedelta(days=30)
 """Wait for a process that is alive, where nothing bounds it: a visit may take hours."""
 OF_CONNECTIONS = ("onnection", "monitoredBarrier", "Timed out", "timed out", "Broken pipe", "Socket")
 """Words of which gloo's errors have one where another process cannot be reached."""
+SMALL_BYTES = 2**14
+"""Of a message that a process sends to each of the others at once; larger ones go from process to process, one by one."""
 FAILED = "fedlight/failed"
 """Key of the store with the process that has failed first, and its error."""
 
@@ -48,15 +50,18 @@ class Others:
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         self.rank, self.size, self._store = rank, size, store
-        self.begin(None)
         store.set(f"fedlight/here/{rank}", "")
         store.wait([f"fedlight/here/{other}" for other in range(size)], timedelta(seconds=JOIN_SECONDS))
         store.set_timeout(timedelta(seconds=GRACE_SECONDS))
         self._group: Any = distributed.ProcessGroupGloo(store, rank, size, FOR_EVER)
+        self.begin(None)
 
     def begin(self, wait_seconds: float | None) -> None:
         """Begin a run, with this process not failed; ``wait_seconds``: longest wait at an exchange, None: any."""
-        self._longest = FOR_EVER if wait_seconds is None else timedelta(seconds=wait_seconds)
+        longest = FOR_EVER if wait_seconds is None else timedelta(seconds=wait_seconds)
+        # Process 0 finds the missing ones, so the others wait for it for longer.
+        self._wait = longest if self.rank == 0 else 2 * longest + timedelta(seconds=GRACE_SECONDS)
+        self._group.set_timeout(self._wait)
         self.has_failed = False
 
     def exchange(self, data: memoryview) -> list[memoryview]:
@@ -65,32 +70,47 @@ class Others:
         Raises:
             ConnectionError: another process is gone, has failed, or is not here in time.
         """
-        # Process 0 finds the missing ones, so the others wait for it for longer.
-        wait = self._longest if self.rank == 0 else 2 * self._longest + timedelta(seconds=GRACE_SECONDS)
-        with self._reached(wait):
-            self._group.monitored_barrier(wait)  # a plain barrier does not name the missing process
-            sent, length = torch.frombuffer(data, dtype=torch.uint8), torch.tensor([len(data)])
-            lengths: list[Tensor] = [torch.zeros_like(length) for _ in range(self.size)]
-            self._group.allgather([lengths], [length]).wait()
+        parts = [data] * self.size
+        with self._reached():
+            lengths = self._lengths(parts)
+            if max(lengths) <= SMALL_BYTES:
+                return self._swapped(parts, lengths)
             received = []
             for root, length in enumerate(lengths):  # gloo's gather would pad all to the longest
-                part = sent if root == self.rank else torch.empty(int(length), dtype=torch.uint8)
+                sent = data if root == self.rank else bytearray(length)
+                part = torch.frombuffer(sent, dtype=torch.uint8)
                 options = distributed.BroadcastOptions()
-                options.rootRank, options.timeout = root, wait
+                options.rootRank = root
                 self._group.broadcast([part], options).wait()
                 received.append(part.numpy().data)  # a view: sums of a whole model are gigabytes
             return received
 
     def add(self, tensor: Tensor) -> None:
         """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
-        options = distributed.AllreduceOptions()  # a sum, if not told otherwise
-        options.timeout = self._longest
-        with self._reached(self._longest):
-            self._group.allreduce([tensor], options).wait()
+        with self._reached():
+            self._group.allreduce([tensor]).wait()  # a sum, if not told otherwise
+
+    def swap(self, parts: Sequence[memoryview]) -> list[memoryview]:
+        """Send each process its part, and return the parts for this one; raise ConnectionError as `exchange` does."""
+        with self._reached():
+            return self._swapped(parts, self._lengths(parts))
+
+    def _lengths(self, parts: Sequence[memoryview]) -> list[int]:
+        """Wait for all processes, and return the lengths of the parts that they have for this one."""
+        self._group.monitored_barrier(self._wait)  # a plain barrier does not name the missing process
+        ours, theirs = torch.tensor([[len(part) for part in parts], [0] * self.size])
+        self._group.alltoall_base(theirs, ours, [1] * self.size, [1] * self.size).wait()
+        return list(map(int, theirs))
+
+    def _swapped(self, parts: Sequence[memoryview], lengths: list[int]) -> list[memoryview]:
+        received = torch.empty(sum(lengths), dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
+        self._group.alltoall_base(received, sent, lengths, [len(part) for part in parts]).wait()
+        return [part.numpy().data for part in received.split(lengths)]
 
     @contextmanager
-    def _reached(self, wait: timedelta) -> Iterator[None]:
-        """Raise ConnectionError for torch's error of a connection; ``wait`` is the longest wait of the body."""
+    def _reached(self) -> Iterator[None]:
+        """Raise ConnectionError for torch's error of a connection."""
         try:
             yield
         except RuntimeError as error:
@@ -98,31 +118,39 @@ class Others:
                 raise
             self.has_failed = True  # the store may be gone, or silent as process 0 is
             raise ConnectionError(
-                f"{self._who(error, wait)}, so process {self.rank} ends too: start again from the newest checkpoint"
+                f"{self._who(error)}, so process {self.rank} ends too: start again from the newest checkpoint"
             ) from error
 
-    def _who(self, error: RuntimeError, wait: timedelta) -> str:
+    def _who(self, error: RuntimeError) -> str:
         """Return which other process ended the exchange, and how; processes other than 0 know of process 0 alone."""
         is_late = "Timed out" in str(error)
-        late = f"is not here after {wait.total_seconds():g} seconds"
+        late = f"is not here after {self._wait.total_seconds():g} seconds"
         if self.rank > 0:
-            ended = "process 0 or another one has ended (see the output of process 0)"
-            return f"process 0 {late}" if is_late else ended
+            if is_late and "monitoredBarrier" in str(error):  # nowhere else it waits for process 0 alone
+                return f"process 0 {late}"
+            return (
+                f"process 0 or another one {late if is_late else 'has ended'} (see the output of process 0)"
+            )
         named = re.search(r"Rank (\d+) failed to pass", str(error))
-        missing = int(named[1]) if named else next(filter(self._is_gone, range(1, self.size)), None)
+        if is_late:
+            return f"{f'process {named[1]}' if named else 'another process'} {late}"
+        # Those that end because another one is gone are gone too.
+        missing = [int(named[1])] if named else [*filter(self._is_gone, range(1, self.size))]
         deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and not is_late:  # its error may be on its way
+        while time.monotonic() < deadline:  # its error may be on its way
             if self._store.check([FAILED]):
                 return str(self._store.get(FAILED).decode())
             time.sleep(0.05)
-        if missing is None:
+        if len(missing) != 1:
             return f"another process is gone ({first_line(error)})"
-        return f"process {missing} {late if is_late else 'is gone'}"
+        return f"process {missing[0]} is gone"
 
     def _is_gone(self, other: int) -> bool:
-        """Return whether the connection to another process is closed, by sending a number that is never read."""
+        """Return whether the connection to another process is closed, by beginning to send what is never read."""
         try:
-            self._group.send([torch.zeros(1)], other, 1).wait()
+            self._group.send(
+                [torch.zeros(1)], other, 1
+            )  # without a wait, which a process that is there would not end
         except RuntimeError:
             return True
         return False
@@ -151,7 +179,7 @@ def join(environment: ClusterEnvironment) -> tuple[Team, Others]:
         host, port = environment.main_address, environment.main_port
         with _patience(rank, size, f"{host}:{port}"):
             others = Others(rank, size, _store(rank, host, port))
-        _joined.append((Team(rank, size, others.exchange, others.add), others))
+        _joined.append((Team(rank, size, others.exchange, others.add, others.swap), others))
     if (team := _joined[0][0]).size != size:
         raise ValueError(
             f"this run is to have {size} processes and an earlier one here had {team.size}: start them anew"

@@ -17,6 +17,8 @@ MESSAGE_BYTES = 64 * 2**20
 AddUp = Callable[["Tensor"], None]
 Exchange = Callable[[memoryview], list[memoryview]]
 """Function that gives every process the bytes of all, in the order of their ranks, once all have called it."""
+Swap = Callable[[Sequence[memoryview]], list[memoryview]]
+"""Function that gives every process the bytes that each has for it, in the order of their ranks."""
 
 
 class Team:
@@ -27,6 +29,7 @@ class Team:
         size: number of processes, at least 1.
         exchange: way to the other processes.
         add: function that adds up a tensor over all processes, in place; None: by ``exchange``.
+        swap: way to send each process something else; None: by ``exchange``.
 
     Raises:
         ValueError: rank or size is out of range, or there is no way to the others.
@@ -37,7 +40,12 @@ class Team:
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, exchange: Exchange | None = None, add: AddUp | None = None
+        self,
+        rank: int = 0,
+        size: int = 1,
+        exchange: Exchange | None = None,
+        add: AddUp | None = None,
+        swap: Swap | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} must be in [0, {size}), the number of processes")
@@ -47,6 +55,7 @@ class Team:
         self.size = size
         self._exchange = exchange
         self._add = add
+        self._swap = swap
 
     def gather(self, value: Any, what: str = "gather") -> list[Any]:
         """Return the values of all processes in the order of their ranks; tensors come back on the CPU, as copies.
@@ -60,9 +69,11 @@ class Team:
         """
         if self._exchange is None:  # neither copied nor packed: sums of a whole model are gigabytes
             return [value]
+        return self._unpacked(self._exchange(_packed((what, value))), what)
+
+    def _unpacked(self, received: list[memoryview], what: str) -> list[Any]:
         import torch  # here, as in _packed
 
-        received = self._exchange(_packed((what, value)))
         answers = []
         while received:  # whatever is unpacked is freed: sums of a whole model are gigabytes
             data = io.BytesIO(received.pop(0))
@@ -75,6 +86,12 @@ class Team:
                     "another way, such as a callback that stops the run by its own process's batches or clock"
                 )
         return [answer for _, answer in answers]
+
+    def swap(self, values: Sequence[Any], what: str = "swap") -> list[Any]:
+        """Send the value of each rank to that process, and return the values for this one, in the order of the ranks."""
+        if self._swap is None:
+            return [each[self.rank] for each in self.gather([*values], what)]
+        return self._unpacked(self._swap([_packed((what, value)) for value in values]), what)
 
     def add(self, tensor: "Tensor") -> None:
         """Add up a tensor of one shape over all processes, in place.

@@ -4,6 +4,7 @@ import io
 import math
 import threading
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.client import Update
-from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums
+from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums, layouts_of_all
 
 NAN, INF = float("nan"), float("inf")
 
@@ -347,7 +348,7 @@ def test_processes_add_up_to_the_bits_of_one(size, monkeypatch):
                 sums.add(value, 0.1 * (number + 1))
         if rank == size - 1:
             sums.add(own, 0.1 * 41)
-        sums.add_up(gather, add)
+        sums.add_up(SimpleNamespace(rank=rank, gather=lambda value, _: gather(value), add=add))
         assert sums.partial() == []  # nothing is left to send
         sums.add(later, 0.1 * 42)
         return sums.result()
@@ -355,3 +356,13 @@ def test_processes_add_up_to_the_bits_of_one(size, monkeypatch):
     for found in in_threads(size, work):
         assert found.keys() == expected.keys()
         assert all(bits(found[name]) == bits(expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("rank", "tells"), [(0, True), (1, False)])
+def test_one_process_alone_tells_the_layout_that_another_lacks(rank, tells):
+    layout, sent = (("w", (2,)),), []
+    team = SimpleNamespace(
+        rank=rank, gather=lambda value, _: sent.append(value) or [{"digest": layout}, {}, {}]
+    )
+    assert layouts_of_all(team, {"digest": layout}, [["digest"], ["digest"], []]) == {"digest": layout}
+    assert sent == [{"digest": layout} if tells else {}]

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from plain_lightning import assert_equal, federate, weights
+from thread_team import on_team
 from written_out import assert_close, local, recorded
 
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import Update
 from fedlight.federation.privacy import PrivateMean
+from fedlight.processes import current_team
 
 NAN, INF = float("nan"), float("inf")
 
@@ -176,6 +178,42 @@ def test_a_client_in_two_parts_of_a_private_round_is_refused():
         part.add(update("a", w=[1.0]))
     with pytest.raises(ValueError, match="client 'a' sent a second update in one round"):
         ours.merge(theirs.partial())
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 40])
+@pytest.mark.parametrize("kind", ["median", "trimmed"])
+def test_shares_of_the_coordinates_change_no_bit(kind, size, monkeypatch):
+    """With tensors that some clients or processes lack, a number, no elements, NaN, and more processes than coordinates."""
+    stream = torch.Generator().manual_seed(0)
+    updates = []
+    for client in range(13):
+        scale = 10.0 ** torch.randint(-8, 8, (40, 5), generator=stream)  # the order of addends changes bits
+        movement = {"w": scale * torch.randn(40, 5, generator=stream).double(), "none": torch.zeros(0, 2)}
+        movement["n"] = torch.randn((), generator=stream)
+        if client % 4 == 1:
+            movement["b"] = torch.randn(7, generator=stream)
+        movement["w"][0, :2] = torch.tensor([NAN if client < 3 else 1.0, -0.0])
+        updates.append(Update(str(client), movement, weight=1.0))
+    whole = AGGREGATIONS[kind]()
+    for each in updates:
+        whole.add(each)
+    expected = whole.result()
+
+    def body(rank):
+        part = AGGREGATIONS[kind]()
+        for number, each in enumerate(updates):
+            if number % (size - 1) == rank:  # the last process has trained none
+                part.add(each)
+        part.sums.add_up(current_team())
+        assert part.partial() == {}
+        return part.result()
+
+    for found in on_team(monkeypatch, size, body):
+        assert {name: value.shape for name, value in found.items()} == {
+            n: v.shape for n, v in expected.items()
+        }
+        for name, value in found.items():
+            assert value.double().numpy().tobytes() == expected[name].double().numpy().tobytes(), name
 
 
 def test_client_order_does_not_matter():

@@ -6,11 +6,12 @@ import torch
 from plain_lightning import Numbers, ten_clients, trainer
 from ranks import run_ranks
 
-from fedlight import ByClient, FederatedLoop
+from fedlight import ByClient, CoordinateMedian, FederatedLoop
 from fedlight.processes.joining import Others
 
 pytestmark = pytest.mark.slow  # teams of processes
 NUMBERS = 500_000
+NAMES = 2000
 
 
 class Wide(L.LightningModule):
@@ -29,12 +30,20 @@ class Wide(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def received(size, folder):
-    """Return the most bytes of sums and of other messages that a process receives in one round."""
+class ManyNames(Wide):
+    """With as many tensors as the adapter of a large model has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ParameterList([torch.zeros(1) for _ in range(NAMES)])
+
+
+def received(size, folder, aggregation=None, model=Wide):
+    """Return the most bytes of sums, swapped parts and other messages that a process receives in one round."""
 
     def work(rank):
-        bytes_of = {"sums": 0.0, "messages": 0}
-        exchange, add = Others.exchange, Others.add
+        bytes_of = {"sums": 0.0, "messages": 0, "swapped": 0}
+        exchange, add, swap = Others.exchange, Others.add, Others.swap
 
         def count_messages(self, data):
             found = exchange(self, data)
@@ -45,11 +54,16 @@ def received(size, folder):
             bytes_of["sums"] += 2 * tensor.nbytes * (size - 1) / size  # of a ring
             add(self, tensor)
 
-        Others.exchange, Others.add = count_messages, count_sums
+        def count_swapped(self, parts):
+            found = swap(self, parts)
+            bytes_of["swapped"] += sum(len(part) for number, part in enumerate(found) if number != rank)
+            return found
+
+        Others.exchange, Others.add, Others.swap = count_messages, count_sums, count_swapped
         L.seed_everything(0, verbose=False)
-        loop = FederatedLoop(clients_per_round=10, local_steps=1)
+        loop = FederatedLoop(clients_per_round=10, local_steps=1, aggregation=aggregation)
         trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=size).fit(
-            Wide(), Numbers()
+            model(), Numbers()
         )
         return bytes_of
 
@@ -63,3 +77,20 @@ def test_a_process_receives_no_more_where_there_are_more_of_them(tmp_path):
     for size in found:
         assert 8 * NUMBERS < found[size]["sums"] < 2 * 2 * 8 * (NUMBERS + 10) * 1.5, found
         assert found[size]["messages"] < 0.1 * found[size]["sums"], found
+
+
+@pytest.mark.parametrize("size", [2, 5, 10])
+def test_for_a_median_a_process_receives_its_share_of_each_update_and_the_result(tmp_path, size):
+    """``(K - k) D / N`` of K clients, of which it trains k, with updates of D bytes, and ``(N - 1) / N`` of the result."""
+    found = received(size, tmp_path, CoordinateMedian())
+    update = 8 * (NUMBERS + 5)
+    assert found["swapped"] == pytest.approx((10 - 10 / size) * update / size, rel=0.01)
+    others = 30_000 * (size - 1)  # settings, rows of visits and names
+    assert found["messages"] == pytest.approx(update * (size - 1) / size, abs=others)
+    assert found["sums"] == 0
+
+
+def test_names_of_tensors_do_not_travel(tmp_path):
+    """Digests of them do; they were 120 bytes a name."""
+    few, many = received(2, tmp_path / "few"), received(2, tmp_path / "many", model=ManyNames)
+    assert many["messages"] - few["messages"] < NAMES

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import lightning as L
 import pytest
+import torch
 from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 from ranks import log_of, run_ranks, start_ranks, wait_for
 from shared_runs import files_of, folder_of, train
@@ -95,6 +96,17 @@ def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, mo
     assert visits[0] == visits[1]
 
 
+def test_a_run_of_four_processes_that_is_killed_ends_alike_on_two(tmp_path, monkeypatch):
+    name = "scaffold"  # with memories on disk, of which process 0 alone keeps those of the checkpoint
+    with monkeypatch.context() as patched:
+        Deadly(patched, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        children = start_ranks(4, lambda rank: train(name, tmp_path, "killed", 4), tmp_path / "logs")
+        assert wait_for(children, 120) == [1, 1, 1, -signal.SIGKILL]
+    (alone,) = run_ranks(1, lambda _: train(name, tmp_path, "alone", 1), tmp_path / "logs_alone")
+    found = run_ranks(2, lambda _: train(name, tmp_path, "killed", 2, resumes=True), tmp_path / "logs_then")
+    assert found == [alone, alone]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_is_stopped_the_other_ends_and_names_it(tmp_path, monkeypatch, rank):
     """The kernel answers for a stopped process, so its connections stay; a bounded wait ends."""
@@ -112,6 +124,69 @@ def test_when_one_is_stopped_the_other_ends_and_names_it(tmp_path, monkeypatch, 
     assert last == (
         f"ConnectionError: process {rank} is not here after {waited} seconds, so process {1 - rank} ends too: {REMEDY}"
     )
+
+
+class StoppedAt:
+    """gloo's group of a process that is stopped when it calls one of the methods."""
+
+    def __init__(self, group, method):
+        self.group, self.method = group, method
+
+    def __getattr__(self, name):
+        if name == self.method:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return getattr(self.group, name)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("method", ["allreduce", "alltoall_base", "broadcast"])
+def test_where_gloo_names_none_that_is_stopped_no_other_is_accused(tmp_path, monkeypatch, method, rank):
+    """In these all wait for their neighbours, and the first whose wait ends closes its connections."""
+    monkeypatch.setattr(joining, "GRACE_SECONDS", 0.5)
+
+    def work(own):
+        store = joining._store(own, "127.0.0.1", int(os.environ["MASTER_PORT"]))
+        others = joining.Others(own, 3, store)
+        others.begin(1.0)
+        others.add(torch.ones(5))  # all have met, for which they need the store in process 0
+        if own == rank:
+            others._group = StoppedAt(others._group, method)
+        few, many = memoryview(bytearray(5)), memoryview(bytearray(joining.SMALL_BYTES + 1))
+        {
+            "allreduce": lambda: others.add(torch.ones(5)),
+            "alltoall_base": lambda: others.swap([few] * 3),
+            "broadcast": lambda: others.exchange(many),
+        }[method]()
+
+    children = start_ranks(3, work, tmp_path)
+    living = [own for own in range(3) if own != rank]
+    try:
+        assert wait_for([children[own] for own in living], 30) == [1, 1]
+    finally:
+        os.kill(children[rank], signal.SIGKILL)
+        os.waitpid(children[rank], 0)
+    for own in living:
+        last = log_of(tmp_path, own).strip().splitlines()[-1]
+        late = [f"is not here after {1 if own == 0 else 2.5} seconds", *["has ended"] * (own > 0)]
+        who = (
+            "another process {}" if own == 0 else "process 0 or another one {} (see the output of process 0)"
+        )
+        ends = f", so process {own} ends too: {REMEDY}"
+        assert last in [f"ConnectionError: {who.format(how)}{ends}" for how in late]
+
+
+def test_of_several_that_end_the_one_that_ended_first_is_not_guessed(tmp_path, monkeypatch):
+    monkeypatch.setattr(joining, "GRACE_SECONDS", 0.5)
+
+    def work(own):
+        others = joining.Others(own, 4, joining._store(own, "127.0.0.1", int(os.environ["MASTER_PORT"])))
+        if own == 2:  # its neighbours end, which are those of process 0
+            os.kill(os.getpid(), signal.SIGKILL)
+        others.add(torch.ones(200_000))
+
+    codes = wait_for(start_ranks(4, work, tmp_path), 30)
+    assert codes == [1, 1, -signal.SIGKILL, 1]
+    assert log_of(tmp_path, 0).splitlines()[-1].startswith("ConnectionError: another process is gone (")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

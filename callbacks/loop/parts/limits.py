@@ -34,6 +34,7 @@ from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, 
 from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
 from fedlight.federation.algorithm import Algorithm, has_own
 from fedlight.federation.client import Update
+from fedlight.federation.exact_sum import digest_of
 from fedlight.federation.privacy import Private
 from fedlight.federation.state import State
 from fedlight.support.checks import Checked, refuse_below
@@ -112,10 +113,10 @@ class Limits(Checked):
 
 
 class Arrived(NamedTuple):
-    """Update of a round as it is compared with the others: its names, numbers, L2 norm and weight."""
+    """Update of a round as it is compared with the others: a digest of its names, numbers, L2 norm and weight."""
 
     client_id: str
-    names: tuple[str, ...]
+    names: str
     numbers: int
     norm: float
     weight: float
@@ -268,7 +269,7 @@ class LimitedRound(Aggregation):
         self._arrived: list[Arrived] = []
         self._held: list[Update] = []
         self._medians: dict[int, float] = {}
-        self._lowered: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._lowered: dict[tuple[str, str], float] = {}
         self.times: dict[str, float] = {}
         self.share = 1.0
 
@@ -284,7 +285,7 @@ class LimitedRound(Aggregation):
         norm = math.hypot(*(each.item() for each in norms)) if self._limits.norm is not None else 0.0
         numbers = sum(value.numel() for value in tensors)
         self._arrived.append(
-            Arrived(update.client_id, tuple(sorted(update.movement)), numbers, norm, update.weight)
+            Arrived(update.client_id, digest_of(tuple(sorted(update.movement))), numbers, norm, update.weight)
         )
         self._held.append(update) if self._enforced else self._inner.add(update)  # all have to arrive first
 
@@ -337,7 +338,7 @@ class LimitedRound(Aggregation):
 
     def _compare_weights(self, everything: Sequence[Arrived]) -> None:
         """Note the factors that lower weights; each tensor is averaged over the clients that sent it."""
-        weights = defaultdict[tuple[str, ...], dict[str, float]](dict)
+        weights = defaultdict[str, dict[str, float]](dict)
         for arrived in everything:
             if arrived.weight > 0:
                 of_names = weights[arrived.names]

@@ -25,7 +25,7 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
-from fedlight.federation.aggregation import Aggregation, pieces_of
+from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.exact_sum import ExactSums
@@ -281,8 +281,8 @@ class Ranks(Part):
         whole: list[Any] = [self._made, self._counts, round.training, run.buffers, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
-            if isinstance(sums := getattr(holder, "sums", None), ExactSums):
-                sums.add_up(self._team.gather, self._team.add)
+            if isinstance(sums := getattr(holder, "sums", None), (ExactSums, TrimsCoordinates)):
+                sums.add_up(self._team)
         # All start anew before the first merge, or a process would send values that it received.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
@@ -322,6 +322,9 @@ class Ranks(Part):
 
 def _unlike(team: Team, values: Mapping[str, Any], what: str) -> list[tuple[str, int, Any]]:
     """Return the names with another value in another process, each with that process and its value."""
+    own = hashlib.blake2b(repr(dict(values)).encode()).hexdigest()
+    if len({*team.gather(own, what)}) == 1:  # names and values of all processes travel where some are unlike
+        return []
     everyones = enumerate(team.gather(dict(values), what))
     return [
         (name, rank, others.get(name))
