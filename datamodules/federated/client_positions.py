@@ -41,7 +41,7 @@ def read_positions(given: Any, num_examples: int) -> Clients:
 
 
 def _read_id(client_id: Any) -> str:
-    if isinstance(client_id, (str, int, np.integer)) and not isinstance(client_id, bool):
+    if isinstance(client_id, (str, int, np.integer)) and not isinstance(client_id, bool):  # True is an int
         return str(client_id)
     raise ValueError(
         f"client id {client_id!r} is a {type(client_id).__name__}: give a text or a whole number"
@@ -87,7 +87,7 @@ def _read_client(client: str, given: Any, num_examples: int) -> np.ndarray:
 
 def _refuse_shared(clients: Clients, num_examples: int) -> None:
     """Raise ValueError for an example that two clients have, or one client twice."""
-    owner = np.full(num_examples, -1)
+    owner = np.full(num_examples, -1)  # number of each example's client, -1: none yet
     for number, (client, positions) in enumerate(clients.items()):
         taken = positions[owner[positions] >= 0]
         if len(taken):

@@ -35,9 +35,9 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         client_indices: client id -> indices into ``train_set``.
         examples_together: number of neighbours in ``client_indices`` that share a training batch; divides each client's
             number of examples, and ``batch_size``.
-        train_lengths: tokens of each example of ``train_set``, by which examples of similar length share a
-            batch, so that little is padded; None where examples have no length.
-        train_labelled: number of these tokens that are scored one by one, as the tokens of a response are.
+        train_lengths: tokens of each example of ``train_set``; examples of similar length share a batch, so that little is
+            padded; None where examples have no length.
+        train_labelled: number of these tokens that are scored one by one, such as those of a response.
         train_labels: category of each example of ``train_set``; None where the data have none.
         val_client_indices: client id -> positions in ``val_set``, in the order of its loader; None: not known.
         val_labels: category of each example of ``val_set``; None where the data have none.
@@ -137,7 +137,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         return self._sequential(self.train_set), self.plan.client_indices
 
     def first_examples(self) -> Any:
-        """Return the first training examples as a batch, by which processes compare their data; None with workers."""
+        """Return the first training examples as a batch, which processes compare; None with workers."""
         return None if self.num_workers else self.example_batch(min(2, len(self.train_set)))  # type: ignore[arg-type]
 
     def train_dataloader(self) -> DataLoader:

@@ -121,6 +121,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         self.added = self._augment(private, {make_question_key(row) for row in asked})
         if not any(self.added.values()):
             return examples, split
+        # A row that several clients get is encoded once.
         distinct = {make_row_key(row.fields): row.fields for row in chain.from_iterable(self.added.values())}
         place = {key: len(examples) + number for number, key in enumerate(distinct)}
         more = ResponseExamples(self._encode_rows(list(distinct.values())), np.arange(len(distinct)))
@@ -230,7 +231,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
 def _read_valid(
     record: AugmentationRecord | None, settings: dict[str, object]
 ) -> dict[str, list[tuple[Any, ...]]] | None:
-    """Return the rows of a record with these settings; None without one, in whose folder a new one can be written."""
+    """Return the rows of a record with these settings; None without one, after a check that one can be written."""
     if record is None:
         return None
     why_not = record.why_not(settings)

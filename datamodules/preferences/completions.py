@@ -1,4 +1,4 @@
-"""Pairs of completions for ``trainer.predict``, in which a selector compares them or a reward model scores them.
+"""Pairs of completions for ``trainer.predict``, which a selector compares or a reward model scores.
 
 `fedlight.datamodules.preferences.labelling` makes labels of the predictions.
 """
@@ -52,7 +52,7 @@ class ShownPairs(Dataset):
         choice: Choice = {
             "ids": self.encoded.table[row],
             "second_segment": int(self.encoded.marks[row]),
-            "label": 0,
+            "label": 0,  # unknown; the batch has no labels
         }
         return choice, row // 2, row % 2
 

@@ -71,6 +71,7 @@ def name_source(source: Source) -> str | GivenRows:
     if isinstance(source, Frame):
         if not source.columns.is_unique:
             raise RowsError("two columns of the DataFrame have the same name: rename one of them")
+        # As objects: a column of numbers would turn None back into NaN.
         source = source.astype(object).where(source.notna(), None).to_dict("records")
     if isinstance(source, Mapping) or not (isinstance(source, Sized) and isinstance(source, Iterable)):
         raise RowsError(f"source is a {type(source).__name__}: give the name of a file, {WANTED}")

@@ -92,7 +92,7 @@ def _end_with_answer(messages: str) -> dict[str, str]:
     turns = read_turns(messages)
     while turns and turns[-1]["role"] != "assistant":
         turns.pop()
-    if not any(turn["role"] == "user" for turn in turns):
+    if not any(turn["role"] == "user" for turn in turns):  # a greeting answers no question
         return {MESSAGES: "", "response": ""}
     return {MESSAGES: write_turns(turns[:-1]), "response": turns[-1]["content"]}
 

@@ -79,13 +79,13 @@ def load_rows(source: Source, split: str | None = None) -> Rows:
     if source.startswith("toy:"):
         return _toy_rows(source)
     path = Path(source).expanduser()
-    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # of save_to_disk
         return _saved_rows(path, split or "train")
     if path.is_dir():
         return [row for file in _list_files(path) for row in _read_file(file)]
     if path.exists():
         return _read_file(path)
-    if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):
+    if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):  # data/votes.csv is a missing file
         return _hub_rows(source, split or "train")
     raise RowsError(f"{source}: no such file. {WANTED[0].upper()}{WANTED[1:]}")
 
@@ -157,7 +157,7 @@ def _read_workbook(path: Path) -> list[dict[str, Any]]:
             f"openpyxl is missing, which reads {path}: pip install 'fedlight[xlsx]', or save the file as CSV"
         ) from None
     try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)  # values, not formulas
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise RowsError(f"{path}: not a readable workbook ({first_line(error)}). Save it again.") from None
     with closing(book):
@@ -228,7 +228,7 @@ class _Unpacked(gzip.GzipFile):
         super().__init__(path, "rb")
         self._most = max(SMALL_BYTES, MOST_TIMES * path.stat().st_size)
 
-    def read1(self, size: int = -1) -> bytes:
+    def read1(self, size: int = -1) -> bytes:  # TextIOWrapper reads by it
         if self.tell() > self._most:
             raise BoundError(
                 f"{self.name} unpacks to more than {self._most / 2**20:,.0f} MiB, {MOST_TIMES} times its size, as no "
@@ -295,11 +295,12 @@ def _read_table(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[st
     header = next(lines, "")
     separators = "\t" if ".tsv" in path.suffixes else ",;\t"
     separator = next((mark for mark in separators if mark in header), separators[0])
+    # strict: a quoted cell without its end is an error, and does not hold the rest of the file.
     reader = csv.DictReader(chain([header], lines), delimiter=separator, strict=True)
     _refuse_twice(reader.fieldnames or [], path)
     rows = []
     for row in reader:
-        if None in row or None in row.values():
+        if None in row or None in row.values():  # DictReader's marks of too many and of too few cells
             raise RowsError(
                 f"{path}, line {place.number}: another number of cells than the {len(reader.fieldnames or [])} columns of "
                 "the first line. Quote cells that contain the separator."

@@ -1,7 +1,6 @@
 """Batched generation of answers to prompts with demonstrations.
 
-A batch has prompts of one client alone: with whom it shares a batch would show in the last bits of the logits, and so in the
-draws. A client gets the same answers wherever it is, and whoever else is asked.
+A client gets the same answers in any process, and whichever other clients are asked.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +15,13 @@ from fedlight.support.console import progress_bar
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
-# Share of ``max_new_tokens`` from which an answer counts as cut off; its text may give fewer tokens than were generated.
+# An answer with this share of ``max_new_tokens`` counts as cut off; its text may give fewer tokens than were generated.
 CUT_SHARE = 0.98
 
 
 @runtime_checkable
 class HasTokenizer(Protocol):
-    """Model with a tokenizer, by which cut-off answers are found."""
+    """Model with a tokenizer, which finds cut-off answers."""
 
     tokenizer: Any
 
@@ -119,6 +118,7 @@ class BatchGenerator:
         for index, (client, _) in enumerate(distinct):
             by_client.setdefault(client, []).append(index)
         batches: list[tuple[str, int, list[int]]] = []
+        # One client in a batch: other prompts would change the last bits of the logits, and so the draws.
         for client, places in sorted(by_client.items()):
             places.sort(key=lambda index: -len(distinct[index][1]))
             starts = range(0, len(places), self.batch_size)

@@ -196,7 +196,7 @@ class SelfGenerationPrompts:
         match = _compile(self.response.pattern).fullmatch(answer.strip())
         if match is None or not match["response"].strip():
             return None
-        given = (match.groupdict().get("input") or "").strip()
+        given = (match.groupdict().get("input") or "").strip()  # the pattern may lack this group
         return "" if given.casefold() == self.response.no_input.casefold() else given, match[
             "response"
         ].strip()
@@ -235,7 +235,7 @@ def _check_pattern(name: str, pattern: str, known: set[str], needed: str) -> Non
         )
 
 
-_TEXT = r"(?:(?!^(?:Instruction|Input|Response|Output|Answer):).)*"  # any text in which no line begins with a label
+_TEXT = r"(?:(?!^(?:Instruction|Input|Response|Output|Answer):).)*"  # no line begins with a label
 _LABEL = "(?:Response|Output|Answer)"  # a model may write another label than the examples have
 
 FEWFEDPIT_PROMPTS = SelfGenerationPrompts(
@@ -317,4 +317,4 @@ def _first_line(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
+    return text.replace("{", "{{").replace("}", "}}")  # the text is rendered once more

@@ -1,4 +1,4 @@
-"""Public rows in place of generated ones: what FewFedPIT's self-generated data are compared with.
+"""Public rows in place of generated ones, for comparison with FewFedPIT's self-generated data.
 
 Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 4.4 and Figure 4(a), substitutes "equal proportions of
 out-of-domain or domain-similar public data" (+OOD, +SIMD) or "remaining training data" of the clients' own set (+IDEAL) for

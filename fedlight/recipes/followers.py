@@ -1,8 +1,8 @@
 """Processes of ``fedlight run NAME --processes N``: the first one runs the recipe, the others follow it.
 
 A follower is started with the first stage that several processes share and waits for the next one afterwards, since a start
-takes seconds. It runs the same Lightning command as the first process, as the other processes of its team
-(`fedlight.processes`). It ends when the first process does, and the recipe ends when a follower does.
+takes seconds. It belongs to the first process's team (`fedlight.processes`) and runs the same Lightning command. It ends
+when the first process does, and the recipe ends when a follower does.
 """
 
 import json
@@ -66,7 +66,7 @@ def for_processes(config: dict[str, Any], number: int, stage: str) -> dict[str, 
     """Return the config of a stage for several processes.
 
     Raises:
-        ValueError: the config has a strategy or devices of its own.
+        ValueError: the config sets a strategy or devices.
     """
     trainer = config.get("trainer") or {}
     for name, allowed in (
@@ -154,7 +154,7 @@ class Followers:
             "LOCAL_WORLD_SIZE": number,
             "GROUP_RANK": "0",
             "OMP_NUM_THREADS": str(_threads_of_each()),
-            "RANK": "",
+            "RANK": "",  # of each process; named here so that `running` restores it
             "LOCAL_RANK": "",
         }
         self._ranks = [_Follower(rank, self._environment) for rank in range(1, self.number)]
@@ -226,7 +226,7 @@ class _Follower:
 
 def follow() -> None:
     """Run the stages that the first process names, until it ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # by line: the first process waits for each
     os.dup2(2, 1)  # what libraries print is no answer
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()

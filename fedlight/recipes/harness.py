@@ -56,7 +56,7 @@ class HarnessModel:
         texts: dict[int, str] = {}
         for settings, indices in alike.items():
             options = options_of(json.loads(settings))
-            indices = sorted(indices, key=lambda index: -len(requests[index].args[0]))
+            indices = sorted(indices, key=lambda index: -len(requests[index].args[0]))  # little padding
             for start in range(0, len(indices), self.batch_size):
                 batch = indices[start : start + self.batch_size]
                 prompts = [requests[index].args[0] for index in batch]
@@ -100,6 +100,7 @@ def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "stop": [until] if isinstance(until, str) else list(until),
         "max_new_tokens": settings.get("max_new_tokens", settings.get("max_gen_toks", 256)),
+        # As in transformers, temperature and top_p count with do_sample alone.
         "temperature": float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0,
         "top_p": float(settings.get("top_p", 1.0)) if settings.get("do_sample") else 1.0,
     }
@@ -146,8 +147,8 @@ def run_harness(
         raise ValueError(
             f"the harness has no task {unknown[0]!r}: `lm_eval ls tasks` lists them, include adds a folder"
         )
-    bridge = type("Bridge", (HarnessModel, LM), {})  # made here, as the package of LM may be missing
-    with isolate_rng():
+    bridge = type("Bridge", (HarnessModel, LM), {})  # made here: the package of LM may be missing
+    with isolate_rng():  # simple_evaluate seeds the global streams
         results: dict[str, Any] = simple_evaluate(
             model=bridge(module, batch_size, seed),
             tasks=list(tasks),

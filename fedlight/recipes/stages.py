@@ -102,7 +102,7 @@ class Stage:
         if "report" in result:
             print(result["report"], file=sys.stderr, flush=True)
         done = {"result": result, "seconds": time.perf_counter() - start, "files": left_in(self.folder)}
-        write_json(self.folder / DONE, sealed(done))
+        write_json(self.folder / DONE, sealed(done))  # last: a killed stage is not done
         return done
 
     @property
@@ -163,7 +163,7 @@ class Stage:
             )
 
     def _named(self) -> dict[str, Any]:
-        """Return all settings in which files and folders may be named."""
+        """Return all settings that may name files and folders."""
         return self.arguments if self.command == "call" else self.config()
 
     def _settings(self) -> dict[str, Any]:
@@ -174,6 +174,7 @@ class Stage:
             for name in named
             if _is_config(name)
         }
+        # JSON makes lists of tuples, as in the file that they are compared with.
         settings: dict[str, Any] = json.loads(
             json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
         )

@@ -17,7 +17,7 @@ def own_stream(seed: int, device: torch.device) -> Iterator[None]:
 
     Args:
         seed: in [0, 2**64).
-        device: device on which the body draws, besides the CPU.
+        device: device that the body draws on, besides the CPU.
 
     Examples:
         >>> with own_stream(7, torch.device("cpu")):
