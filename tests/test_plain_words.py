@@ -44,6 +44,7 @@ ROOMS = (
     *("callbacks", "fedlight/augmentation", "fedlight/devices", "fedlight/evaluation", "fedlight/judges"),
     *("fedlight/cli", "fedlight/federation", "fedlight/first_config", "fedlight/flower", "fedlight/plan"),
     *("fedlight/preflight", "fedlight/processes", "fedlight/stacking", "fedlight/support", "fedlight/toy"),
+    *("datamodules", "modules", "fedlight/generators", "fedlight/pretrained", "fedlight/recipes"),
 )
 """Folders of code whose docstrings, comments and pages are finished."""
 IDIOMS = {

@@ -1,7 +1,7 @@
 """Rows of tasks as a test set, for scores in ``fedlight test`` and, where wanted, for the loss on right answers.
 
-The callback ``TaskScores`` computes the scores of its own tasks, or else of the datamodule's. The loss takes a pass over all
-rows; it still differs between models whose answers are all wrong or all right.
+The callback ``TaskScores`` computes the scores of its tasks, else of the datamodule's. The loss takes a pass over all rows;
+it still differs between models whose answers are all wrong or all right.
 """
 
 from collections.abc import Sequence

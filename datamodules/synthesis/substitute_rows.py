@@ -29,7 +29,7 @@ class SubstituteRows(Synthesis):
 
     Args:
         source: source of the rows, see `fedlight.datamodules.rows.rows`.
-        number: rows of each client and round, >= 1; the ``keep`` of the generated candidates that they stand in for.
+        number: rows of each client and round, >= 1; the ``keep`` of the generated candidates that they replace.
         split: split of a hub dataset.
         columns: slot of the template, or ``response``, -> column; a name left out is a column of the same name.
         where: column -> values; only rows with one of these values are drawn, such as ``{domain: [medicine]}``.

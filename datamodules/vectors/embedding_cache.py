@@ -88,7 +88,7 @@ class EmbeddingCache:
         file = self.folder / f"{hashlib.blake2b(keys.data, digest_size=12).hexdigest()}{ENDING}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            about = self.folder / "encoder.txt"
+            about = self.folder / "encoder.txt"  # for people: the folder's name is cut
             if not about.is_file():
                 about.write_text(self.identity + "\n", encoding="utf-8")
             with whole_file(file) as unfinished:
@@ -119,7 +119,7 @@ class EmbeddingCache:
                     return values
         except FileNotFoundError:
             return None
-        except (SafetensorError, KeyError, TypeError):
+        except (SafetensorError, KeyError, TypeError):  # the last two of the metadata
             pass
         self._discard(file)
         return None

@@ -184,6 +184,7 @@ class VectorIndex:
             raise ValueError(f"number={number}: ask for at least 1 row")
         results: dict[int, Hits] = {}
         asked, waiting = number, np.arange(len(queries))
+        # From a quarter of the rows on, exact search takes over.
         while self._graph is not None and len(waiting) and asked * 4 <= len(self):
             proposed = self._propose(queries[waiting], asked, threads)
             if proposed is None:
@@ -210,7 +211,7 @@ class VectorIndex:
         self._graph.set_ef(self.ef(asked))
         try:
             rows: np.ndarray = self._graph.knn_query(queries, k=asked, num_threads=threads)[0]
-        except RuntimeError:
+        except RuntimeError:  # hnswlib: too few links to reach so many
             return None
         return rows.astype(np.int64)
 

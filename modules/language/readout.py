@@ -238,7 +238,7 @@ def _compare(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: 
         computed = _compute_packed(causal_lm, packed)[used]
     except torch.OutOfMemoryError:
         raise
-    # Errors by which an architecture may refuse the mask or the positions; memory is no such reason.
+    # So an architecture may refuse the mask or the positions; memory is no such reason.
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         return f"does not compute shared rows ({type(error).__name__})"
     apart = (computed - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)

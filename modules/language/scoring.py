@@ -77,7 +77,7 @@ def score(
         for at in range(0, len(inputs), batch_size):
             batch = inputs[at : at + batch_size]
             for ids, hidden in zip(batch, _compute_hidden(causal_lm, batch, compute), strict=True):
-                first = min(texts[index].start for index in by_input[ids])
+                first = min(texts[index].start for index in by_input[ids])  # prompts may differ
                 log_probs = head_logits(causal_lm, hidden[first - 1 : len(ids)]).log_softmax(dim=-1)
                 for index in by_input[ids]:
                     start = texts[index].start
