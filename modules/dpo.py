@@ -77,7 +77,7 @@ class DPOModule(PairModule):
         margin = reward_margin(chosen, rejected, *reference.unbind(dim=1))
         return {
             "loss": dpo_loss(margin, self.options.beta),
-            "reward_margin": self.options.beta * margin.detach(),
+            "reward_margin": self.options.beta * margin.detach(),  # logged alone
             "reward_accuracy": (margin > 0).float(),
         }
 

@@ -47,7 +47,7 @@ class Head(nn.Module):
         super().__init__()
         self.body = nn.Linear(dimension, hidden) if hidden else nn.Identity()
         self.head = nn.Linear(hidden or dimension, 1, bias=False)
-        self.bends = hidden > 0
+        self.bends = hidden > 0  # without a hidden layer u is linear
 
     def forward(self, features: Tensor) -> Tensor:
         """Return utilities ``(...)`` for features ``(..., dimension)``."""

@@ -93,7 +93,7 @@ class SelectorModule(LanguageModule):
         super().setup(stage)
         data = getattr(self.trainer, "datamodule", None)
         if stage == "fit":
-            self.asked["orders"] = self.options.orders
+            self.asked["orders"] = self.options.orders  # from now on it is trained so
         elif (shown := getattr(data, "orders", None)) is not None:
             refuse_one_order(self.asked, shown)
         if stage == "fit" and self.options.orders == "both" and getattr(data, "examples_together", 2) % 2:
@@ -139,7 +139,7 @@ class SelectorModule(LanguageModule):
         prior, temperature = self.asked["prior"], self.asked["temperature"]
         if (prior, temperature) == (0.0, 1.0):
             return logits
-        return (logits - logits.new_tensor([0.0, prior])) / temperature
+        return (logits - logits.new_tensor([0.0, prior])) / temperature  # the prior is of B
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Return the logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active adapter stays active."""

@@ -114,7 +114,7 @@ class VLLMEngine:
         self._options = options
         self._llm: Any = None
         self._folder = Path(tempfile.mkdtemp(prefix="fedlight-vllm-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # at exit, too
         self._kept: dict[str | None, Any] = {}  # digest of weights -> vLLM's request for them
         self._num_adapters = 0
 

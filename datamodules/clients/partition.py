@@ -113,7 +113,7 @@ class PartitionByField(Checked):
                 f"clients: field={self.field!r} is not in an example of the training set, which is a "
                 f"{type(example).__name__}: give the position in a tuple or the key of a dict"
             ) from error
-        return str(value.item() if isinstance(value, Tensor) else value)
+        return str(value.item() if isinstance(value, Tensor) else value)  # "tensor(3)" is no id
 
 
 def iid(

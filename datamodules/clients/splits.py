@@ -80,7 +80,7 @@ def hold_out(
     train, val = {}, {}
     for client, indices in clients.items():
         client_keys = np.unique(keys[indices])
-        if len(client_keys) == 1:
+        if len(client_keys) == 1:  # one key cannot be on two sides
             train[client] = val[client] = indices
             continue
         wanted = min(max(1, int(share * len(client_keys))), at_most)

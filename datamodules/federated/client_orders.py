@@ -207,4 +207,4 @@ def _repeat(sampler: Iterable[int], positions: np.ndarray) -> Passes:
 
 def _share(num_samples: int, num_own: int, source: int) -> int:
     """Return the share of a pass of ``num_samples`` for a client with ``num_own`` of ``source`` examples, at least 1."""
-    return max(1, round(num_samples * num_own / source))
+    return max(1, round(num_samples * num_own / source))  # else a small client would never train

@@ -104,7 +104,7 @@ class VisitSampler(Sampler[list[int]]):
         self.counts: deque[list[int]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.counts.clear()
+        self.counts.clear()  # of an interrupted pass
         # Drawn late: the examples of a visit may be chosen by the model that the visit before has trained.
         for group in self.groups:
             if len(group) == 1:

@@ -85,7 +85,7 @@ class EmbeddingDataModule(FederatedDataModule):
         """Read, draw and encode the texts, once."""
         if self.ready:
             return
-        self._check_dimensions()
+        self._check_dimensions()  # before any text is encoded
         texts = self._draw_texts()
         held_out = min(round(self.val_share * len(texts)), self.val_max)
         if len(texts) - held_out < 2 or (held_out < 2 and self.val_share):

@@ -182,7 +182,7 @@ class PreferenceDataModule(FederatedDataModule):
         order, self.client_indices = pool(self._to_examples(split.train))
         self.train_labels = label_examples(categories, order, each)
         self.train_set = examples.take(order)
-        padding = 0.0, 0.0
+        padding = 0.0, 0.0  # features have no tokens
         if self.encoder is None:
             self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
             padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)

@@ -90,5 +90,5 @@ def make_encoder(name: str) -> Encoder:
     if name == "hashed":
         return HashedEncoder()
     encoder = SentenceEncoder(name)
-    encoder.setting = "encoder"
+    encoder.setting = "encoder"  # for messages
     return encoder

@@ -66,7 +66,7 @@ class Holdout:
         return wanted
 
     def _match(self, value: str, existing: Sequence[str], source: str) -> set[str]:
-        if value.endswith("*"):
+        if value.endswith("*"):  # such as both stances of a debate
             matched = {text for text in existing if text.startswith(value[:-1])}
         else:
             matched = {value} & set(existing)
@@ -128,6 +128,6 @@ def exclude_prompts(
         if rows is not None:
             texts = rows.texts()
             hits = {index for index, row in enumerate(prompts) if normalize_text(row[rows.slot]) in texts}
-            counts[name] = len(hits)
+            counts[name] = len(hits)  # a prompt that several hold counts for each
             held |= hits
     return [prompt for index, prompt in enumerate(prompts) if index not in held], counts

@@ -168,7 +168,7 @@ def _read_workbook(path: Path) -> list[dict[str, Any]]:
     if len(filled) > 1:
         raise RowsError(f"{path}: the sheets {', '.join(filled)} have rows. Keep one of them in the file.")
     header, *rows = next(iter(filled.values()), [()])
-    names = ["" if name is None else str(name) for name in header]
+    names = ["" if name is None else str(name) for name in header]  # a header may be a number
     _refuse_twice([name for name in names if name], path)
     if any(value is not None for row in rows for name, value in zip_longest(names, row) if not name):
         raise RowsError(f"{path}: a cell has no name above it. Give each column a name in the first row.")

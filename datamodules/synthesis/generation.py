@@ -120,7 +120,7 @@ class BatchGenerator:
         batches: list[tuple[str, int, list[int]]] = []
         # One client in a batch: other prompts would change the last bits of the logits, and so the draws.
         for client, places in sorted(by_client.items()):
-            places.sort(key=lambda index: -len(distinct[index][1]))
+            places.sort(key=lambda index: -len(distinct[index][1]))  # little padding
             starts = range(0, len(places), self.batch_size)
             batches += [(client, at, places[at : at + self.batch_size]) for at in starts]
         with progress_bar(label, len(distinct)) as advance:
@@ -145,7 +145,7 @@ class BatchGenerator:
         by_place = dict(zip(order, answered, strict=True))
         texts = [by_place[index] for index in range(len(distinct))]
         answers_and_cuts = list(zip(texts, self._find_cut(texts), strict=True))
-        if self.temperature > 0:
+        if self.temperature > 0:  # answers to equal prompts differ
             return answers_and_cuts
         by_prompt = dict(zip(distinct, answers_and_cuts, strict=True))
         return [by_prompt[prompt] for prompt in prompts]

@@ -51,7 +51,7 @@ class PseudoResponses(Synthesis):
         ValueError: a setting is out of range.
     """
 
-    chooses = False
+    chooses = False  # all count, by their weights
     without_effect = ("batch_size",)
 
     def __init__(

@@ -104,7 +104,7 @@ class SynthesisRecord:
         """
         try:
             parts = self._read(round_idx)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # to be made
             return None, ""
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None, "damaged"

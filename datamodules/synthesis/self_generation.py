@@ -281,7 +281,7 @@ class SelfGeneration(Synthesis):
         asked = []
         for draft in drafts:
             kinds = sorted({bool(row["input"]) for row in rows[draft.client]})
-            draft.row["input"] = ""
+            draft.row["input"] = ""  # of an earlier try
             if kinds and kinds[(draft.number + attempt) % len(kinds)]:  # another try, the other kind
                 asked.append(draft)
         generator = self._create_generator(model, self.responses.max_new_tokens, self._prompts.input.stop)

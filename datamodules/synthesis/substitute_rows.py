@@ -38,7 +38,7 @@ class SubstituteRows(Synthesis):
         ValueError: ``number`` is out of range.
     """
 
-    chooses = False
+    chooses = False  # rows are not scored
 
     def __init__(
         self,

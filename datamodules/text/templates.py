@@ -311,7 +311,7 @@ class Template:
         return [{"role": "user", "content": self._fill(self.message, fields, "").text.strip()}]
 
     def _fill(self, text: str, fields: Mapping[str, str], ending: str) -> Parts:
-        parts = ["", "", ""]
+        parts = ["", "", ""]  # before, trimmable, after
         at = 0
         for literal, slot, _, _ in Formatter().parse(text):
             parts[at] += literal

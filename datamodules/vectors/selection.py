@@ -67,7 +67,7 @@ def select_centers(
     for turn, number in enumerate(rng.permutation(len(names))):
         of_client = clusters[names[number]]
         centers = of_client.centers.astype(np.float64)
-        dropped = turn
+        dropped = turn  # i of drop_i
         if selection == "keep_n_minus_i" and turn:  # the first client's turn is before the loop of line 7
             dropped = max(len(centers) - (len(names) - turn), 0)
         index = choose(centers @ total, of_client.sizes, dropped)  # summed similarities: one product

@@ -90,7 +90,7 @@ def noise(chance: Interval, seeds: int) -> str:
         >>> noise(Interval(-0.1, 0.2), 3), noise(Interval(0.1, 0.2), 3), noise(Interval(0.1, 0.2), 1)
         (', within noise.', ', beyond noise.', '.')
     """
-    if math.isnan(chance.low):
+    if math.isnan(chance.low):  # fewer than two differences
         return ". With one seed, chance is not ruled out." if seeds == 1 else ". No seed has both."
     if chance.low <= 0 <= chance.high:
         return ", within noise."

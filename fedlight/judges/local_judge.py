@@ -114,7 +114,7 @@ class LocalJudge(Judge):
         verdicts, too_long = [], 0
         for words, other in zip(asked, swapped, strict=True):
             if words is None or other is None:
-                verdicts.append(math.nan)
+                verdicts.append(math.nan)  # one of the two prompts does not fit
                 too_long += 1
             elif self.orders == "both":
                 verdicts.append(by_both_orders(words, other))

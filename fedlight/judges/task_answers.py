@@ -74,6 +74,6 @@ def _answer(row: Mapping[str, Any]) -> TaskAnswer:
         row["prompt"],
         row.get("fields", {}),
         row["target"],
-        answers[0] if answers else "",
+        answers[0] if answers else "",  # none where the prompt did not fit
         row.get("client"),
     )

@@ -114,7 +114,7 @@ def read_pairs(
             )
         shown = _pair(at, text_at(row, question) if question else None)
         if shown.first == shown.second:
-            counts.identical += 1
+            counts.identical += 1  # nothing to compare
             continue
         answers = sorted((shown.first, shown.second))  # one pair in either order
         key = (shown.category, shown.question, *shown.fields.values(), *answers)
@@ -160,7 +160,7 @@ def _drawn(
     kept = set(range(len(voted)))
     if limit is not None and limit < len(voted):
         order = np.random.default_rng(derive_seed(seed, "judged pairs")).permutation(len(voted))
-        kept = set(order[:limit].tolist())
+        kept = set(order[:limit].tolist())  # the pairs keep the order of their rows
     pairs = []
     for index, (pair, votes) in enumerate(voted):
         if index not in kept:

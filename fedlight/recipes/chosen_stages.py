@@ -106,7 +106,7 @@ def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]
             yield from _places(item, folder, key)
     elif isinstance(value, str):
         for text in value.split(str(folder))[1:]:
-            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:
+            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:  # the folder itself
                 yield key, ""
             elif text[0] == "/":
                 yield key, text.lstrip("/")

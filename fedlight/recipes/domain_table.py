@@ -133,7 +133,7 @@ def differences(
             if method == against or len(gaps) < len(by_seed):  # or a seed lacks the column
                 continue
             row[column] = mean(gaps)
-            if len(gaps) > 1:
+            if len(gaps) > 1:  # Student's t needs two
                 low, high = student_interval(gaps)
                 needed = seeds_needed(stdev(gaps), difference)
                 row |= {f"{column} low": low, f"{column} high": high, f"{column} seeds": needed}
@@ -182,7 +182,7 @@ def _rows(
         own_texts, added, shares = _held(Path(folders["augmentation"]), texts)
         if several:
             own_texts = [text for text in own_texts if text in place]
-        held = dict.fromkeys([*own_texts, *added])
+        held = dict.fromkeys([*own_texts, *added])  # each text once
         new = [text for text in held if text not in place]  # the others' vectors are in points
         vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(model, new)])
         row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}

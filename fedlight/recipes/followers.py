@@ -212,7 +212,7 @@ class _Follower:
             cause = answer.get("error", cause)
             if "error" not in answer:
                 self._finished.put(None)
-        if not self.is_needed:
+        if not self.is_needed:  # the recipe has ended it
             return
         time.sleep(GRACE_SECONDS)
         if self.is_needed:

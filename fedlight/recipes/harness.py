@@ -60,7 +60,7 @@ class HarnessModel:
             for start in range(0, len(indices), self.batch_size):
                 batch = indices[start : start + self.batch_size]
                 prompts = [requests[index].args[0] for index in batch]
-                seed = derive_seed(self.seed, "harness", *prompts)
+                seed = derive_seed(self.seed, "harness", *prompts)  # independent of other batches
                 answers = self.module.generate(prompts, seed=seed, strip=False, **options)
                 texts |= {index: answer for index, [answer] in zip(batch, answers, strict=True)}
         return [texts[index] for index in range(len(requests))]
@@ -82,7 +82,7 @@ def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:
     from lm_eval.utils import get_rolling_token_windows
 
     [whole] = encode_pairs(tokenizer, [("", text)])
-    [prefix, *ids] = whole.ids
+    [prefix, *ids] = whole.ids  # an opening or end token comes first
     windows = get_rolling_token_windows(ids, prefix_token=prefix, max_seq_len=max_length, context_len=1)
     return [Scored([*read, wanted[-1]], len(read) + 1 - len(wanted)) for read, wanted in windows]
 

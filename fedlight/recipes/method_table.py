@@ -214,7 +214,7 @@ def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:
 
 def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
     logged: dict[str, float] = {}
-    for stage in ("train", "test", "label"):
+    for stage in ("train", "test", "label"):  # later metrics replace earlier ones
         if stage in stages:
             logged |= result_of(stages[stage])["metrics"]
     columns = {

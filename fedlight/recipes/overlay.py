@@ -76,7 +76,7 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
         kind = "a list" if isinstance(below, list) else f"{below!r}"
         raise ValueError(f"{first!r} stands inside of nothing, as the config has {kind} there: give it whole")
     if is_class(below) and first not in OF_A_CLASS:
-        first, rest = "init_args", key
+        first, rest = "init_args", key  # a key may leave it out
     if is_class(below) and first == "class_path":
         return _instead_of(below, {"class_path": value})
     if not rest and first.endswith("+"):

@@ -317,7 +317,7 @@ def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple
     # [i, j]: number of people who agree with i and disagree with j.
     preferred = (votes == 1).T.astype(np.int64) @ (votes == -1).astype(np.int64)  # bool @ bool: any
     decided = preferred + preferred.T
-    minority = np.minimum(preferred, preferred.T)
+    minority = np.minimum(preferred, preferred.T)  # [statements, statements]
     return decided, (decided >= max(min_decided, 1)) & (minority >= min_minority * decided)
 
 
@@ -388,7 +388,7 @@ def _held_out(numbers: np.ndarray, share: float, seed: int, whose: str) -> np.nd
 def _pairs(ballot: np.ndarray, voted: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Return the allowed pairs among some statements, the preferred one first, ``(pairs, 2)``."""
     liked, disliked = voted[ballot[voted] == 1], voted[ballot[voted] == -1]
-    first, second = np.nonzero(allowed[np.ix_(liked, disliked)])
+    first, second = np.nonzero(allowed[np.ix_(liked, disliked)])  # places in liked and in disliked
     return np.stack([liked[first], disliked[second]], axis=1)
 
 

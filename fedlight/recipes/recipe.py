@@ -206,7 +206,7 @@ def run(
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     for steps in plan.values():
-        refuse_tied_votes(steps)
+        refuse_tied_votes(steps)  # before the first stage
     together = stages_over_seeds(recipe, output, wanted)
     if only is not None:
         chosen, together = chosen_stages(list(plan.values()), together, only)
@@ -293,7 +293,7 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
     return [
         Stage(name, folder / name, spec, folder.parent)
         for name, spec in specs.items()
-        if spec.pop("when", True)
+        if spec.pop("when", True)  # only now: others may be like a stage that is left out
     ]
 
 

@@ -169,7 +169,7 @@ def compare_by_selector(
     winners = majority(log_probs)[~unread]
     alike = [0.0] * (len(rows) - len(pairs))  # equal answers tie
     won = wins([*(winners == 0).tolist(), *alike], [*(winners == 1).tolist(), *alike])
-    raw, tuned = tests
+    raw, tuned = tests  # in the order of the config
     return {
         "rows": [
             {"method": raw, **_accuracy(tests[raw]), "win_rate_by_selector": 0.5},

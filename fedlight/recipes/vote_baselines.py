@@ -88,7 +88,7 @@ def rule_on_data(
     elif votes.clients:
         right = majority_of_others(votes, least_voters)
     else:
-        right = np.full(len(votes.winner), np.nan)
+        right = np.full(len(votes.winner), np.nan)  # silent without voters
     return _result(votes, right)
 
 
@@ -137,7 +137,7 @@ def _keys(votes: Votes) -> list[tuple[Any, ...]]:
         (tuple(sorted(pair.fields.items())), *sorted((pair.first, pair.second))) for pair in votes.comparisons
     ]
     answers = [(pair.first, pair.second) for pair in votes.comparisons]
-    voters: Sequence[str] = votes.clients or [""] * len(votes.winner)
+    voters: Sequence[str] = votes.clients or [""] * len(votes.winner)  # one for all
     return [
         (voter, pairs[comparison], answers[comparison][winner])
         for voter, comparison, winner in zip(voters, votes.comparison, votes.winner, strict=True)

@@ -62,7 +62,7 @@ def sample_voters(
         for name in sides[0]
         if len(sides[0][name]) >= min_train and len(sides[1].get(name, ())) >= num_test
     )
-    wanted = num_clients if others is None else 2 * num_clients
+    wanted = num_clients if others is None else 2 * num_clients  # as many further ones
     if len(eligible) < wanted:
         raise RowsError(
             f"{source}: {len(eligible)} voters have {min_train} votes to train on and {num_test} held-out ones, fewer "

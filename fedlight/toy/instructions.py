@@ -172,7 +172,7 @@ def instructions(**options: int | str) -> list[ToyRow]:
     ]
     if chosen.split == "public":
         rows += draw_rows("public", chosen.chatter, partial(small_talk, rng))
-        rng.shuffle(rows)
+        rng.shuffle(rows)  # else chatter would come last
     return rows
 
 

@@ -133,7 +133,7 @@ def make_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "LlamaForCaus
     """Return the untrained model: four layers of width 96, tied embeddings, biases in attention, four heads with a start."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # the global stream draws the first weights
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,

@@ -113,7 +113,7 @@ def population(world: WorldOptions) -> list[Voter]:
     sizes = map(int, world.shares.split("-"))
     turns = [group for group, size in zip(GROUPS, sizes, strict=True) for _ in range(size)]
     groups = [turns[index % len(turns)] for index in range(world.num_clients)]
-    rng.shuffle(groups)
+    rng.shuffle(groups)  # else a client's number would tell its group
     voters = []
     for index, group in enumerate(groups):
         taste = tuple(

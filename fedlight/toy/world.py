@@ -75,7 +75,7 @@ def draw_summary(rng: random.Random, post: str) -> str:
     """
     facts = facts_of(post)
     count = rng.choices((1, 2, 3, 4), weights=(3, 3, 3, 1))[0]
-    chosen = sorted(rng.sample(range(len(facts)), count))
+    chosen = sorted(rng.sample(range(len(facts)), count))  # in the post's order
     carelessness = rng.choice((0.0, 0.3, 0.6))
     padding = rng.choice((0.0, 0.0, 0.4))
     words = [] if rng.random() < 0.34 else [rng.choice(POLITE + RUDE)]

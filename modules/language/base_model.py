@@ -107,7 +107,7 @@ def load_base(
     if base == "nf4":
         _disable_cpu_packing(network)
     new = sorted(report["missing_keys"])
-    if num_labels is None and new:
+    if num_labels is None and new:  # a classifier's head may be new
         raise ValueError(f"model={model!r} lacks weights of a causal language model: {', '.join(new[:3])}")
     return network, new
 
@@ -154,7 +154,7 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
             raise ValueError(
                 f"tokenizer of model={model!r} has neither pad_token nor eos_token: set one of them"
             )
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token  # padding is masked
     return tokenizer
 
 
@@ -187,7 +187,7 @@ def _quantization_options(
         return {}
     from transformers import BitsAndBytesConfig
 
-    skipped = list(HEADS) if has_new_head else None
+    skipped = list(HEADS) if has_new_head else None  # a new head is trained, so not rounded
     if base == "int8":
         quiet_int8()
         options: dict[str, Any] = {"load_in_8bit": True}

@@ -43,7 +43,7 @@ def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
     """
     digest = hashlib.blake2b(digest_size=8)
     for name, weight in network.named_parameters():
-        if name in skip:
+        if name in skip:  # new weights are in no folder
             continue
         digest.update(name.encode())
         if weight.is_floating_point():

@@ -110,6 +110,6 @@ def describe_overlong(config: Any, batch: Mapping[str, Any]) -> str | None:
 def _widths(batch: Mapping[str, Any]) -> Iterator[int]:
     for name, value in batch.items():
         if isinstance(value, Mapping):
-            yield from _widths(value)
+            yield from _widths(value)  # the sides of a pair
         elif name == "input_ids" and isinstance(value, Tensor):
             yield value.shape[1]

@@ -120,7 +120,7 @@ def _generate(
         name: part.to(causal_lm.device) for name, part in pad_left(job.rows, tokenizer.pad_token_id).items()
     }
     config = _generation_config(tokenizer, job)
-    counts = [count for count in job.counts if count]
+    counts = [count for count in job.counts if count]  # rows of requests with prompts alone
     width = padded["input_ids"].shape[1]
     options: dict[str, Any] = {}
     if job.stop:
@@ -262,7 +262,7 @@ def _generation_config(tokenizer: Any, job: Job) -> Any:
         eos_token_id=job.ends or None,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
-        repetition_penalty=1.0,
+        repetition_penalty=1.0,  # a model's own config may have another
         do_sample=False,  # _Draws leaves one token possible
     )
 

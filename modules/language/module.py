@@ -110,7 +110,7 @@ class LanguageModule(Checked, LightningModule):
         if execution.vllm is not None:
             vllm_engine.check_settings(self.options)
         self._engine: vllm_engine.VLLMEngine | None = None
-        self.network: Any = None
+        self.network: Any = None  # until `configure_model`
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
         self._number_type: NumberType | None = None

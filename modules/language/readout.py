@@ -223,7 +223,7 @@ def _is_stacked(causal_lm: nn.Module) -> bool:
 
 
 def _compute_packed(causal_lm: Any, packed: Packed) -> Tensor:
-    mask = packed.allowed
+    mask = packed.allowed  # [rows, 1, tokens, tokens] bool
     if causal_lm.config._attn_implementation != "sdpa":  # these add the mask to the scores
         mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     return packed.unpack(hidden_states(causal_lm, packed.input_ids, mask, packed.position_ids))

@@ -105,7 +105,7 @@ def make_texts(shape: BatchShape) -> dict[str, Tensor]:
         [[1, 1, 0], [1, 1, 0]]
     """
     mask = torch.ones(shape.examples, shape.tokens, dtype=torch.int64)
-    mask[:, max(1, shape.tokens - 1) :] = 0
+    mask[:, max(1, shape.tokens - 1) :] = 0  # texts of a batch differ in length
     return {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
 
 

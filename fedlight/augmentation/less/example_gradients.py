@@ -135,6 +135,7 @@ def _by_layers(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
         # The returned sums over the batch are not needed; the call runs the hooks and leaves .grad alone.
         torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
     return {
+        # A weight that the loss does not reach has gradient 0.
         name: gradients[name] if name in gradients else weight.new_zeros(size, *weight.shape)
         for name, weight in weights.items()
     }

@@ -103,8 +103,8 @@ class PaddedExamples:
         return {name: part.to(self.device) for name, part in batch.items()}
 
     def longest_first(self) -> np.ndarray:
-        """Return all indices, the longest example first, so that too large a batch fails at once."""
-        return np.argsort(-self.examples.lengths, kind="stable")
+        """Return all indices, the longest example first."""
+        return np.argsort(-self.examples.lengths, kind="stable")  # too large a batch fails at once
 
 
 class Features:
