@@ -64,7 +64,7 @@ def log_choices(
             ``log_odds``, ``(batch, U)``, of the right answer under each selector.
     """
     losses = [choice_loss(part, labels) for part in (logits if of_loss is None else of_loss).unbind(dim=1)]
-    choices = logits.argmax(dim=2)
+    choices = logits.argmax(dim=2)  # [batch, U]
     correct = choices == labels[:, None]
     metrics = {"loss": torch.stack(losses, dim=1).mean(dim=1)}
     if len(losses) > 1:

@@ -88,7 +88,7 @@ class FewShot:
             (2, 2, 3, set())
         """
         vectors = self.encoder.encode([instruction_text(row) for row in rows])  # [rows, dimension]
-        labels = assign_clusters(vectors, self.clusters, derive_seed(seed, "few shot clusters"))
+        labels = assign_clusters(vectors, self.clusters, derive_seed(seed, "few shot clusters"))  # [rows]
         members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         drawn = [_draw(group, self.per_cluster, seed, f"few shot {at}") for at, group in enumerate(members)]
         chosen = np.sort(np.concatenate(drawn))

@@ -218,11 +218,11 @@ def _draw_owners(
     labels: np.ndarray, sizes: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
     """Return the client of every group, ``(groups,)``."""
-    owner = np.zeros(len(labels), dtype=np.int64)
+    owner = np.zeros(len(labels), dtype=np.int64)  # [groups]
     held = np.zeros(num_clients)  # examples of each client so far
     even_share = sizes.sum() / num_clients  # N / M of the source
     for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
+        members = rng.permutation(np.flatnonzero(labels == label))  # cut in a random order
         shares = rng.dirichlet(np.full(num_clients, alpha)) * (held < even_share)  # none for full ones
         # A tiny alpha can put all mass on full clients, or underflow to 0 / 0: then clients with room share evenly.
         if not np.isfinite(shares).all() or shares.sum() <= 0:

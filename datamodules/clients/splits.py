@@ -86,7 +86,7 @@ def hold_out(
         wanted = min(max(1, int(share * len(client_keys))), at_most)
         rng = np.random.default_rng(derive_seed(seed, "validation", client))  # independent of other clients
         chosen = rng.permutation(client_keys)[:wanted]
-        held = np.isin(keys[indices], chosen)
+        held = np.isin(keys[indices], chosen)  # [examples of the client]
         train[client], val[client] = indices[~held], indices[held]
     return train, val
 
@@ -102,12 +102,12 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
         >>> order.tolist(), {client: places.tolist() for client, places in positions.items()}
         ([2, 1, 0], {'u': [0, 2], 'v': [1]})
     """
-    order = np.concatenate(list(clients.values()))
+    order = np.concatenate(list(clients.values()))  # [examples]
     owner = np.repeat(np.arange(len(clients)), [len(indices) for indices in clients.values()])  # [examples]
     if lengths is not None:
         by_length = np.argsort(lengths[order], kind="stable")
         order, owner = order[by_length], owner[by_length]
-    counts = np.bincount(owner, minlength=len(clients))
+    counts = np.bincount(owner, minlength=len(clients))  # a client may have no examples
     positions = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])  # ascending per client
     return order, dict(zip(clients, positions, strict=True))
 

@@ -50,7 +50,7 @@ def _read_id(client_id: Any) -> str:
 
 def _read_client(client: str, given: Any, num_examples: int) -> np.ndarray:
     if isinstance(given, Tensor):
-        given = given.cpu().numpy()
+        given = given.cpu().numpy()  # numpy reads no tensor of a GPU
     if not isinstance(given, (Sequence, np.ndarray)) or isinstance(given, (str, bytes)):
         raise ValueError(
             f"client {client!r} has a {type(given).__name__} as positions: give a list, range, array or tensor of "

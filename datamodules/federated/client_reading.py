@@ -127,7 +127,7 @@ class ClientReading:
         if self.make_batches is not None:
             made = self.make_batches(Subset(self._dataset, positions.tolist()))
             announce_round(made, round_idx)
-            while True:
+            while True:  # one pass per iteration
                 yield (positions[batch].tolist() for batch in map(_check_batch, made))
         for order in self._order.passes(positions, round_idx, generator):
             yield BatchSampler(order, self._batch_size, self._drop_last) if self.batched else order

@@ -68,7 +68,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         refuse_below(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.seed, self.num_workers = seed, num_workers
-        self.skip_predict_batches = 0
+        self.skip_predict_batches = 0  # a resumed run sets it
         self._plan: RoundPlan | None = None
 
     def collate(self, examples: list[Any]) -> Any:

@@ -151,7 +151,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
     def _augment(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, list[Added]]:
         """Return each client's added rows, from a valid record of an earlier run or from the augmentation."""
         settings, record = self._describe_settings(private, asked), self._record()
-        saved = once(lambda: _read_valid(record, settings))
+        saved = once(lambda: _read_valid(record, settings))  # one process reads for all
         if saved is not None:
             added = {client: [Added(*row) for row in saved.get(client, [])] for client in private}
         else:
@@ -183,7 +183,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
                     f"{describe_missing_public(self.augmentation)}; left out: {self.public}, {too_long:,} too long"
                 )
         selected = self.augmentation.augment(private, [self.public.rows[row] for row in fits], self.seed)
-        check_added(self.augmentation, selected, private, len(fits))
+        check_added(self.augmentation, selected, private, len(fits))  # it may be a user's
         added, known, too_long = {}, 0, 0
         for client in private:
             rows = [self._complete(row, fits) for row in selected[client]]

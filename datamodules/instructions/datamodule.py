@@ -125,7 +125,7 @@ class InstructionDataModule(FederatedDataModule):
         if warning := check_known(self.tokenizer, self.tokenizer_name, some, str(self.train_rows[0])):
             rank_zero_warn(warning)
         examples, rows, (too_long, trimmed) = self._encode(rows, self.train_rows[0])
-        prompts = number_prompts(rows)
+        prompts = number_prompts(rows)  # one prompt, one client and one side
         split = share_out(
             self.partition,
             owners=[row["client"] for row in rows if "client" in row],

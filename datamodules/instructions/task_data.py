@@ -104,7 +104,7 @@ def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens:
     fitted = fit_texts(tokenizer, [Parts(text, "", "") for text in texts], max_tokens)
     ends = end_ids(tokenizer)
     for (prompt, _), leading, text in zip(pairs, openings(tokenizer, texts), fitted, strict=True):
-        closed = text is not None and text.ids[-1] in ends
+        closed = text is not None and text.ids[-1] in ends  # a chat template's text is
         ids = [] if text is None else [*leading, *text.ids, *([] if closed else [end_id(tokenizer)])]
         fits = text is not None and len(ids) <= max_tokens
         sequences.append(np.array(ids if fits else [], dtype=np.int32))

@@ -117,7 +117,7 @@ class CompletionPairDataModule(FederatedDataModule):
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         self.template = self.template.for_tokenizer(self.tokenizer)
         encoded = self._encode(pairs)
-        fits = np.flatnonzero(encoded.both_kept())
+        fits = np.flatnonzero(encoded.both_kept())  # [pairs]
         rank_zero_info(
             f"{self.source}: {len(pairs):,} pairs, {skipped:,} equal or empty ones skipped; "
             f"{len(pairs) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"

@@ -175,7 +175,7 @@ def agreement(log_probs: np.ndarray) -> Agreement:
     votes = votes[:, (winners >= 0) & ~np.isnan(votes).any(axis=0)]
     if votes.shape[1] == 0:
         return Agreement([math.nan] * len(votes), math.nan)
-    sides = np.sign(votes.sum(axis=0))
+    sides = np.sign(votes.sum(axis=0))  # of the majority
     pairwise = [float(((first == second) & (first != 0)).mean()) for first, second in combinations(votes, 2)]
     return Agreement(
         [float((vote == sides).mean()) for vote in votes],
@@ -205,7 +205,7 @@ def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict
     """
     winners = majority(log_probs)
     margins = log_probs[..., 0] - log_probs[..., 1]  # [selectors, pairs]
-    read = ~np.isnan(margins).any(axis=0)
+    read = ~np.isnan(margins).any(axis=0)  # [pairs]
     rows = [
         {
             **pairs[pair].fields,

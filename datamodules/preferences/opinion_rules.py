@@ -45,7 +45,7 @@ def rule_accuracies(train: Rows, test: Rows) -> dict[str, dict[str, float]]:
     strengths = bradley_terry(np.asarray(wins))
     utilities = person_factors(by_client, [*numbers], clients)
     sides = np.array([[numbers[row[f"response_{side}"]] for side in "ab"] for row in test])
-    client_of_pair = np.array([clients.index(row["client"]) for row in test])
+    client_of_pair = np.array([clients.index(row["client"]) for row in test])  # [pairs]
     liked = {
         NOTHING: np.zeros(sides.shape),
         LONGER: np.array([[len(row[f"response_{side}"]) for side in "ab"] for row in test]),
@@ -91,7 +91,7 @@ def bradley_terry(wins: np.ndarray, penalty: float = STRENGTH_PENALTY) -> np.nda
         >>> round(float(np.exp(strong - weak)), 4)
         3.0
     """
-    first, second = (torch.from_numpy(side) for side in np.nonzero(wins))
+    first, second = (torch.from_numpy(side) for side in np.nonzero(wins))  # [different pairs]
     shares = torch.from_numpy(wins[wins > 0] / max(wins.sum(), 1))
 
     def loss(strengths: Tensor) -> Tensor:

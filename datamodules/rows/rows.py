@@ -160,7 +160,7 @@ def _read_workbook(path: Path) -> list[dict[str, Any]]:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)  # values, not formulas
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise RowsError(f"{path}: not a readable workbook ({first_line(error)}). Save it again.") from None
-    with closing(book):
+    with closing(book):  # a book in read-only mode keeps its file open
         sheets = {
             sheet.title: [row for row in sheet.values if set(row) - {None}] for sheet in book.worksheets
         }
@@ -181,7 +181,7 @@ def _read_text(path: Path) -> list[dict[str, Any]]:
     place = _Lines()
     try:
         with _open(path) as file:
-            return reader(path, place.count(file), place)
+            return reader(path, place.count(file), place)  # `place` has the line of an error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RowsError(
             f"{path}: damaged gzip data after line {place.number} ({first_line(error)}). Fetch the file again."

@@ -110,7 +110,7 @@ def draw_shots(
         tested += [by_client[name][question] for question in others[: draw.num_test]]
     if choices > 1:
         tested = [{**row, **_choices(row, by_client[row["client"]], about, choices, rng)} for row in tested]
-    used = {row["instruction"] for row in (*trained, *tested)}
+    used = {row["instruction"] for row in (*trained, *tested)}  # public rows ask none of these
     every = [row for client_rows in by_client.values() for row in client_rows.values()]
     rest = [row for row in every if row["instruction"] not in used]
     sizes = {"eligible": len(eligible)}

@@ -88,7 +88,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self.synthesis, self.score, self.synthesis_folder = synthesis, score, synthesis_folder
         self.keep = keep if synthesis.chooses else None
         self._own: Any = None
-        self._pool: CandidatePool | None = None
+        self._pool: CandidatePool | None = None  # of the present round
         self._round_idx: int | None = None
         self._parts: list[Part] = []
         self._not_finite: Counter[str] = Counter()

@@ -141,7 +141,7 @@ class BatchGenerator:
                 return [text for (text,) in answers]
 
             answered = chain.from_iterable(for_each(answer, batches))
-        order = chain.from_iterable(batch for _, _, batch in batches)
+        order = chain.from_iterable(batch for _, _, batch in batches)  # the order of the answers
         by_place = dict(zip(order, answered, strict=True))
         texts = [by_place[index] for index in range(len(distinct))]
         answers_and_cuts = list(zip(texts, self._find_cut(texts), strict=True))

@@ -36,7 +36,7 @@ class CandidatePool(Dataset):
         self.positions: dict[str, np.ndarray] = {}
         self.too_long: dict[str, int] = {}
         self._encoded: ResponseExamples | None = None
-        self._weights = np.empty(0)
+        self._weights = np.empty(0)  # of all candidates so far
 
     def __len__(self) -> int:
         """Return the number of examples."""

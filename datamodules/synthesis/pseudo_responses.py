@@ -84,7 +84,7 @@ class PseudoResponses(Synthesis):
             model,
             self.max_response_tokens,
             stop=(),
-            temperature=0.0,
+            temperature=0.0,  # greedy
             top_p=1.0,
             batch_size=self.batch_size,
             keep_cut=False,

@@ -209,7 +209,7 @@ class Making:
             with working_in(ALONE):  # the work of one process
                 return work_with_models(self.module, [states[client] for client in clients], works, holding)
 
-        clients = list(wanted)
+        clients = list(wanted)  # those without a part in the record
         starts = range(0, len(clients), CLIENTS_TOGETHER)
         made = for_each(make, [clients[start : start + CLIENTS_TOGETHER] for start in starts])
         parts |= {

@@ -280,7 +280,7 @@ class SelfGeneration(Synthesis):
             return drafts
         asked = []
         for draft in drafts:
-            kinds = sorted({bool(row["input"]) for row in rows[draft.client]})
+            kinds = sorted({bool(row["input"]) for row in rows[draft.client]})  # False first
             draft.row["input"] = ""  # of an earlier try
             if kinds and kinds[(draft.number + attempt) % len(kinds)]:  # another try, the other kind
                 asked.append(draft)

@@ -72,7 +72,7 @@ class SubstituteRows(Synthesis):
     def _draw(
         self, client: str, pool: Sequence[dict[str, str]], rows: Sequence[Fields], seed: int
     ) -> list[Candidate]:
-        held = {tuple(sorted(row.items())) for row in rows}
+        held = {tuple(sorted(row.items())) for row in rows}  # a client gets none of its own rows
         left = [row for row in pool if tuple(sorted(row.items())) not in held]
         if len(left) < self.number:
             raise ValueError(

@@ -147,7 +147,7 @@ class Chat:
             ValueError: the last taught token of a span does not end an answer.
         """
         starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-        mask = np.zeros(len(starts), dtype=np.int32)
+        mask = np.zeros(len(starts), dtype=np.int32)  # [tokens]
         for first, last in spans:
             inside = np.flatnonzero((ends > first) & (starts < last))  # a token across a border, too
             if not len(inside) or encoding.ids[inside[-1]] not in self.ends:

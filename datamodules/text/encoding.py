@@ -222,7 +222,7 @@ def _find_separators(tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
             f"form=pair needs a tokenizer with a sep_token or eos_token; {tokenizer.name_or_path!r} has none. Use "
             "form=choice."
         )
-    openings = [] if opening is None else [opening]
+    openings = [] if opening is None else [opening]  # some tokenizers have none
     return np.array(openings, dtype=np.int32), np.array([separator], dtype=np.int32)
 
 

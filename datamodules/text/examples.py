@@ -138,7 +138,7 @@ class PreferredExamples(Dataset):
         self.winner = winner
         self.index = index
         both = 2 * comparison[:, None] + [0, 1]  # [votes, 2]
-        self.lengths = encoded.table.lengths[both].max(axis=1)
+        self.lengths = encoded.table.lengths[both].max(axis=1)  # the sides are padded to the longer one
         self.labelled = encoded.count_taught()[both].sum(axis=1)
 
     def take(self, indices: np.ndarray) -> "PreferredExamples":

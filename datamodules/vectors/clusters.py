@@ -83,7 +83,7 @@ class PseudoLabels:
 
 def name_clusters(labels: np.ndarray, number: int) -> list[str]:
     """Return names such as ``"k07"``, with as many digits as the largest of ``number`` clusters needs."""
-    width = len(str(number - 1))
+    width = len(str(number - 1))  # names sort like their numbers
     return [f"k{label:0{width}d}" for label in labels]
 
 

@@ -22,12 +22,12 @@ def opinion_space(votes: np.ndarray) -> np.ndarray:
     from sklearn.decomposition import PCA
 
     votes = np.asarray(votes, dtype=float)
-    has_voted = votes != 0
-    counts = has_voted.sum(axis=0)
+    has_voted = votes != 0  # [people, statements]
+    counts = has_voted.sum(axis=0)  # [statements]
     means = votes.sum(axis=0) / np.maximum(counts, 1)  # no 0 / 0
     centred = np.where(has_voted, votes - means, 0.0)  # a missing vote counts as the mean
     places = np.zeros((len(votes), 2))
-    number = min(2, *votes.shape)
+    number = min(2, *votes.shape)  # PCA has no more components than people or statements
     if number and centred.any():
         places[:, :number] = PCA(number, svd_solver="full").fit_transform(centred)  # "randomized" would draw
     of_person = has_voted.sum(axis=1, keepdims=True)

@@ -77,7 +77,7 @@ def hub_asked_once(name: str) -> Iterator[None]:
     """Let the hub's clients use only the cache inside the body if the hub does not answer; it is not asked for a path."""
     from huggingface_hub import constants
 
-    datasets = sys.modules.get("datasets")  # no switch of it matters before it is imported
+    datasets = sys.modules.get("datasets")  # its switch is no reason to import it
     if constants.HF_HUB_OFFLINE or Path(name).expanduser().exists() or answers(constants.ENDPOINT):
         yield
         return

@@ -124,9 +124,9 @@ class Followers:
     def running(self, command: str, file: Path) -> Iterator[None]:
         """Have the followers run a Lightning command with its config while the body runs it in this process."""
         if not self._ranks:
-            self._start()
+            self._start()  # with the first stage that is shared
         before = {name: os.environ.get(name) for name in self._environment}
-        os.environ.update(self._environment | {"RANK": "0", "LOCAL_RANK": "0"})
+        os.environ.update(self._environment | {"RANK": "0", "LOCAL_RANK": "0"})  # the first process
         for follower in self._ranks:
             follower.run(command, file)
         try:
@@ -202,7 +202,7 @@ class _Follower:
     def end(self) -> None:
         """End it."""
         self._process.kill()  # it writes no file
-        self._process.wait()
+        self._process.wait()  # leaves no zombie
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

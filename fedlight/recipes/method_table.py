@@ -171,7 +171,7 @@ def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
     by_group = [OracleJudge(**options, group=group) for group in shares]
 
     def of_own_group(fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        scores = np.array([judge.scores(fields, ours, theirs) for judge in by_group])
+        scores = np.array([judge.scores(fields, ours, theirs) for judge in by_group])  # [groups, pairs]
         mean: list[float] = (np.array([*shares.values()]) @ scores).tolist()  # [groups] @ [groups, pairs]
         return mean
 

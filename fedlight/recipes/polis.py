@@ -174,7 +174,7 @@ def opinion_pairs(
         ballot = opinions.votes[person]
         voted, client = np.flatnonzero(ballot), opinions.people[person]
         held = shared if test_statements == "new" else _held_out(voted, test_share, seed, client)
-        on_test = np.isin(voted, held)
+        on_test = np.isin(voted, held)  # [statements with a vote]
         sides = [_pairs(ballot, voted[~on_test], allowed), _pairs(ballot, voted[on_test], allowed)]
         if len(sides[0]) < bounds.min_train or len(sides[1]) < bounds.min_test:
             continue
@@ -316,7 +316,7 @@ def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple
     """
     # [i, j]: number of people who agree with i and disagree with j.
     preferred = (votes == 1).T.astype(np.int64) @ (votes == -1).astype(np.int64)  # bool @ bool: any
-    decided = preferred + preferred.T
+    decided = preferred + preferred.T  # in either direction
     minority = np.minimum(preferred, preferred.T)  # [statements, statements]
     return decided, (decided >= max(min_decided, 1)) & (minority >= min_minority * decided)
 

@@ -151,7 +151,7 @@ def _load_file(name: str, above: tuple[Path, ...] = ()) -> Recipe:
         raise ValueError(
             f"the recipe {name!r} extends itself, or is below more than {MOST_RECIPES} others: join some of them"
         )
-    above = (*above, file.resolve())
+    above = (*above, file.resolve())  # resolved: two paths may name one file
     recipe = _extended(_read(file), file, above)
     if isinstance(recipe.get("twin"), dict):
         recipe["twin"] = _extended(recipe["twin"], file, above)

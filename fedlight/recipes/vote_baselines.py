@@ -115,7 +115,7 @@ def _result(tested: Votes, right: np.ndarray) -> dict[str, Any]:
             f"{len(tested.comparisons):,} comparisons has other voters enough beside it"
         )
         return {"metrics": numbers, **sizes}
-    low, high = bootstrap_interval(right[judged], np.array(tested.comparison)[judged])
+    low, high = bootstrap_interval(right[judged], np.array(tested.comparison)[judged])  # over comparisons
     metrics: dict[str, float] = {
         "test/accuracy": float(right[judged].mean()),
         "test/accuracy_both_orders": float(right[judged].mean()),  # a rule does not see an order

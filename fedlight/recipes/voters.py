@@ -54,7 +54,7 @@ def sample_voters(
         RowsError: fewer voters are eligible than wanted.
     """
     rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
-    sides: list[dict[str, list[Any]]] = [{}, {}]
+    sides: list[dict[str, list[Any]]] = [{}, {}]  # to train on, held out
     for row, held in zip(rows, holdout.mask(rows, source).tolist(), strict=True):
         sides[held].setdefault(text_at(row, client), []).append(row)
     eligible = sorted(
