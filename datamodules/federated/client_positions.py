@@ -70,7 +70,7 @@ def _read_client(client: str, given: Any, num_examples: int) -> np.ndarray:
             )
         return np.flatnonzero(positions)
     if len(positions) and not np.issubdtype(positions.dtype, np.integer):
-        values = positions.tolist()
+        values = positions.tolist()  # Python's numbers, for the message
         wrong = next((value for value in values if not isinstance(value, int)), values[0])
         raise ValueError(
             f"client {client!r} has the position {wrong!r}, which is no whole number: give whole "

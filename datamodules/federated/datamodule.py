@@ -123,6 +123,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         """Return the shape of each batch of a visit, before it is read."""
         shapes = []
         for batch in self.plan.batches(visit, round_idx):
+            # A batch is padded to its longest example.
             tokens = 0 if self.train_lengths is None else int(self.train_lengths[batch].max())
             labelled = 0 if self.train_labelled is None else int(self.train_labelled[batch].sum())
             shapes.append(BatchShape(len(batch), tokens, labelled))

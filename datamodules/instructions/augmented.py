@@ -117,7 +117,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         asked: list[dict[str, str]] = [rows[row] for indices in (split.val or {}).values() for row in indices]
         asked += self._read_test_only_rows()  # a public source may hold them, too
         self.public = PublicRows.gather(self._read_public(), rows, asked)
-        self._rest = []
+        self._rest = []  # in `public` from now on
         self.added = self._augment(private, {make_question_key(row) for row in asked})
         if not any(self.added.values()):
             return examples, split

@@ -86,7 +86,7 @@ def describe(votes: Votes) -> str:
     """
     longer, words = (float(longer_wins(votes, length).mean()) for length in LENGTHS.values())
     agree = majority_of_others(votes) if votes.clients else np.full(len(votes.winner), np.nan)
-    judged = agree[~np.isnan(agree)]
+    judged = agree[~np.isnan(agree)]  # NaN: too few voters
     share = f"{judged.mean():.3f}" if len(judged) else "unknown"
     return (
         f"without training: the longer answer wins {longer:.3f} (by words {words:.3f}); majority of the other voters "

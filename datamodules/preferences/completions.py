@@ -54,7 +54,7 @@ class ShownPairs(Dataset):
             "second_segment": int(self.encoded.marks[row]),
             "label": 0,  # unknown; the batch has no labels
         }
-        return choice, row // 2, row % 2
+        return choice, row // 2, row % 2  # sequences 2p and 2p + 1 are pair p
 
 
 class CompletionPairDataModule(FederatedDataModule):

@@ -198,7 +198,7 @@ class PreferenceDataModule(FederatedDataModule):
     def _evaluation_set(
         self, rows: tuple[str | GivenRows, str], held_out: bool, stride: int
     ) -> tuple[Examples, Clients | None, Votes]:
-        """Return evaluation examples, sorted by length, each client's positions, and the votes behind them.
+        """Return evaluation examples, sorted by length, each client's positions, and their votes.
 
         The positions are None without a client column.
         """

@@ -72,7 +72,7 @@ class FeatureExamples(Dataset):
 
 def collate_features(examples: list[FeaturePair]) -> dict[str, Tensor]:
     """Return a batch of examples of one set: ``features`` ``(batch, 2, dimension)``, ``labels`` ``(batch,)``."""
-    rows = torch.from_numpy(np.stack([example["rows"] for example in examples]))
+    rows = torch.from_numpy(np.stack([example["rows"] for example in examples]))  # [batch, 2]
     labels = torch.tensor([example["label"] for example in examples])
     return {"features": examples[0]["vectors"][rows], "labels": labels}  # all share them
 

@@ -92,7 +92,7 @@ def bradley_terry(wins: np.ndarray, penalty: float = STRENGTH_PENALTY) -> np.nda
         3.0
     """
     first, second = (torch.from_numpy(side) for side in np.nonzero(wins))  # [different pairs]
-    shares = torch.from_numpy(wins[wins > 0] / max(wins.sum(), 1))
+    shares = torch.from_numpy(wins[wins > 0] / max(wins.sum(), 1))  # [different pairs]
 
     def loss(strengths: Tensor) -> Tensor:
         surprise = softplus(strengths[second] - strengths[first])  # -log P(A before B)

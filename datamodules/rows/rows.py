@@ -48,7 +48,7 @@ WANTED = (
 )
 MOST_ROWS = 50_000_000
 """Rows of a Parquet file, which may pack equal ones into a few bytes."""
-MOST_TIMES, SMALL_BYTES = 100, 2**28
+MOST_TIMES, SMALL_BYTES = 100, 2**28  # small files may unpack to 256 MiB
 TOO_DEEP = "lists and objects are nested too deep. Write it flatter."
 FROM_TEXTS = (
     " Two lines of Python make rows of text files, here with the first line as what is asked: import json, pathlib; "

@@ -105,5 +105,5 @@ def draw_test_rows(number: int, share: float, seed: int) -> list[int]:
         >>> draw_test_rows(10, 0.25, seed=42)
         [5, 6, 0]
     """
-    order = np.random.default_rng(seed).permutation(number)
+    order = np.random.default_rng(seed).permutation(number)  # as `datasets` draws
     return order[: math.ceil(share * number)].tolist()  # datasets takes the first part, rounded up

@@ -107,7 +107,7 @@ class Votes:
             numbers.setdefault(tuple(sorted(comparison.fields.items())), len(numbers))
             for comparison in self.comparisons
         ]
-        return np.array(per_comparison, dtype=np.int64)[self.comparison]
+        return np.array(per_comparison, dtype=np.int64)[self.comparison]  # [votes]
 
 
 def read_votes(

@@ -159,7 +159,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             rank_zero_info(
                 f"client {client_id}: {self._not_finite[client_id]} of {len(scores)} candidates have no finite {self.score}"
             )
-        chosen = best(scores, wanted, highest=self.score == "ifd")
+        chosen = best(scores, wanted, highest=self.score == "ifd")  # ifs and ppl: the lowest
         self._select(client_id, np.sort(chosen) if len(chosen) else np.arange(wanted))
 
     def score_together(self, client_ids: Sequence[str], module: nn.Module) -> None:

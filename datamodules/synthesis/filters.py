@@ -109,7 +109,7 @@ class OwnTexts:
         if self._examples.near(_join(row)):
             return NEAR_EXAMPLE
         for name, fault in (("response", NEAR_RESPONSE), ("input", NEAR_INPUT)):
-            if len(row[name]) >= LONG and self._long.overlaps(row[name]):
+            if len(row[name]) >= LONG and self._long.overlaps(row[name]):  # short ones may be equal
                 return fault
         return None
 

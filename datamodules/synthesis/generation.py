@@ -1,6 +1,6 @@
 """Batched generation of answers to prompts with demonstrations.
 
-A client gets the same answers in any process, and whichever other clients are asked.
+A client gets the same answers in any process and beside any other clients.
 """
 
 from collections.abc import Callable, Sequence

@@ -292,7 +292,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
     short = short.replace("{input}", "")  # as rows with an empty input are rendered
     stops = tuple(dict.fromkeys(_first_line(text) for form in forms for text in _fixed_texts(form)))
     response = continuation(full, "{response}") + _escape(end)
-    asked = full.partition("{input}")[0].rstrip(" ")
+    asked = full.partition("{input}")[0].rstrip(" ")  # ends where an input follows
     return SelfGenerationPrompts(
         FEWFEDPIT_PROMPTS.instruction,
         ResponsePrompt(

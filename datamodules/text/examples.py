@@ -139,7 +139,7 @@ class PreferredExamples(Dataset):
         self.index = index
         both = 2 * comparison[:, None] + [0, 1]  # [votes, 2]
         self.lengths = encoded.table.lengths[both].max(axis=1)  # the sides are padded to the longer one
-        self.labelled = encoded.count_taught()[both].sum(axis=1)
+        self.labelled = encoded.count_taught()[both].sum(axis=1)  # of both sides
 
     def take(self, indices: np.ndarray) -> "PreferredExamples":
         return PreferredExamples(

@@ -102,7 +102,7 @@ def assign_clusters(vectors: np.ndarray, num_clusters: int, seed: int) -> np.nda
         return _fit(vectors, num_clusters, seed)[0]
     rng = np.random.default_rng(derive_seed(seed, "rows for pseudo labels"))
     fitted = vectors[np.sort(rng.choice(len(vectors), FITTED_ROWS, replace=False))]
-    centers = _fit(fitted, num_clusters, seed)[1]
+    centers = _fit(fitted, num_clusters, seed)[1]  # [clusters, dimension]
     offsets = (centers**2).sum(axis=1)  # of |x - c|^2 = |x|^2 + |c|^2 - 2 x c; |x|^2 is alike for all c
     blocks = (vectors[start : start + FITTED_ROWS] for start in range(0, len(vectors), FITTED_ROWS))
     return np.concatenate([(offsets - 2 * block @ centers.T).argmin(axis=1) for block in blocks])

@@ -54,7 +54,7 @@ class EmbeddingCache:
         keys = text_keys(texts)
         order = np.argsort(keys)
         in_order = keys[order]  # sorted, for searchsorted
-        vectors, known = None, np.zeros(len(texts), dtype=bool)
+        vectors, known = None, np.zeros(len(texts), dtype=bool)  # [texts]
         for file, block_keys in self._blocks() if texts else ():
             # A key above all others has its place behind the last one.
             places = np.minimum(np.searchsorted(in_order, block_keys), len(texts) - 1)

@@ -96,7 +96,7 @@ class HashedEncoder(Encoder):
         return self._dimension
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)
+        vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)  # [texts, dimension]
         for vector, text in zip(vectors, texts, strict=True):
             places = [(self._place(feature), count) for feature, count in self._features(text).items()]
             for (index, sign), count in places:

@@ -71,7 +71,7 @@ def retrieve_direct(index: VectorIndex, centers: np.ndarray, number: int, alpha:
         share = number // len(nearest) + (position < number % len(nearest))
         taken.update(_take_first(hits, share, taken))
     if len(taken) < number:
-        rows = np.concatenate([hits.rows for hits in nearest])
+        rows = np.concatenate([hits.rows for hits in nearest])  # of all centres
         scores = np.concatenate([hits.scores for hits in nearest])
         order = np.lexsort((rows, -scores))  # best first, of equal ones the earlier row
         taken.update(_take_first(Hits(rows[order], scores[order]), number - len(taken), taken))

@@ -66,7 +66,7 @@ def select_centers(
     total = np.zeros(clusters[names[0]].centers.shape[1])  # of selected centres
     for turn, number in enumerate(rng.permutation(len(names))):
         of_client = clusters[names[number]]
-        centers = of_client.centers.astype(np.float64)
+        centers = of_client.centers.astype(np.float64)  # [clusters, dimension]
         dropped = turn  # i of drop_i
         if selection == "keep_n_minus_i" and turn:  # the first client's turn is before the loop of line 7
             dropped = max(len(centers) - (len(names) - turn), 0)

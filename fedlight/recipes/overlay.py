@@ -49,7 +49,7 @@ def merge_recipes(below: Any, above: Any) -> Any:
 
 
 def set_in(settings: Any, key: str, value: Any) -> Any:
-    """Return a config with a value under a key with dots; the command line sets it alike.
+    """Return a config with a value under a key with dots, set like one on the command line.
 
     The key may leave out ``init_args``. Arguments of the same class are merged; a map that is itself an argument, such as
     ``columns``, is replaced. ``callbacks+`` adds to the list.
