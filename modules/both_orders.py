@@ -46,7 +46,7 @@ class BothOrders(Metric):
         # At least fp32, and fp64 only where the logits are: devices such as Apple's GPUs lack it.
         logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
         self.orders.append(orders)
-        self.log_odds.append(logits[..., 1] - logits[..., 0])
+        self.log_odds.append(logits[..., 1] - logits[..., 0])  # [batch, U], of B over A
         self.labels.append(labels)
 
     def compute(self) -> dict[str, float]:
@@ -75,9 +75,9 @@ def average_orders(logits: Tensor, orders: Tensor | None) -> Tensor:
         >>> average_orders(torch.tensor([[3.0, 0.0], [2.0, 0.0]]), torch.tensor([4, 5])).tolist()  # A by 3, then A by 2
         [[1.5, 1.0], [1.0, 1.5]]
     """
-    if orders is None or len(orders) % 2 or not torch.equal(orders[::2] ^ 1, orders[1::2]):
+    if orders is None or len(orders) % 2 or not torch.equal(orders[::2] ^ 1, orders[1::2]):  # 2c ^ 1 = 2c + 1
         raise ValueError(APART)
-    swapped = logits.unflatten(0, (-1, 2)).flip(1, -1).flatten(0, 1)
+    swapped = logits.unflatten(0, (-1, 2)).flip(1, -1).flatten(0, 1)  # the other order, with B as A
     return (logits + swapped) / 2
 
 
@@ -108,7 +108,7 @@ def log_both_orders(module: Any, stage: str) -> None:
     their comparisons came in both.
     """
     metric = cast(BothOrders, module.both_orders[stage])
-    if metric.update_called:
+    if metric.update_called:  # else torchmetrics warns of an empty metric
         values = metric.compute()
         for name, value in values.items():
             module.log(f"{stage}/{name}", value)

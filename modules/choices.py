@@ -1,4 +1,4 @@
-"""Metrics of modules in which one or several selectors choose between two answers."""
+"""Metrics of modules with one or several selectors that choose between two answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -13,7 +13,7 @@ STAGES = ("val", "test")
 
 
 class LogsChoices(Protocol):
-    """LightningModule that logs what its selectors choose; ``accuracy`` is made by `stage_accuracies`."""
+    """LightningModule that logs its selectors' choices; ``accuracy`` is made by `stage_accuracies`."""
 
     accuracy: nn.ModuleDict
 
@@ -64,16 +64,16 @@ def log_choices(
             ``log_odds``, ``(batch, U)``, of the right answer under each selector.
     """
     losses = [choice_loss(part, labels) for part in (logits if of_loss is None else of_loss).unbind(dim=1)]
-    choices = logits.argmax(dim=2)
+    choices = logits.argmax(dim=2)  # [batch, U]
     correct = choices == labels[:, None]
     metrics = {"loss": torch.stack(losses, dim=1).mean(dim=1)}
     if len(losses) > 1:
         shares = correct.float().unbind(dim=1)
         metrics |= {f"accuracy_{name}": part for name, part in zip(module.adapter_names, shares, strict=True)}
     module.log_means(stage, metrics)
-    of_a = logits[:, :, 0] - logits[:, :, 1]
+    of_a = logits[:, :, 0] - logits[:, :, 1]  # [batch, U]
     results = {"correct": correct, "log_odds": torch.where(labels[:, None] == 0, of_a, -of_a)}
-    if len(losses) % 2 == 0:
+    if len(losses) % 2 == 0:  # can tie
         return results
     winners = majority(choices)
     accuracy = cast(MulticlassAccuracy, module.accuracy[stage])

@@ -77,7 +77,7 @@ class DPOModule(PairModule):
         margin = reward_margin(chosen, rejected, *reference.unbind(dim=1))
         return {
             "loss": dpo_loss(margin, self.options.beta),
-            "reward_margin": self.options.beta * margin.detach(),
+            "reward_margin": self.options.beta * margin.detach(),  # logged alone
             "reward_accuracy": (margin > 0).float(),
         }
 
@@ -85,12 +85,12 @@ class DPOModule(PairModule):
         """Return the log-probabilities of the chosen and the rejected response, ``(batch, 2)``, in one forward pass."""
         joined = join(batch["chosen"], batch["rejected"])
         log_probs, _ = response_log_probs(self.causal_lm, joined, self.shared_prefix.pairs)
-        return torch.stack(log_probs.sum(dim=1).chunk(2), dim=1)
+        return torch.stack(log_probs.sum(dim=1).chunk(2), dim=1)  # joined: chosen first
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Return the reference's log-probabilities, ``(batch, 2)``, computed once for each pair and ``base_bits``."""
         keys = self.pair_keys(batch)
-        if self.base_bits != self._own_bits:
+        if self.base_bits != self._own_bits:  # a rounded base has other log-probabilities
             keys = [joint_key(key, self.base_bits) for key in keys]
         new = [row for row, key in enumerate(keys) if key not in self._reference]
         if new:
@@ -116,7 +116,8 @@ class DPOModule(PairModule):
         return self.pair_metrics(batch, self.reference_pass(batch))["loss"]
 
     def pair_keys(self, batch: Batch) -> list[int]:
-        """Return a key of each pair's tokens and labels, as training and validation pairs share their indices."""
+        """Return a key of each pair's tokens and labels."""
+        # Not of the indices, which training and validation pairs share.
         parts = [
             text_keys(batch[side][name], batch[side]["attention_mask"])
             for side in SIDES

@@ -25,7 +25,7 @@ class Evaluates(Protocol):
     trainer: Any
 
     def evaluation(self, batch: Any) -> dict[str, Tensor]:
-        """Return what a validation or test step computes of a batch."""
+        """Return the results of a validation or test step on a batch."""
 
     def batch_key(self, batch: Any) -> int:
         """Return a key of a batch's content."""
@@ -74,7 +74,7 @@ def evaluate_together(module: Any, stage: str) -> Results:
     def evaluate(batch: Any) -> tuple[int, dict[str, Tensor]]:
         key = module.batch_key(batch)
         batch = batch_before_transfer(module, plugin.convert_input(batch))
-        with context():
+        with context():  # as in Lightning's loop
             results = module.evaluation(batch_on_device(module, batch))
         return key, {name: values.detach().cpu() for name, values in results.items()}
 

@@ -47,7 +47,7 @@ class Head(nn.Module):
         super().__init__()
         self.body = nn.Linear(dimension, hidden) if hidden else nn.Identity()
         self.head = nn.Linear(hidden or dimension, 1, bias=False)
-        self.bends = hidden > 0
+        self.bends = hidden > 0  # without a hidden layer u is linear
 
     def forward(self, features: Tensor) -> Tensor:
         """Return utilities ``(...)`` for features ``(..., dimension)``."""
@@ -61,7 +61,7 @@ class FeatureSelectorModule(Checked, LightningModule):
 
     A batch has ``features``, ``(batch, 2, dimension)``, of A and B, and ``labels``, ``(batch,)``, 0 where A is better and 1
     where B is, as `PreferenceDataModule` with ``form="features"`` gives them. Trained are ``heads.NAME.body.*``, the hidden
-    layer, and ``heads.NAME.head.*``, the last one; the names are those of the adapters, of which one at a time is active.
+    layer, and ``heads.NAME.head.*``, the last one; the names are those of the adapters; one at a time is active.
 
     Args:
         dimension: length of a feature vector, at least 1.
@@ -118,7 +118,7 @@ class FeatureSelectorModule(Checked, LightningModule):
         return list(self.heads)
 
     def use_adapter(self, name: str) -> None:
-        """Make one head the active one, with which alone the module computes and trains.
+        """Make one head the active one: the module computes and trains with it alone.
 
         The others stay in the optimizer; they have no gradients, so that no optimizer moves them.
 
@@ -129,7 +129,7 @@ class FeatureSelectorModule(Checked, LightningModule):
         self.active = name
         for other, head in self.heads.items():
             if other != name:
-                head.zero_grad(set_to_none=True)
+                head.zero_grad(set_to_none=True)  # a gradient of 0 would let momentum move it
 
     def choice_logits(self, batch: Batch) -> Tensor:
         """Return the active head's utilities of A and B, ``(batch, 2)``."""

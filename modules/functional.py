@@ -59,7 +59,7 @@ def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
         >>> sft_loss(log_probs, torch.tensor([[True, True, False], [True, False, False]])).tolist()
         [1.5, 4.0]
     """
-    return -(log_probs * scored).sum(dim=1) / scored.sum(dim=1).clamp(min=1)
+    return -(log_probs * scored).sum(dim=1) / scored.sum(dim=1).clamp(min=1)  # else 0 / 0
 
 
 def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
         >>> choice_loss(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
         tensor([0.6931, 2.1269])
     """
-    return functional.cross_entropy(logits.float(), labels, reduction="none")
+    return functional.cross_entropy(logits.float(), labels, reduction="none")  # eq. 3
 
 
 def reward_margin(
@@ -98,7 +98,7 @@ def reward_margin(
         >>> reward_margin(*nats).tolist()
         [2.0]
     """
-    return (chosen - reference_chosen) - (rejected - reference_rejected)
+    return (chosen - reference_chosen) - (rejected - reference_rejected)  # eq. 7, without beta
 
 
 def dpo_loss(margin: Tensor, beta: float) -> Tensor:
@@ -115,7 +115,7 @@ def dpo_loss(margin: Tensor, beta: float) -> Tensor:
         >>> dpo_loss(torch.tensor([0.0, 20.0]), beta=0.1)
         tensor([0.6931, 0.1269])
     """
-    return -functional.logsigmoid(beta * margin)
+    return -functional.logsigmoid(beta * margin)  # eq. 7
 
 
 def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
         >>> bradley_terry_loss(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
         tensor([0.6931, 2.1269])
     """
-    return -functional.logsigmoid(chosen - rejected)
+    return -functional.logsigmoid(chosen - rejected)  # eq. 1
 
 
 def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_positive: bool = False) -> Tensor:
@@ -166,7 +166,7 @@ def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_posit
             "2 or more, or model.include_positive to true"
         )
     queries, targets = (functional.normalize(side.float(), dim=1) for side in (queries, targets))
-    logits = queries @ targets.T / temperature
+    logits = queries @ targets.T / temperature  # s_ij / t of eq. 4, [batch, batch]
     positives = logits.diagonal()
     if not include_positive:
         itself = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
@@ -201,4 +201,4 @@ def joint_key(*parts: bytes | int) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part if isinstance(part, bytes) else part.to_bytes(8, "little"))
-    return int.from_bytes(digest.digest(), "little") >> 1
+    return int.from_bytes(digest.digest(), "little") >> 1  # 63 bits, for int64 tensors

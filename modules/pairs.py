@@ -27,7 +27,7 @@ class PairModule(LanguageModule):
         return self.example_metrics(batch)["loss"]
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what is logged, one value per pair, ``(batch,)`` each: ``loss``, the accuracy and others."""
+        """Return the logged metrics, one value per pair, ``(batch,)`` each: ``loss``, the accuracy and others."""
         raise NotImplementedError(f"{type(self).__name__} has no loss: use DPOModule or RewardModule")
 
     def evaluate_batch(self, stage: str, batch: Batch) -> dict[str, Tensor]:

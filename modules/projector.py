@@ -164,7 +164,7 @@ class ProjectorModule(Checked, LightningModule):
             module = super().load_from_checkpoint(
                 checkpoint_path, map_location="cpu", weights_only=weights_only, **kwargs
             )
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError):  # other weights, or other arguments
             raise ValueError(
                 f"checkpoint {str(checkpoint_path)!r} is not one of a ProjectorModule: give one of `fedlight fit --config "
                 "projector.yaml`"

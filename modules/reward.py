@@ -76,7 +76,7 @@ class RewardModule(PairModule):
         """Return the log-probabilities that ``chosen`` and that ``rejected`` is better, ``(batch, 2)``."""
         chosen, rejected = self.pair_rewards(batch).unbind(dim=1)
         margin = chosen - rejected
-        return logsigmoid(torch.stack([margin, -margin], dim=1))
+        return logsigmoid(torch.stack([margin, -margin], dim=1))  # log P of either side
 
     def generate(self, *args: Any, **kwargs: Any) -> list[list[str]]:
         """Raise ValueError: a reward model writes no text."""

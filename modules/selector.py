@@ -93,7 +93,7 @@ class SelectorModule(LanguageModule):
         super().setup(stage)
         data = getattr(self.trainer, "datamodule", None)
         if stage == "fit":
-            self.asked["orders"] = self.options.orders
+            self.asked["orders"] = self.options.orders  # from now on it is trained so
         elif (shown := getattr(data, "orders", None)) is not None:
             refuse_one_order(self.asked, shown)
         if stage == "fit" and self.options.orders == "both" and getattr(data, "examples_together", 2) % 2:
@@ -139,12 +139,12 @@ class SelectorModule(LanguageModule):
         prior, temperature = self.asked["prior"], self.asked["temperature"]
         if (prior, temperature) == (0.0, 1.0):
             return logits
-        return (logits - logits.new_tensor([0.0, prior])) / temperature
+        return (logits - logits.new_tensor([0.0, prior])) / temperature  # the prior is of B
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Return the logits of A and B by each of the U adapters, ``(batch, U, 2)``; the active adapter stays active."""
         if len(self.adapter_names) == 1:
-            return self.choice_logits(batch)[:, None]
+            return self.choice_logits(batch)[:, None]  # [batch, 1, 2]
         logits = []
         with adapters.keep_active(self.network) as switch:
             for name in self.adapter_names:
@@ -221,9 +221,9 @@ def read_letters(file: str) -> tuple[float, float]:
 
 
 def read_asked(adapter: str | Path) -> dict[str, Any]:
-    """Return what the folder of an adapter, or of several with one of these in it, says of its training; {} for nothing."""
+    """Return how an adapter was trained, by its folder, or by that of several with it among them; {} where neither says."""
     folder = Path(adapter)
-    above = [folder.parent] if folder.name.startswith("adapter") else []
+    above = [folder.parent] if folder.name.startswith("adapter") else []  # one of several
     for file in (place / ASKED for place in (folder, *above)):
         if file.is_file():
             return read_json(

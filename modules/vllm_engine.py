@@ -43,7 +43,7 @@ OWN_ARGUMENTS = {
 
 
 def check_settings(options: Any) -> None:
-    """Check a module's settings, one of which is ``vllm``; nothing is imported.
+    """Check the settings of a module with ``vllm``; nothing is imported.
 
     Raises:
         ValueError: ``vllm`` has an argument that follows from another setting, or the base is not the one in its folder.
@@ -104,8 +104,7 @@ def _explain_dtype(dtype: str) -> str:
 class VLLMEngine:
     """vLLM with one base for any number of adapters; it is started by the first job and ends with the object.
 
-    Adapters are written into a private temporary folder. vLLM keeps an adapter by its id, so new weights get a new id. Files
-    that a job no longer uses are removed.
+    Adapters are written into a private temporary folder. Files that a job no longer uses are removed.
 
     Args:
         options: settings of a `LanguageModule`, whose ``vllm`` has further arguments of ``vllm.LLM``.
@@ -115,7 +114,7 @@ class VLLMEngine:
         self._options = options
         self._llm: Any = None
         self._folder = Path(tempfile.mkdtemp(prefix="fedlight-vllm-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # at exit, too
         self._kept: dict[str | None, Any] = {}  # digest of weights -> vLLM's request for them
         self._num_adapters = 0
 
@@ -185,7 +184,7 @@ class VLLMEngine:
         content = save({key: weight.detach().cpu().contiguous() for key, weight in weights.items()})
         digest = hashlib.blake2b(content, key=name.encode()).hexdigest()
         if digest not in self._kept:
-            self._num_adapters += 1
+            self._num_adapters += 1  # vLLM keeps an adapter by its id: new weights need a new one
             folder = self._folder / f"adapter{self._num_adapters}"
             network.peft_config[name].save_pretrained(str(folder))
             (folder / WEIGHTS).write_bytes(content)

@@ -6,9 +6,9 @@ Dirichlet distribution with alpha 1.0 over the clusters; 400 of the other rows a
 M. Li et al., "From Quantity to Quality: Boosting LLM Performance with Self-Guided Data Selection for Instruction Tuning",
 NAACL 2024, https://arxiv.org/abs/2308.12032.
 
-Deviations, and what the papers leave open: the embeddings are an `Encoder`'s, of instructions without responses (FewFedPIT:
-a Longformer's, of instances); rows of a cluster are drawn at random by the seed, at any distance from the centre; no test
-row asks what a chosen row asks.
+Deviations, and points that the papers leave open: the embeddings are an `Encoder`'s, of instructions without responses
+(FewFedPIT: a Longformer's, of instances); rows of a cluster are drawn at random by the seed, at any distance from the
+centre; no test row repeats a chosen row's question.
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ class FewShot:
         refuse_below(0, "few_shot.", rest_as_test=self.rest_as_test)
 
     def choose(self, rows: Sequence[Fields], seed: int) -> FewShotRows:
-        """Choose rows, as a function of the instructions and the seed.
+        """Choose rows by the instructions and the seed alone.
 
         Raises:
             RowsError: too few rows are left to test on.
@@ -87,8 +87,8 @@ class FewShot:
             >>> len(few.chosen), len(set(few.labels)), len(few.test), set(few.chosen) & set(few.test)
             (2, 2, 3, set())
         """
-        vectors = self.encoder.encode([instruction_text(row) for row in rows])
-        labels = assign_clusters(vectors, self.clusters, derive_seed(seed, "few shot clusters"))
+        vectors = self.encoder.encode([instruction_text(row) for row in rows])  # [rows, dimension]
+        labels = assign_clusters(vectors, self.clusters, derive_seed(seed, "few shot clusters"))  # [rows]
         members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         drawn = [_draw(group, self.per_cluster, seed, f"few shot {at}") for at, group in enumerate(members)]
         chosen = np.sort(np.concatenate(drawn))
@@ -101,7 +101,7 @@ class FewShot:
         )
 
     def _draw_test(self, rows: Sequence[Fields], chosen: np.ndarray, seed: int) -> np.ndarray:
-        asked = {make_question_key(rows[row]) for row in chosen}
+        asked = {make_question_key(rows[row]) for row in chosen}  # other rows may ask the same
         rest = np.array(
             [at for at, row in enumerate(rows) if make_question_key(row) not in asked], dtype=np.int64
         )

@@ -113,7 +113,7 @@ class PartitionByField(Checked):
                 f"clients: field={self.field!r} is not in an example of the training set, which is a "
                 f"{type(example).__name__}: give the position in a tuple or the key of a dict"
             ) from error
-        return str(value.item() if isinstance(value, Tensor) else value)
+        return str(value.item() if isinstance(value, Tensor) else value)  # "tensor(3)" is no id
 
 
 def iid(
@@ -181,7 +181,7 @@ def dirichlet(
         np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
     )
     _, first = np.unique(group_of, return_index=True)  # the example whose category is that of the group
-    sizes = np.bincount(group_of)
+    sizes = np.bincount(group_of)  # [groups]
     for attempt in range(DIRICHLET_TRIES):
         owner = _draw_owners(labels[first], sizes, num_clients, alpha, _make_rng(seed, "dirichlet", attempt))
         if np.bincount(owner, weights=sizes, minlength=num_clients).min() >= min_size:
@@ -203,6 +203,7 @@ def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
         {'u': [0, 2]}
     """
     names, key_of, counts = np.unique(np.asarray(keys, dtype=str), return_inverse=True, return_counts=True)
+    # Stable, so that each part is one key's indices in ascending order.
     starts = np.split(np.argsort(key_of, kind="stable"), np.cumsum(counts)[:-1])
     split = {str(name): part for name, part in zip(names, starts, strict=True) if len(part) >= min_size}
     if not split:
@@ -217,11 +218,11 @@ def _draw_owners(
     labels: np.ndarray, sizes: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
     """Return the client of every group, ``(groups,)``."""
-    owner = np.zeros(len(labels), dtype=np.int64)
-    held = np.zeros(num_clients)
-    even_share = sizes.sum() / num_clients
+    owner = np.zeros(len(labels), dtype=np.int64)  # [groups]
+    held = np.zeros(num_clients)  # examples of each client so far
+    even_share = sizes.sum() / num_clients  # N / M of the source
     for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
+        members = rng.permutation(np.flatnonzero(labels == label))  # cut in a random order
         shares = rng.dirichlet(np.full(num_clients, alpha)) * (held < even_share)  # none for full ones
         # A tiny alpha can put all mass on full clients, or underflow to 0 / 0: then clients with room share evenly.
         if not np.isfinite(shares).all() or shares.sum() <= 0:
@@ -259,7 +260,7 @@ def _check_column(values: Sequence[str], name: str, by: str) -> None:
 
 
 def _name_clients(parts: Sequence[np.ndarray]) -> Clients:
-    width = len(str(len(parts) - 1))
+    width = len(str(len(parts) - 1))  # ids of equal length sort in the order of their numbers
     return {f"c{client:0{width}d}": np.sort(part) for client, part in enumerate(parts)}
 
 

@@ -59,7 +59,7 @@ def share_out(
 def hold_out(
     clients: Clients, keys: Sequence[int] | np.ndarray, share: float, at_most: int, seed: int
 ) -> tuple[Clients, Clients]:
-    """ClientSplit every client's examples into training and validation, with no key on both sides.
+    """Split every client's examples into training and validation, with no key on both sides.
 
     ``max(1, floor(share * keys))`` keys, at most ``at_most``, go to validation where the client has two keys or more. A
     client with one key trains on it and is scored on it.
@@ -80,13 +80,13 @@ def hold_out(
     train, val = {}, {}
     for client, indices in clients.items():
         client_keys = np.unique(keys[indices])
-        if len(client_keys) == 1:
+        if len(client_keys) == 1:  # one key cannot be on two sides
             train[client] = val[client] = indices
             continue
         wanted = min(max(1, int(share * len(client_keys))), at_most)
-        rng = np.random.default_rng(derive_seed(seed, "validation", client))
+        rng = np.random.default_rng(derive_seed(seed, "validation", client))  # independent of other clients
         chosen = rng.permutation(client_keys)[:wanted]
-        held = np.isin(keys[indices], chosen)
+        held = np.isin(keys[indices], chosen)  # [examples of the client]
         train[client], val[client] = indices[~held], indices[held]
     return train, val
 
@@ -102,13 +102,13 @@ def pool(clients: Clients, lengths: np.ndarray | None = None) -> tuple[np.ndarra
         >>> order.tolist(), {client: places.tolist() for client, places in positions.items()}
         ([2, 1, 0], {'u': [0, 2], 'v': [1]})
     """
-    order = np.concatenate(list(clients.values()))
-    owner = np.repeat(np.arange(len(clients)), [len(indices) for indices in clients.values()])
+    order = np.concatenate(list(clients.values()))  # [examples]
+    owner = np.repeat(np.arange(len(clients)), [len(indices) for indices in clients.values()])  # [examples]
     if lengths is not None:
         by_length = np.argsort(lengths[order], kind="stable")
         order, owner = order[by_length], owner[by_length]
-    counts = np.bincount(owner, minlength=len(clients))
-    positions = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+    counts = np.bincount(owner, minlength=len(clients))  # a client may have no examples
+    positions = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])  # ascending per client
     return order, dict(zip(clients, positions, strict=True))
 
 
@@ -120,7 +120,7 @@ def reindex(clients: Clients, order: np.ndarray) -> Clients:
         >>> {client: places.tolist() for client, places in after.items()}
         {'u': [0, 2], 'v': [1]}
     """
-    place = np.argsort(order)
+    place = np.argsort(order)  # the argsort of a permutation is its inverse
     return {client: np.sort(place[indices]) for client, indices in clients.items()}
 
 
@@ -176,5 +176,5 @@ def label_examples(categories: Sequence[str], order: np.ndarray, each: int = 1) 
     """
     if not categories:
         return None
-    rows = order // each
+    rows = order // each  # both orders of a vote come from one row
     return [categories[row] if row < len(categories) else "added" for row in rows]

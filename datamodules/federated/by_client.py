@@ -57,7 +57,7 @@ class ByClient(Checked, L.Callback):
     def share_out(self, trainer: L.Trainer) -> None:
         """Replace the source of the training batches, once; called by whichever of the two callbacks comes first."""
         source = training_source(trainer)
-        if source is self._source:
+        if source is self._source:  # the other callback called it before
             return
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         for other, assigns in (
@@ -118,7 +118,7 @@ class GivenLoaders(L.LightningDataModule):
     def __init__(self, train: DataLoader, val: Loaders | None = None, test: Loaders | None = None) -> None:
         super().__init__()
         self.train, self.val, self.test = train, val, test
-        # Not as methods of this class: Lightning warns of a loader for which the module has no step.
+        # Not as methods of this class: Lightning warns of a loader without a step of the module.
         if val is not None:
             self.val_dataloader = lambda: val  # type: ignore[method-assign]
         if test is not None:

@@ -1,4 +1,4 @@
-"""Orders in which a client's examples are read, one for each kind of sampler in the user's loader.
+"""Orders of a client's examples, one for each kind of sampler in the user's loader.
 
 torch's samplers are made anew over the client's examples. A sampler of the user's own class runs over the whole data set,
 and each client takes its own examples from that pass, in that order.
@@ -47,7 +47,7 @@ class SequentialOrder:
         self.num_examples = num_examples
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
-        return np.sort(positions[positions < self.num_examples])
+        return np.sort(positions[positions < self.num_examples])  # its source may be shorter
 
     def pass_length(self, positions: np.ndarray) -> int:
         return len(positions)
@@ -84,10 +84,11 @@ class WeightedOrder:
         self.sampler = sampler
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
-        return positions[self.sampler.weights[positions].numpy() > 0]
+        return positions[self.sampler.weights[positions].numpy() > 0]  # weight 0 is never drawn
 
     def pass_length(self, positions: np.ndarray) -> int:
         share = _share(self.sampler.num_samples, len(positions), len(self.sampler.weights))
+        # Without replacement torch.multinomial cannot draw more examples than there are.
         return share if self.sampler.replacement else min(share, len(positions))
 
     def passes(self, positions: np.ndarray, round_idx: int, generator: torch.Generator) -> Passes:
@@ -115,7 +116,7 @@ class SamplerOrder:
             raise ValueError(
                 f"the training loader's sampler {name} has no length: add __len__, {OWN_BATCHES}"
             )
-        first, self._drawn = self._draw(0, 0), None
+        first, self._drawn = self._draw(0, 0), None  # None: the next pass is drawn, not taken from here
         if not np.array_equal(first, self._draw(0, 0)):
             raise ValueError(
                 f"the training loader's sampler {name} gives another order each time, also from the same seed, so a resumed "
@@ -143,6 +144,7 @@ class SamplerOrder:
             seed = derive_seed(*self.seeds, "sampler", round_idx, number)
             with use_seed(seed):
                 announce_round(self.sampler, round_idx)
+                # Such a sampler does not draw from the global streams that are seeded here.
                 if isinstance(getattr(self.sampler, "generator", None), torch.Generator):
                     self.sampler.generator.manual_seed(seed)
                 drawn = [int(index) for index in islice(self.sampler, len(self.sampler))]
@@ -205,4 +207,4 @@ def _repeat(sampler: Iterable[int], positions: np.ndarray) -> Passes:
 
 def _share(num_samples: int, num_own: int, source: int) -> int:
     """Return the share of a pass of ``num_samples`` for a client with ``num_own`` of ``source`` examples, at least 1."""
-    return max(1, round(num_samples * num_own / source))
+    return max(1, round(num_samples * num_own / source))  # else a small client would never train

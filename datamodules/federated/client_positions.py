@@ -41,7 +41,7 @@ def read_positions(given: Any, num_examples: int) -> Clients:
 
 
 def _read_id(client_id: Any) -> str:
-    if isinstance(client_id, (str, int, np.integer)) and not isinstance(client_id, bool):
+    if isinstance(client_id, (str, int, np.integer)) and not isinstance(client_id, bool):  # True is an int
         return str(client_id)
     raise ValueError(
         f"client id {client_id!r} is a {type(client_id).__name__}: give a text or a whole number"
@@ -50,7 +50,7 @@ def _read_id(client_id: Any) -> str:
 
 def _read_client(client: str, given: Any, num_examples: int) -> np.ndarray:
     if isinstance(given, Tensor):
-        given = given.cpu().numpy()
+        given = given.cpu().numpy()  # numpy reads no tensor of a GPU
     if not isinstance(given, (Sequence, np.ndarray)) or isinstance(given, (str, bytes)):
         raise ValueError(
             f"client {client!r} has a {type(given).__name__} as positions: give a list, range, array or tensor of "
@@ -70,7 +70,7 @@ def _read_client(client: str, given: Any, num_examples: int) -> np.ndarray:
             )
         return np.flatnonzero(positions)
     if len(positions) and not np.issubdtype(positions.dtype, np.integer):
-        values = positions.tolist()
+        values = positions.tolist()  # Python's numbers, for the message
         wrong = next((value for value in values if not isinstance(value, int)), values[0])
         raise ValueError(
             f"client {client!r} has the position {wrong!r}, which is no whole number: give whole "
@@ -87,7 +87,7 @@ def _read_client(client: str, given: Any, num_examples: int) -> np.ndarray:
 
 def _refuse_shared(clients: Clients, num_examples: int) -> None:
     """Raise ValueError for an example that two clients have, or one client twice."""
-    owner = np.full(num_examples, -1)
+    owner = np.full(num_examples, -1)  # number of each example's client, -1: none yet
     for number, (client, positions) in enumerate(clients.items()):
         taken = positions[owner[positions] >= 0]
         if len(taken):

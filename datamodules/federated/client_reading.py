@@ -1,4 +1,4 @@
-"""Batches in which a client reads its examples, as a loader over them alone would make them with the user's settings."""
+"""Batches of a client's examples, equal to those of a loader over them alone with the user's settings."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -69,6 +69,7 @@ class ClientReading:
                     f"client {client!r}: the training loader's {self._kind} reads none of its {len(clients[client])} "
                     "examples: leave the client out, or change the sampler"
                 )
+            # Passes may differ in length: one without a batch is no reason to refuse the client.
             if len(positions) and not self._count(positions) and not self._draw(client, positions, 0, 1):
                 raise ValueError(
                     f"client {client!r} has {len(positions)} examples, fewer than batch_size={self._batch_size}, and the "
@@ -94,7 +95,7 @@ class ClientReading:
     def _count(self, positions: np.ndarray) -> int:
         """Return the number of batches in one pass, possibly 0."""
         if self.make_batches is not None:
-            with use_seed(derive_seed(*self.seeds, "count")):
+            with use_seed(derive_seed(*self.seeds, "count")):  # the function may draw from them
                 made: Any = self.make_batches(Subset(self._dataset, positions.tolist()))
                 return len(made) if hasattr(made, "__len__") else sum(1 for _ in made)
         examples = self._order.pass_length(positions)
@@ -126,7 +127,7 @@ class ClientReading:
         if self.make_batches is not None:
             made = self.make_batches(Subset(self._dataset, positions.tolist()))
             announce_round(made, round_idx)
-            while True:
+            while True:  # one pass per iteration
                 yield (positions[batch].tolist() for batch in map(_check_batch, made))
         for order in self._order.passes(positions, round_idx, generator):
             yield BatchSampler(order, self._batch_size, self._drop_last) if self.batched else order

@@ -35,9 +35,9 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         client_indices: client id -> indices into ``train_set``.
         examples_together: number of neighbours in ``client_indices`` that share a training batch; divides each client's
             number of examples, and ``batch_size``.
-        train_lengths: tokens of each example of ``train_set``, by which examples of similar length share a
-            batch, so that little is padded; None where examples have no length.
-        train_labelled: number of these tokens that are scored one by one, as the tokens of a response are.
+        train_lengths: tokens of each example of ``train_set``; examples of similar length share a batch, so that little is
+            padded; None where examples have no length.
+        train_labelled: number of these tokens that are scored one by one, such as those of a response.
         train_labels: category of each example of ``train_set``; None where the data have none.
         val_client_indices: client id -> positions in ``val_set``, in the order of its loader; None: not known.
         val_labels: category of each example of ``val_set``; None where the data have none.
@@ -68,7 +68,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         refuse_below(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.seed, self.num_workers = seed, num_workers
-        self.skip_predict_batches = 0
+        self.skip_predict_batches = 0  # a resumed run sets it
         self._plan: RoundPlan | None = None
 
     def collate(self, examples: list[Any]) -> Any:
@@ -123,6 +123,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         """Return the shape of each batch of a visit, before it is read."""
         shapes = []
         for batch in self.plan.batches(visit, round_idx):
+            # A batch is padded to its longest example.
             tokens = 0 if self.train_lengths is None else int(self.train_lengths[batch].max())
             labelled = 0 if self.train_labelled is None else int(self.train_labelled[batch].sum())
             shapes.append(BatchShape(len(batch), tokens, labelled))
@@ -137,7 +138,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         return self._sequential(self.train_set), self.plan.client_indices
 
     def first_examples(self) -> Any:
-        """Return the first training examples as a batch, by which processes compare their data; None with workers."""
+        """Return the first training examples as a batch, which processes compare; None with workers."""
         return None if self.num_workers else self.example_batch(min(2, len(self.train_set)))  # type: ignore[arg-type]
 
     def train_dataloader(self) -> DataLoader:

@@ -30,8 +30,8 @@ class LoaderByClient:
 
     The user's loader is requested when Lightning first requests it, after ``setup`` of datamodule and module, or by
     ``open``. The loader of the rounds is a copy of it with another order: its class, data set, collation, workers and memory
-    settings are kept, and one copy serves all rounds, so persistent workers persist. When Lightning attaches the data of
-    another ``fit``, the previous source is restored. Arguments as `ByClient`, whose ``batch_sampler`` is ``make_batches``.
+    settings are kept. When Lightning attaches the data of another ``fit``, the previous source is restored. Arguments as
+    `ByClient`, whose ``batch_sampler`` is ``make_batches``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LoaderByClient:
         assigned = self._clients(loader.dataset) if callable(self._clients) else self._clients
         clients = read_positions(assigned, len(loader.dataset))  # type: ignore[arg-type]
         self._indices: Clients = self._reading.readable(clients)
-        self._loader = copy.copy(loader)
+        self._loader = copy.copy(loader)  # one for all rounds, so that persistent workers persist
         part = "batch_sampler" if self._reading.batched else "sampler"
         # Set past DataLoader.__setattr__, which refuses another order for an existing loader.
         vars(self._loader).update({part: self._visits, "_iterator": None, "generator": torch.Generator()})
@@ -98,6 +98,7 @@ class LoaderByClient:
         if not self._when_open and self._loader is None:
             return self.given.dataloader()
         self.open()
+        # torch draws the seeds of the workers from it; a resumed run has to draw the same.
         self._loader.generator.manual_seed(derive_seed(*self._reading.seeds, "workers", self._round_idx))
         return self._loader
 
@@ -150,31 +151,25 @@ class LoaderByClient:
         return self._loader.collate_fn([self._loader.dataset[i] for i in range(examples)])
 
     def first_examples(self) -> Any:
-        """Return the first examples of the first client, by which processes compare their data.
-
-        Returns:
-            A batch; None where worker processes read, as some data sets must not be opened before they are forked.
-        """
+        """Return the first examples of the first client as a batch, which processes compare; None with workers."""
         positions = next(iter(self._indices.values()))[:2].tolist()
-        if self._loader.num_workers:
+        if self._loader.num_workers:  # some data sets must not be opened before the workers fork
             return None
         return self._loader.collate_fn([self._loader.dataset[i] for i in positions])
 
     def _read(self, visit: Visit) -> Iterator[Any]:
-        """Yield the batches of a visit; random transforms of the data set draw from seeds of this visit alone.
-
-        Such draws (a crop, a mask, noise) come from the global streams of the reading process. Unseeded, they would depend
-        on what the process has read before: other clients' examples, or examples of the run before it was resumed.
-        """
+        """Yield the batches of a visit; random transforms of the data set draw from seeds of this visit alone."""
         # Without workers the training process reads; the loop seeds its streams again for the visit itself.
         if self._loader.num_workers == 0:
+            # A random crop, mask or noise draws from the global streams. Unseeded, it would depend on what this process
+            # has read before: other clients' examples, or examples of the run before it was resumed.
             seed_streams(derive_seed(*self._purpose(visit)))
             yield from self._batches(visit, self._round_idx)
         else:
             yield from self._read_together(visit)
 
     def _read_together(self, visit: Visit) -> Iterator[Any]:
-        """Yield the batches of a visit, each of which seeds the streams when it is read."""
+        """Yield the batches of a visit; each seeds the streams when it is read."""
         is_read_here = self._loader.num_workers == 0
         for number, batch in enumerate(self._batches(visit, self._round_idx)):
             seed = derive_seed(*self._purpose(visit), number)
@@ -213,9 +208,10 @@ class SeededBatch(list[int]):
 
 
 class JoinedBatch(list[int]):
-    """Positions of the batches of several clients, each of which is read on its own seed."""
+    """Positions of the batches of several clients; each batch is read on its own seed."""
 
     def __init__(self, batches: Sequence[list[int]] = ()) -> None:
+        # SeededBatch's own __iter__ would seed the streams here already.
         super().__init__(position for batch in batches for position in list.__iter__(batch))
         self.batches = batches
 

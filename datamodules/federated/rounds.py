@@ -50,15 +50,15 @@ def draw_batches(
         [4, 8, 8]
     """
     generator = np.random.default_rng(seed)
-    groups = indices.reshape(-1, together)
-    size = min(batch_size // together, len(groups))
+    groups = indices.reshape(-1, together)  # [groups, together]
+    size = min(batch_size // together, len(groups))  # else a small client would give no batch
     per_pass = -(-len(groups) // size) if keeps_rest else len(groups) // size
     batches: list[np.ndarray] = []
     while len(batches) < num_batches:
         wanted = min(per_pass, num_batches - len(batches))
         drawn = generator.permutation(groups)[: wanted * size]
         if lengths is not None:
-            drawn = drawn[np.argsort(lengths[drawn[:, 0]], kind="stable")]
+            drawn = drawn[np.argsort(lengths[drawn[:, 0]], kind="stable")]  # neighbours are equally long
         # Shuffled again, or a client would train on its short texts first.
         batches += [drawn[i * size : (i + 1) * size].reshape(-1) for i in generator.permutation(wanted)]
     return [batch.tolist() for batch in batches]
@@ -82,11 +82,9 @@ def concatenate(batches: Sequence[list[int]]) -> list[int]:
 class VisitSampler(Sampler[list[int]]):
     """Sampler of the batches of groups of visits; a group's batches are drawn when its first one is requested.
 
-    The data of a visit may depend on the visit before: a client chooses examples by the model that it has trained there.
-
     Args:
         groups: groups of visits in training order.
-        alone: function from a visit that is a group of its own to its batches.
+        alone: function from a visit alone in its group to its batches.
         together: function from a visit beside others to its batches; None: ``alone``.
         join: function from the batches of the visits of a group to their common batch; by default one after the other.
 
@@ -106,7 +104,8 @@ class VisitSampler(Sampler[list[int]]):
         self.counts: deque[list[int]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.counts.clear()
+        self.counts.clear()  # of an interrupted pass
+        # Drawn late: the examples of a visit may be chosen by the model that the visit before has trained.
         for group in self.groups:
             if len(group) == 1:
                 yield from self.alone(group[0])
@@ -169,7 +168,7 @@ class RoundPlan:
         return sampler
 
     def batches(self, visit: Visit, round_idx: int) -> list[list[int]]:
-        """Return the example indices of each batch of a visit, drawn in the round in which its client was asked."""
+        """Return the example indices of each batch of a visit, drawn by the round that asked its client."""
         seed = derive_seed(self.seed, "order", visit.asked_in(round_idx), visit.client_id, visit.split)
         return draw_batches(
             self.indices(visit.client_id, visit.split),

@@ -92,7 +92,7 @@ class Augmentation(Checked, ABC):
         """Keep unfinished work in this folder, unless a setting names another; a killed run continues from it."""
 
     def settings(self) -> dict[str, object]:
-        """Return what the result depends on besides rows and seed: the class and its arguments as plain values."""
+        """Return all that the result depends on besides rows and seed: the class and its arguments as plain values."""
         return settings_of(self, self.without_effect)
 
     def why_fewer(self) -> str:

@@ -5,8 +5,6 @@
 ``private.jsonl``      the clients' own training rows: client, fields (with ``category`` if they have one)
 ``settings.json``      settings that the result depends on, digests of all files, notes of the augmentation
 ====================  ==============================================================================================
-
-``settings.json`` is written last, so that a run killed while writing leaves no complete record.
 """
 
 import hashlib
@@ -114,6 +112,7 @@ class AugmentationRecord:
         write_whole(self.added, added_lines)
         digests = {self.added.name: digest_bytes(added_lines), self.private.name: digest_bytes(own_lines)}
         whole = sealed({"settings": settings, DIGESTS: digests, "notes": notes})
+        # Last, so that a run killed while writing leaves no complete record.
         write_whole(self.settings, (json.dumps(whole, indent=1) + "\n").encode())
 
 

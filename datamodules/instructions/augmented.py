@@ -117,10 +117,11 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         asked: list[dict[str, str]] = [rows[row] for indices in (split.val or {}).values() for row in indices]
         asked += self._read_test_only_rows()  # a public source may hold them, too
         self.public = PublicRows.gather(self._read_public(), rows, asked)
-        self._rest = []
+        self._rest = []  # in `public` from now on
         self.added = self._augment(private, {make_question_key(row) for row in asked})
         if not any(self.added.values()):
             return examples, split
+        # A row that several clients get is encoded once.
         distinct = {make_row_key(row.fields): row.fields for row in chain.from_iterable(self.added.values())}
         place = {key: len(examples) + number for number, key in enumerate(distinct)}
         more = ResponseExamples(self._encode_rows(list(distinct.values())), np.arange(len(distinct)))
@@ -150,7 +151,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
     def _augment(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, list[Added]]:
         """Return each client's added rows, from a valid record of an earlier run or from the augmentation."""
         settings, record = self._describe_settings(private, asked), self._record()
-        saved = once(lambda: _read_valid(record, settings))
+        saved = once(lambda: _read_valid(record, settings))  # one process reads for all
         if saved is not None:
             added = {client: [Added(*row) for row in saved.get(client, [])] for client in private}
         else:
@@ -182,7 +183,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
                     f"{describe_missing_public(self.augmentation)}; left out: {self.public}, {too_long:,} too long"
                 )
         selected = self.augmentation.augment(private, [self.public.rows[row] for row in fits], self.seed)
-        check_added(self.augmentation, selected, private, len(fits))
+        check_added(self.augmentation, selected, private, len(fits))  # it may be a user's
         added, known, too_long = {}, 0, 0
         for client in private:
             rows = [self._complete(row, fits) for row in selected[client]]
@@ -230,7 +231,7 @@ class AugmentedInstructionDataModule(InstructionDataModule):
 def _read_valid(
     record: AugmentationRecord | None, settings: dict[str, object]
 ) -> dict[str, list[tuple[Any, ...]]] | None:
-    """Return the rows of a record with these settings; None without one, in whose folder a new one can be written."""
+    """Return the rows of a record with these settings; None without one, after a check that one can be written."""
     if record is None:
         return None
     why_not = record.why_not(settings)

@@ -38,10 +38,10 @@ class InstructionDataModule(FederatedDataModule):
 
     Args:
         source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
-            rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
+            rows: a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
         columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
-            is not to be read. What it leaves out, but for ``category``, is read from the column of the same name, a response
-            from Alpaca's ``output`` or from ``response``.
+            is not to be read. A name that it leaves out, except ``category``, is read from the column of the same name, a
+            response from Alpaca's ``output`` or from ``response``.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`. With ``chat``, the column
             ``messages`` holds whole conversations.
         tokenizer: hub name or folder, or ``"toy"``.
@@ -125,7 +125,7 @@ class InstructionDataModule(FederatedDataModule):
         if warning := check_known(self.tokenizer, self.tokenizer_name, some, str(self.train_rows[0])):
             rank_zero_warn(warning)
         examples, rows, (too_long, trimmed) = self._encode(rows, self.train_rows[0])
-        prompts = number_prompts(rows)
+        prompts = number_prompts(rows)  # one prompt, one client and one side
         split = share_out(
             self.partition,
             owners=[row["client"] for row in rows if "client" in row],
@@ -162,7 +162,7 @@ class InstructionDataModule(FederatedDataModule):
         rows = self._read_own_rows()
         if self.few_shot is None:
             return rows
-        _, fitting, _ = self._encode(rows, self.train_rows[0])
+        _, fitting, _ = self._encode(rows, self.train_rows[0])  # else a chosen row could be left out later
         few = self.few_shot.choose(fitting, self.seed)
         self._left_over = [fitting[row] for row in few.test]
         rank_zero_info(f"{self.train_rows[0]}: {few}")

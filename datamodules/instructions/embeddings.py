@@ -85,7 +85,7 @@ class EmbeddingDataModule(FederatedDataModule):
         """Read, draw and encode the texts, once."""
         if self.ready:
             return
-        self._check_dimensions()
+        self._check_dimensions()  # before any text is encoded
         texts = self._draw_texts()
         held_out = min(round(self.val_share * len(texts)), self.val_max)
         if len(texts) - held_out < 2 or (held_out < 2 and self.val_share):
@@ -93,7 +93,7 @@ class EmbeddingDataModule(FederatedDataModule):
                 f"{len(texts)} texts with val_share={self.val_share} leave {len(texts) - held_out} for training and "
                 f"{held_out} for validation, each of which needs 2: give more rows, or val_share=0"
             )
-        small: Any = torch.from_numpy(self.small.encode(texts))
+        small: Any = torch.from_numpy(self.small.encode(texts))  # [texts, dimension]
         large: Any = torch.from_numpy(self.large.encode(texts))
         self.ready = True
         self.train_set = StackDataset(small=small[held_out:], large=large[held_out:])
@@ -105,7 +105,7 @@ class EmbeddingDataModule(FederatedDataModule):
         return default_collate(examples)
 
     def val_dataloader(self) -> DataLoader | list:
-        """Return the held-out texts in batches of equal size, as the loss needs at least two texts per batch."""
+        """Return the held-out texts in batches of equal size: the loss needs two texts in each."""
         if self.val_set is None:
             return []
         number = len(self.val_set)  # type: ignore[arg-type]
@@ -128,6 +128,7 @@ class EmbeddingDataModule(FederatedDataModule):
         for source, columns in zip(self.sources, self.columns, strict=True):
             read += _read_texts(source, self.split, columns)
         private_rows = AugmentationRecord(self.private).read_own() if self.private else []
+        # Sorted: the order of a set of texts differs between processes.
         texts = sorted({*read} - {"", *(instruction_text(fields) for _, fields in private_rows)})
         drawn = np.random.default_rng(derive_seed(self.seed, "embeddings")).permutation(len(texts))
         kept = [texts[index] for index in drawn[: self.max_texts]]

@@ -63,4 +63,4 @@ def padding_shares(
         )
         return padded_share(lengths, list(plan.sampler()))
 
-    return measure(lengths), measure(None)
+    return measure(lengths), measure(None)  # None: batches in random order

@@ -1,7 +1,7 @@
 """Rows of tasks as a test set, for scores in ``fedlight test`` and, where wanted, for the loss on right answers.
 
-The callback ``TaskScores`` computes the scores, with the datamodule's tasks if it has none of its own. The loss takes a pass
-over all rows; it still differs between models whose answers are all wrong or all right.
+The callback ``TaskScores`` computes the scores of its tasks, else of the datamodule's. The loss takes a pass over all rows;
+it still differs between models whose answers are all wrong or all right.
 """
 
 from collections.abc import Sequence
@@ -97,14 +97,14 @@ class TaskDataModule(FederatedDataModule):
 def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens: int) -> Encoded:
     """Return pairs of a prompt and the prompt with its answer as `encode_responses` encodes rows.
 
-    ``max_tokens`` includes the end token, which follows a text that does not end with one itself, as a chat template's does.
+    ``max_tokens`` includes the end token, which follows a text without one; a chat template's text has one.
     """
     texts = [text for _, text in pairs]
     sequences, marks = [], []
     fitted = fit_texts(tokenizer, [Parts(text, "", "") for text in texts], max_tokens)
     ends = end_ids(tokenizer)
     for (prompt, _), leading, text in zip(pairs, openings(tokenizer, texts), fitted, strict=True):
-        closed = text is not None and text.ids[-1] in ends
+        closed = text is not None and text.ids[-1] in ends  # a chat template's text is
         ids = [] if text is None else [*leading, *text.ids, *([] if closed else [end_id(tokenizer)])]
         fits = text is not None and len(ids) <= max_tokens
         sequences.append(np.array(ids if fits else [], dtype=np.int32))

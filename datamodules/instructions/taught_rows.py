@@ -1,4 +1,4 @@
-"""What clients train on of their rows: settings that YAML nests below ``rows``."""
+"""Rows and turns that clients train on: settings that YAML nests below ``rows``."""
 
 from dataclasses import dataclass
 

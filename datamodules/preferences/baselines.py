@@ -1,9 +1,9 @@
 """Rows without training that belong into every table of real votes: the longer answer wins, and how far voters agree.
 
 People prefer longer answers, so a selector that does no better than "the longer answer wins" has learned nothing else.
-Voters also contradict each other: the majority of the *other* voters on the same comparison is what a model that knows
-everybody but not the voter could say at best. It estimates a ceiling for models without tastes and is no bound: the majority
-of few voters errs itself, and a model of the voter's own taste may exceed it.
+Voters also contradict each other: the majority of the *other* voters on the same comparison is the best answer of a model
+that knows everybody but the voter. It estimates a ceiling for models without tastes and is no bound: the majority of few
+voters errs itself, and a model of the voter's own taste may exceed it.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ def longer_wins(votes: Votes, length: Callable[[str], int]) -> np.ndarray:
         [1.0, 0.0, 0.5]
     """
     differences = [length(pair.second) - length(pair.first) for pair in votes.comparisons]
-    verdicts = np.sign(np.array(differences))[votes.comparison]
+    verdicts = np.sign(np.array(differences))[votes.comparison]  # [votes], 1: the second is longer
     right: np.ndarray = (1 + verdicts * (2 * np.array(votes.winner) - 1)) / 2
     return right
 
@@ -57,13 +57,13 @@ def majority_of_others(votes: Votes, least_voters: int = LEAST_VOTERS) -> np.nda
         raise ValueError("the majority of the other voters needs a column of voters: set columns.client")
     sums: Counter[tuple[int, str]] = Counter()
     for comparison, winner, voter in zip(votes.comparison, votes.winner, votes.clients, strict=True):
-        sums[comparison, voter] += 2 * winner - 1
+        sums[comparison, voter] += 2 * winner - 1  # both choices of a voter cancel
     totals: Counter[int] = Counter()
     voters: Counter[int] = Counter()
     for (comparison, _), votes_of_voter in sums.items():
         totals[comparison] += votes_of_voter
         voters[comparison] += 1
-    # Without the voter's own votes, the others have the sign of what is left.
+    # The total less the voter's own votes has the sign of the others' majority.
     accuracies = [
         (1 + np.sign(totals[comparison] - sums[comparison, voter]) * (2 * winner - 1)) / 2
         if voters[comparison] >= least_voters
@@ -86,7 +86,7 @@ def describe(votes: Votes) -> str:
     """
     longer, words = (float(longer_wins(votes, length).mean()) for length in LENGTHS.values())
     agree = majority_of_others(votes) if votes.clients else np.full(len(votes.winner), np.nan)
-    judged = agree[~np.isnan(agree)]
+    judged = agree[~np.isnan(agree)]  # NaN: too few voters
     share = f"{judged.mean():.3f}" if len(judged) else "unknown"
     return (
         f"without training: the longer answer wins {longer:.3f} (by words {words:.3f}); majority of the other voters "

@@ -1,4 +1,4 @@
-"""Pairs of completions for ``trainer.predict``, in which a selector compares them or a reward model scores them.
+"""Pairs of completions for ``trainer.predict``, which a selector compares or a reward model scores.
 
 `fedlight.datamodules.preferences.labelling` makes labels of the predictions.
 """
@@ -52,9 +52,9 @@ class ShownPairs(Dataset):
         choice: Choice = {
             "ids": self.encoded.table[row],
             "second_segment": int(self.encoded.marks[row]),
-            "label": 0,
+            "label": 0,  # unknown; the batch has no labels
         }
-        return choice, row // 2, row % 2
+        return choice, row // 2, row % 2  # sequences 2p and 2p + 1 are pair p
 
 
 class CompletionPairDataModule(FederatedDataModule):
@@ -117,7 +117,7 @@ class CompletionPairDataModule(FederatedDataModule):
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         self.template = self.template.for_tokenizer(self.tokenizer)
         encoded = self._encode(pairs)
-        fits = np.flatnonzero(encoded.both_kept())
+        fits = np.flatnonzero(encoded.both_kept())  # [pairs]
         rank_zero_info(
             f"{self.source}: {len(pairs):,} pairs, {skipped:,} equal or empty ones skipped; "
             f"{len(pairs) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"

@@ -58,7 +58,7 @@ class PreferenceDataModule(FederatedDataModule):
 
     Args:
         source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
-            rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
+            rows: a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
         columns: column mapping; see `fedlight.datamodules.rows.columns`. The template's slots, the answers and the client
             that it leaves out are read from the columns of the same names. An empty name: the column is not to be read.
         view: ``"selector"``: both orders of every comparison, with the choice as label; ``"dpo"``: chosen and rejected;
@@ -182,7 +182,7 @@ class PreferenceDataModule(FederatedDataModule):
         order, self.client_indices = pool(self._to_examples(split.train))
         self.train_labels = label_examples(categories, order, each)
         self.train_set = examples.take(order)
-        padding = 0.0, 0.0
+        padding = 0.0, 0.0  # features have no tokens
         if self.encoder is None:
             self.train_lengths, self.train_labelled = self.train_set.lengths, self.train_set.labelled
             padding = padding_shares(self.client_indices, self.train_lengths, self.batch_size, self.seed)
@@ -198,7 +198,7 @@ class PreferenceDataModule(FederatedDataModule):
     def _evaluation_set(
         self, rows: tuple[str | GivenRows, str], held_out: bool, stride: int
     ) -> tuple[Examples, Clients | None, Votes]:
-        """Return evaluation examples, sorted by length, each client's positions, and the votes of which they are made.
+        """Return evaluation examples, sorted by length, each client's positions, and their votes.
 
         The positions are None without a client column.
         """
@@ -237,7 +237,7 @@ class PreferenceDataModule(FederatedDataModule):
 
     def _find_fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
         """Return the votes whose comparison fits in both orders, ``(votes,)``."""
-        fits = np.flatnonzero(encoded.both_kept()[votes.comparison])
+        fits = np.flatnonzero(encoded.both_kept()[votes.comparison])  # one alone would teach a position
         if not len(fits):
             raise RowsError(
                 f"{votes.counts.source}: no vote fits into max_tokens={self.max_tokens}: raise it"
@@ -256,11 +256,11 @@ class PreferenceDataModule(FederatedDataModule):
         return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
 
     def _make_examples(self, votes: Votes, first_index: int = 0) -> tuple[Examples, np.ndarray, int]:
-        """Return the examples, the votes of which they are made, ``(votes,)``, and the number of texts that were cut."""
+        """Return the examples, their votes, ``(votes,)``, and the number of texts that were cut."""
         if self.encoder is not None:
             comparison, winner = np.array(votes.comparison), np.array(votes.winner)
             made = FeatureExamples.from_votes(self.encoder, votes.comparisons, comparison, winner)
-            self.encoder.release()
+            self.encoder.release()  # training needs its memory
             return made, np.arange(len(winner)), 0
         encoded = self._encode(votes.comparisons)
         fits = self._find_fitting(votes, encoded)
@@ -279,7 +279,7 @@ class PreferenceDataModule(FederatedDataModule):
         return {client: (2 * votes[:, None] + [0, 1]).reshape(-1) for client, votes in clients.items()}
 
     def _sort_lengths(self, examples: Examples) -> np.ndarray:
-        """Return the lengths by which examples are sorted, alike for both orders of a vote, which stay neighbours."""
+        """Return the lengths that sort examples, equal for both orders of a vote, so that these stay neighbours."""
         return examples.lengths.reshape(-1, self.examples_each).max(axis=1).repeat(self.examples_each)
 
     def _choose_template(self, format: Format) -> Template:

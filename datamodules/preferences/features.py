@@ -72,9 +72,9 @@ class FeatureExamples(Dataset):
 
 def collate_features(examples: list[FeaturePair]) -> dict[str, Tensor]:
     """Return a batch of examples of one set: ``features`` ``(batch, 2, dimension)``, ``labels`` ``(batch,)``."""
-    rows = torch.from_numpy(np.stack([example["rows"] for example in examples]))
+    rows = torch.from_numpy(np.stack([example["rows"] for example in examples]))  # [batch, 2]
     labels = torch.tensor([example["label"] for example in examples])
-    return {"features": examples[0]["vectors"][rows], "labels": labels}
+    return {"features": examples[0]["vectors"][rows], "labels": labels}  # all share them
 
 
 def make_encoder(name: str) -> Encoder:
@@ -90,5 +90,5 @@ def make_encoder(name: str) -> Encoder:
     if name == "hashed":
         return HashedEncoder()
     encoder = SentenceEncoder(name)
-    encoder.setting = "encoder"
+    encoder.setting = "encoder"  # for messages
     return encoder

@@ -102,7 +102,7 @@ def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Ord
         raise RowsError(
             f"votes: some rows are of {counts[0]} selectors, others of {counts[1]}: predict again"
         )
-    by_order = np.full((num_pairs, 2, 2, counts[0]), np.nan)
+    by_order = np.full((num_pairs, 2, 2, counts[0]), np.nan)  # [pairs, orders, answers, selectors]
     for index, order, answers in rows:
         # Swapped, the first answer is shown as B.
         by_order[index, order] = answers.reshape(2, -1)[:: 1 if order == 0 else -1]
@@ -130,7 +130,7 @@ def majority(log_probs: np.ndarray) -> np.ndarray:
         raise ValueError(
             f"{len(log_probs)} selectors vote: an even number can tie; use an odd number, for example {len(log_probs) + 1}"
         )
-    votes = np.sign(log_probs[..., 0] - log_probs[..., 1]).sum(axis=0)
+    votes = np.sign(log_probs[..., 0] - log_probs[..., 1]).sum(axis=0)  # [pairs]
     return np.where(votes > 0, 0, np.where(votes < 0, 1, -1))
 
 
@@ -150,7 +150,7 @@ class Agreement:
 
 
 def agreement(log_probs: np.ndarray) -> Agreement:
-    """Return the share of labelled pairs on which each selector agrees with the majority, and with another selector.
+    """Return how often each selector agrees with the majority on labelled pairs, and with another selector.
 
     A pair is labelled if every selector has read it and a majority exists. A selector with equal log-probabilities agrees
     with no other.
@@ -170,12 +170,12 @@ def agreement(log_probs: np.ndarray) -> Agreement:
         >>> print(agreement(np.stack([margins, np.zeros((3, 4))], axis=2)))
         share of labelled pairs on which a selector agrees with the label: 1.000, 0.667, 0.667, with another selector: 0.556
     """
-    votes = np.sign(log_probs[..., 0] - log_probs[..., 1])
+    votes = np.sign(log_probs[..., 0] - log_probs[..., 1])  # [selectors, pairs]
     winners = majority(log_probs)
     votes = votes[:, (winners >= 0) & ~np.isnan(votes).any(axis=0)]
     if votes.shape[1] == 0:
         return Agreement([math.nan] * len(votes), math.nan)
-    sides = np.sign(votes.sum(axis=0))
+    sides = np.sign(votes.sum(axis=0))  # of the majority
     pairwise = [float(((first == second) & (first != 0)).mean()) for first, second in combinations(votes, 2)]
     return Agreement(
         [float((vote == sides).mean()) for vote in votes],
@@ -204,8 +204,8 @@ def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict
         ('b', 1, -1.75)
     """
     winners = majority(log_probs)
-    margins = log_probs[..., 0] - log_probs[..., 1]
-    read = ~np.isnan(margins).any(axis=0)
+    margins = log_probs[..., 0] - log_probs[..., 1]  # [selectors, pairs]
+    read = ~np.isnan(margins).any(axis=0)  # [pairs]
     rows = [
         {
             **pairs[pair].fields,

@@ -45,7 +45,7 @@ def rule_accuracies(train: Rows, test: Rows) -> dict[str, dict[str, float]]:
     strengths = bradley_terry(np.asarray(wins))
     utilities = person_factors(by_client, [*numbers], clients)
     sides = np.array([[numbers[row[f"response_{side}"]] for side in "ab"] for row in test])
-    client_of_pair = np.array([clients.index(row["client"]) for row in test])
+    client_of_pair = np.array([clients.index(row["client"]) for row in test])  # [pairs]
     liked = {
         NOTHING: np.zeros(sides.shape),
         LONGER: np.array([[len(row[f"response_{side}"]) for side in "ab"] for row in test]),
@@ -75,7 +75,7 @@ def count_wins(pairs: np.ndarray, statements: int) -> np.ndarray:
         [[0, 2], [1, 0]]
     """
     wins = np.zeros((statements, statements), dtype=np.int64)
-    np.add.at(wins, (pairs[:, 0], pairs[:, 1]), 1)
+    np.add.at(wins, (pairs[:, 0], pairs[:, 1]), 1)  # wins[...] += 1 would count equal pairs once
     return wins
 
 
@@ -91,11 +91,11 @@ def bradley_terry(wins: np.ndarray, penalty: float = STRENGTH_PENALTY) -> np.nda
         >>> round(float(np.exp(strong - weak)), 4)
         3.0
     """
-    first, second = (torch.from_numpy(side) for side in np.nonzero(wins))
-    shares = torch.from_numpy(wins[wins > 0] / max(wins.sum(), 1))
+    first, second = (torch.from_numpy(side) for side in np.nonzero(wins))  # [different pairs]
+    shares = torch.from_numpy(wins[wins > 0] / max(wins.sum(), 1))  # [different pairs]
 
     def loss(strengths: Tensor) -> Tensor:
-        surprise = softplus(strengths[second] - strengths[first])
+        surprise = softplus(strengths[second] - strengths[first])  # -log P(A before B)
         return (shares * surprise).sum() + penalty * strengths.square().sum()
 
     (strengths,) = _minimum(loss, torch.zeros(len(wins), dtype=torch.double))
@@ -107,8 +107,6 @@ def person_factors(
 ) -> np.ndarray:
     """Return the utility of each statement to each client, ``(clients, statements)``: a strength and a product of factors.
 
-    The loss of factors has more than one minimum, and starts at small draws by the names of clients and statements.
-
     Args:
         pairs: client -> its pairs, see `count_wins`.
         statements: texts, in the order of their numbers.
@@ -116,7 +114,7 @@ def person_factors(
     """
     place = {client: number for number, client in enumerate(clients)}
     person = torch.tensor([place[client] for client, client_pairs in pairs.items() for _ in client_pairs])
-    first, second = torch.from_numpy(np.concatenate([*pairs.values()])).T
+    first, second = torch.from_numpy(np.concatenate([*pairs.values()])).T  # [pairs] each
 
     def loss(strengths: Tensor, of_people: Tensor, of_statements: Tensor) -> Tensor:
         taste = (of_people[person] * (of_statements[first] - of_statements[second])).sum(dim=1)
@@ -127,7 +125,7 @@ def person_factors(
     # Double precision: the tolerances of L-BFGS lie below the rounding errors of fp32.
     starts = torch.zeros(len(statements), dtype=torch.double), _draws(clients), _draws(statements)
     strengths, of_people, of_statements = _minimum(loss, *starts)
-    utilities: np.ndarray = strengths + of_people @ of_statements.T
+    utilities: np.ndarray = strengths + of_people @ of_statements.T  # [clients, statements]
     return utilities
 
 
@@ -148,6 +146,8 @@ def _minimum(loss: Callable[..., Tensor], *starts: Tensor) -> list[np.ndarray]:
 
 
 def _draws(names: Sequence[str]) -> Tensor:
+    # The loss of factors has more than one minimum, and at 0 their gradient vanishes: small draws begin,
+    # by name, so that the order of clients and statements does not matter.
     rngs = (np.random.default_rng(derive_seed(0, "factor", name)) for name in names)
     return torch.from_numpy(np.array([rng.normal(scale=0.1, size=FACTORS_EACH) for rng in rngs]))
 

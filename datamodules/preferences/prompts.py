@@ -26,7 +26,7 @@ class PromptDataModule(FederatedDataModule):
 
     Args:
         source: name of the rows' file, folder or data set, see `fedlight.datamodules.rows.rows`; in a program also the
-            rows, as a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
+            rows: a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
         split: split of a hub dataset.
         columns: slot of the template -> column; for a slot that it leaves out the column of the slot's name.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`.

@@ -29,7 +29,7 @@ class Canaries:
         number: different canaries of each client that has any, >= 1.
         repeats: copies of each among its client's training rows, >= 1; see `plant`.
         length: words of a key and of a secret, >= 1.
-        words: different words without blanks, of which keys and secrets are made; None: digits. The embedded toy model knows
+        words: different words without blanks, the parts of keys and secrets; None: digits. The embedded toy model knows
             digits and the words of its world only.
         instruction: text with the slot ``{key}``, ``{client}`` or both; the default is in the toy model's words.
         slot: slot of the prompt template that the instruction fills; the other slots stay empty.
@@ -85,7 +85,7 @@ class Canaries:
                 slot.
         """
         slots = self._find_slots(clients)
-        chosen = self._draw_clients(sorted(clients))
+        chosen = self._draw_clients(sorted(clients))  # the draw depends on ids, not on their order
         # With at least half of the keys free, a new one takes two draws on average.
         if len(chosen) * self.number > len(self._words) ** self.length / 2:
             raise ValueError(
@@ -134,7 +134,7 @@ class Canaries:
 
     def _make(self, slots: Sequence[str], client: str, index: int, keys: set[str]) -> Fields:
         rng = random.Random(derive_seed(self.seed, "canary", client, index))
-        while (key := self._draw_words(rng)) in keys:
+        while (key := self._draw_words(rng)) in keys:  # one key in two canaries would not tell whose it is
             pass
         keys.add(key)
         instruction = self.instruction.format(key=key, client=client)
@@ -165,6 +165,6 @@ def check_words(tokenizer: Any, texts: Iterable[str]) -> None:
 def _read_slots(text: str) -> set[str]:
     """Return the slots of a text, none where its braces do not match."""
     try:
-        return {slot for _, slot, _, _ in Formatter().parse(text) if slot is not None}
+        return {slot for _, slot, _, _ in Formatter().parse(text) if slot is not None}  # None: text only
     except ValueError:
         return set()

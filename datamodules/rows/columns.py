@@ -83,6 +83,7 @@ def complete_columns(
     """
     missing = {name: paths for name, paths in defaults.items() if name not in columns}
     existing = {*rows[0]}
+    # Only now: reading all rows of a large data set takes long.
     if any(existing.isdisjoint(paths) for paths in missing.values()):
         existing = {path for row in rows for path in row}
     present = {name: [path for path in paths if path in existing] for name, paths in missing.items()}
@@ -232,6 +233,7 @@ def replace_surrogates(text: str) -> str:
     """
     if text.isascii():
         return text
+    # UTF-16 joins the two halves of a whole character, which UTF-8 would replace one by one.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -1,7 +1,7 @@
 """Exclusion of rows from training, by held-out values of a column or by texts that other rows hold.
 
 Wu et al., "Towards Federated RLHF with Aggregated Client Preference for LLMs", https://arxiv.org/abs/2407.03038, section 6,
-after Ouyang et al. 2022: no post is in both the clients' preference data and what the server completes.
+after Ouyang et al. 2022: the clients' preference data and the server's prompts share no post.
 """
 
 import re
@@ -66,7 +66,7 @@ class Holdout:
         return wanted
 
     def _match(self, value: str, existing: Sequence[str], source: str) -> set[str]:
-        if value.endswith("*"):
+        if value.endswith("*"):  # such as both stances of a debate
             matched = {text for text in existing if text.startswith(value[:-1])}
         else:
             matched = {value} & set(existing)
@@ -111,6 +111,7 @@ def normalize_text(text: str) -> str:
         >>> normalize_text(" My  DOG's\nshoes... (2 pairs)! ")
         'my dog s shoes 2 pairs'
     """
+    # NFKC makes full-width letters and ligatures equal to the plain ones.
     return " ".join(WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -127,6 +128,6 @@ def exclude_prompts(
         if rows is not None:
             texts = rows.texts()
             hits = {index for index, row in enumerate(prompts) if normalize_text(row[rows.slot]) in texts}
-            counts[name] = len(hits)
+            counts[name] = len(hits)  # a prompt that several hold counts for each
             held |= hits
     return [prompt for index, prompt in enumerate(prompts) if index not in held], counts

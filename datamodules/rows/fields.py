@@ -1,4 +1,4 @@
-"""Fields of an instruction row: the text of each template slot, the response, and the keys by which rows are compared."""
+"""Fields of an instruction row: the text of each template slot, the response, and the keys that compare rows."""
 
 from collections.abc import Sequence
 

@@ -69,8 +69,9 @@ def name_source(source: Source) -> str | GivenRows:
     if isinstance(source, str | Path | GivenRows):
         return source if isinstance(source, GivenRows) else str(source)
     if isinstance(source, Frame):
-        if not source.columns.is_unique:
+        if not source.columns.is_unique:  # to_dict keeps one of them
             raise RowsError("two columns of the DataFrame have the same name: rename one of them")
+        # As objects: a column of numbers would turn None back into NaN.
         source = source.astype(object).where(source.notna(), None).to_dict("records")
     if isinstance(source, Mapping) or not (isinstance(source, Sized) and isinstance(source, Iterable)):
         raise RowsError(f"source is a {type(source).__name__}: give the name of a file, {WANTED}")

@@ -91,8 +91,8 @@ def _end_with_answer(messages: str) -> dict[str, str]:
     """Return the turns before the last answer of a conversation, and that answer; both empty where nothing was answered."""
     turns = read_turns(messages)
     while turns and turns[-1]["role"] != "assistant":
-        turns.pop()
-    if not any(turn["role"] == "user" for turn in turns):
+        turns.pop()  # no answer follows
+    if not any(turn["role"] == "user" for turn in turns):  # a greeting answers no question
         return {MESSAGES: "", "response": ""}
     return {MESSAGES: write_turns(turns[:-1]), "response": turns[-1]["content"]}
 

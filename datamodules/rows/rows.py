@@ -48,7 +48,7 @@ WANTED = (
 )
 MOST_ROWS = 50_000_000
 """Rows of a Parquet file, which may pack equal ones into a few bytes."""
-MOST_TIMES, SMALL_BYTES = 100, 2**28
+MOST_TIMES, SMALL_BYTES = 100, 2**28  # small files may unpack to 256 MiB
 TOO_DEEP = "lists and objects are nested too deep. Write it flatter."
 FROM_TEXTS = (
     " Two lines of Python make rows of text files, here with the first line as what is asked: import json, pathlib; "
@@ -79,13 +79,13 @@ def load_rows(source: Source, split: str | None = None) -> Rows:
     if source.startswith("toy:"):
         return _toy_rows(source)
     path = Path(source).expanduser()
-    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # of save_to_disk
         return _saved_rows(path, split or "train")
     if path.is_dir():
         return [row for file in _list_files(path) for row in _read_file(file)]
     if path.exists():
         return _read_file(path)
-    if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):
+    if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):  # data/votes.csv is a missing file
         return _hub_rows(source, split or "train")
     raise RowsError(f"{source}: no such file. {WANTED[0].upper()}{WANTED[1:]}")
 
@@ -157,10 +157,10 @@ def _read_workbook(path: Path) -> list[dict[str, Any]]:
             f"openpyxl is missing, which reads {path}: pip install 'fedlight[xlsx]', or save the file as CSV"
         ) from None
     try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)  # values, not formulas
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise RowsError(f"{path}: not a readable workbook ({first_line(error)}). Save it again.") from None
-    with closing(book):
+    with closing(book):  # a book in read-only mode keeps its file open
         sheets = {
             sheet.title: [row for row in sheet.values if set(row) - {None}] for sheet in book.worksheets
         }
@@ -168,7 +168,7 @@ def _read_workbook(path: Path) -> list[dict[str, Any]]:
     if len(filled) > 1:
         raise RowsError(f"{path}: the sheets {', '.join(filled)} have rows. Keep one of them in the file.")
     header, *rows = next(iter(filled.values()), [()])
-    names = ["" if name is None else str(name) for name in header]
+    names = ["" if name is None else str(name) for name in header]  # a header may be a number
     _refuse_twice([name for name in names if name], path)
     if any(value is not None for row in rows for name, value in zip_longest(names, row) if not name):
         raise RowsError(f"{path}: a cell has no name above it. Give each column a name in the first row.")
@@ -181,7 +181,7 @@ def _read_text(path: Path) -> list[dict[str, Any]]:
     place = _Lines()
     try:
         with _open(path) as file:
-            return reader(path, place.count(file), place)
+            return reader(path, place.count(file), place)  # `place` has the line of an error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RowsError(
             f"{path}: damaged gzip data after line {place.number} ({first_line(error)}). Fetch the file again."
@@ -228,7 +228,7 @@ class _Unpacked(gzip.GzipFile):
         super().__init__(path, "rb")
         self._most = max(SMALL_BYTES, MOST_TIMES * path.stat().st_size)
 
-    def read1(self, size: int = -1) -> bytes:
+    def read1(self, size: int = -1) -> bytes:  # TextIOWrapper reads by it
         if self.tell() > self._most:
             raise BoundError(
                 f"{self.name} unpacks to more than {self._most / 2**20:,.0f} MiB, {MOST_TIMES} times its size, as no "
@@ -295,11 +295,12 @@ def _read_table(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[st
     header = next(lines, "")
     separators = "\t" if ".tsv" in path.suffixes else ",;\t"
     separator = next((mark for mark in separators if mark in header), separators[0])
+    # strict: a quoted cell without its end is an error, and does not hold the rest of the file.
     reader = csv.DictReader(chain([header], lines), delimiter=separator, strict=True)
     _refuse_twice(reader.fieldnames or [], path)
     rows = []
     for row in reader:
-        if None in row or None in row.values():
+        if None in row or None in row.values():  # DictReader's marks of too many and of too few cells
             raise RowsError(
                 f"{path}, line {place.number}: another number of cells than the {len(reader.fieldnames or [])} columns of "
                 "the first line. Quote cells that contain the separator."

@@ -68,7 +68,7 @@ def draw_shots(
         seed: seed of the draws.
         train: file of the clients' rows, JSON lines with ``instruction``, ``input``, ``output`` and ``client``.
         test: file of the test rows.
-        subject: column of what a question is about.
+        subject: column of a question's subject.
         choices: answers of a test row, in ``choices``, its own at the index ``answer``. The others answer other questions
             on the same subject, or of the same client where these are too few. 1: a test row has no choices.
         public: file of the short rows of all clients that ask what neither a shot nor a test row asks; None: not written.
@@ -110,7 +110,7 @@ def draw_shots(
         tested += [by_client[name][question] for question in others[: draw.num_test]]
     if choices > 1:
         tested = [{**row, **_choices(row, by_client[row["client"]], about, choices, rng)} for row in tested]
-    used = {row["instruction"] for row in (*trained, *tested)}
+    used = {row["instruction"] for row in (*trained, *tested)}  # public rows ask none of these
     every = [row for client_rows in by_client.values() for row in client_rows.values()]
     rest = [row for row in every if row["instruction"] not in used]
     sizes = {"eligible": len(eligible)}
@@ -133,12 +133,12 @@ def _choices(
     number: int,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Return the answers of a test row, and the index of its own."""
+    """Return a test row's answers, and the index of the right one."""
     subject = about[row["client"], row["instruction"]]
     order = rng.permutation(sorted(client_rows)).tolist()
-    # Answers on the same subject first, as they are the hardest to tell from the right one.
+    # Answers on the same subject first: they are the hardest to tell from the right one.
     order.sort(key=lambda question: about[row["client"], question] != subject)
-    others = dict.fromkeys(client_rows[question]["output"] for question in order)
+    others = dict.fromkeys(client_rows[question]["output"] for question in order)  # some answers repeat
     others.pop(row["output"])
     wrong = [*others][: number - 1]
     answer = int(rng.integers(len(wrong) + 1))

@@ -44,7 +44,7 @@ class TaskRows(Checked):
             raise ValueError(f"share={share} must be in (0, 1), or null for all rows.")
         self.source, self.split = source, split
         self.columns, self.template = columns or {}, Template.named(template)
-        self._named = self.template
+        self._named = self.template  # of the settings; for_tokenizer starts from it
         self.where, self.share, self.share_seed = where or {}, share, share_seed
 
     @property
@@ -105,5 +105,5 @@ def draw_test_rows(number: int, share: float, seed: int) -> list[int]:
         >>> draw_test_rows(10, 0.25, seed=42)
         [5, 6, 0]
     """
-    order = np.random.default_rng(seed).permutation(number)
-    return order[: math.ceil(share * number)].tolist()
+    order = np.random.default_rng(seed).permutation(number)  # as `datasets` draws
+    return order[: math.ceil(share * number)].tolist()  # datasets takes the first part, rounded up

@@ -107,7 +107,7 @@ class Votes:
             numbers.setdefault(tuple(sorted(comparison.fields.items())), len(numbers))
             for comparison in self.comparisons
         ]
-        return np.array(per_comparison, dtype=np.int64)[self.comparison]
+        return np.array(per_comparison, dtype=np.int64)[self.comparison]  # [votes]
 
 
 def read_votes(
@@ -210,7 +210,7 @@ def _check_map(columns: Columns, source: str) -> None:
 
 
 def map_groups(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, str]:
-    """Return client -> group from pairs of the two, without pairs in which one is empty; RowsError for two groups of one."""
+    """Return client -> group from pairs of the two, without pairs with an empty one; RowsError for two groups of one."""
     groups: dict[str, str] = {}
     for client, group in pairs:
         if client and group and groups.setdefault(client, group) != group:
@@ -255,7 +255,7 @@ def _check_scores(rows: Rows, columns: Columns, meaning: Mapping[str, str], sour
             text_at(row, columns["score_b"])
         )
         choice = "a" if "chosen" in columns else meaning.get(text_at(row, columns["choice"]))
-        if np.isfinite(margin) and margin != 0 and choice in ("a", "b"):
+        if np.isfinite(margin) and margin != 0 and choice in ("a", "b"):  # NaN: a score is missing
             decided += 1
             against += (margin > 0) != (choice == "a")
     if against:

@@ -88,7 +88,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self.synthesis, self.score, self.synthesis_folder = synthesis, score, synthesis_folder
         self.keep = keep if synthesis.chooses else None
         self._own: Any = None
-        self._pool: CandidatePool | None = None
+        self._pool: CandidatePool | None = None  # of the present round
         self._round_idx: int | None = None
         self._parts: list[Part] = []
         self._not_finite: Counter[str] = Counter()
@@ -134,7 +134,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         return Making(self.synthesis, self.template, module, self.seed, round_idx, self._record(), others)
 
     def _put(self, parts: Sequence[Part], new: Sequence[Part]) -> None:
-        """Take all parts of a round, some of which are new."""
+        """Take all parts of a round, the new ones among them."""
         assert self._pool is not None
         self._parts = list(parts)
         for part in new:
@@ -151,7 +151,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         """
         if not self._leaves_some_out(client_id):
             return
-        known = self._scores.pop(client_id, None)
+        known = self._scores.pop(client_id, None)  # of score_together
         scores = np.array(self._score(client_id, module) if known is None else known)
         wanted = self.num_synthetic(client_id)
         self._not_finite[client_id] = int((~np.isfinite(scores)).sum())
@@ -159,7 +159,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             rank_zero_info(
                 f"client {client_id}: {self._not_finite[client_id]} of {len(scores)} candidates have no finite {self.score}"
             )
-        chosen = best(scores, wanted, highest=self.score == "ifd")
+        chosen = best(scores, wanted, highest=self.score == "ifd")  # ifs and ppl: the lowest
         self._select(client_id, np.sort(chosen) if len(chosen) else np.arange(wanted))
 
     def score_together(self, client_ids: Sequence[str], module: nn.Module) -> None:
@@ -225,7 +225,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         indices = np.concatenate([own_indices, indices])
         assert self.train_lengths is not None
         assert self.train_labelled is not None
-        labelled = int(np.sort(self.train_labelled[indices])[-size:].sum())
+        labelled = int(np.sort(self.train_labelled[indices])[-size:].sum())  # most that a batch can have
         return [BatchShape(size, int(self.train_lengths[indices].max()), labelled)] * visit.num_batches
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self._set_train_set(self._pool)
         for client in client_ids:
             for split in (SYNTHETIC, MIXED):
-                self.plan.further.pop((client, split), None)
+                self.plan.further.pop((client, split), None)  # of candidates that were replaced
             if self.num_synthetic(client) == len(self._pool.candidates[client]):
                 self._select(client, np.arange(self.num_synthetic(client)))
 
@@ -299,9 +299,9 @@ def score_candidates(
         return np.random.default_rng(seed).random(len(candidates))
     prompts = [template.render(candidate.fields).text for candidate in candidates]
     responses = [template.continuation(candidate.fields["response"]) for candidate in candidates]
-    alone = [] if score == "ppl" else [responses]
+    alone = [] if score == "ppl" else [responses]  # one empty prompt with all responses as its choices
     scored = model.log_likelihoods([*prompts, *("" for _ in alone)], [[text] for text in responses] + alone)
-    conditional = mean_losses([likelihood for (likelihood,) in scored[: len(candidates)]])
+    conditional = mean_losses([likelihood for (likelihood,) in scored[: len(candidates)]])  # [candidates]
     if score == "ppl":
         return ppl(conditional)
     return ifs(conditional, mean_losses(scored[-1]))

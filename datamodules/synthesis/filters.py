@@ -52,14 +52,13 @@ def check_format(instruction: str, min_words: int, refusals: Iterable[str]) -> s
         return NO_LETTER
     if len(instruction.split()) < min_words:
         return TOO_SHORT
+    # A refusal is whole words: "As a" does not begin "As always".
     matches = (re.match(rf"{re.escape(text)}(?!\w)", instruction, re.IGNORECASE) for text in refusals)
     return REFUSAL if any(matches) else None
 
 
 class OwnTexts:
     """A client's own instructions and examples, and the instructions generated for it so far.
-
-    ROUGE-L compares Latin letters and digits alone. A text without any is near its equals up to case and white space.
 
     Args:
         rows: the client's own rows, each with ``instruction``, ``input`` and ``response``.
@@ -110,7 +109,7 @@ class OwnTexts:
         if self._examples.near(_join(row)):
             return NEAR_EXAMPLE
         for name, fault in (("response", NEAR_RESPONSE), ("input", NEAR_INPUT)):
-            if len(row[name]) >= LONG and self._long.overlaps(row[name]):
+            if len(row[name]) >= LONG and self._long.overlaps(row[name]):  # short ones may be equal
                 return fault
         return None
 
@@ -122,6 +121,7 @@ class _Known:
         self._texts = KnownTexts(max_rouge_l)
         for text in dict.fromkeys(texts):
             self._texts.add(text)
+        # ROUGE-L has tokens of Latin letters and digits alone; texts of other scripts are compared whole.
         self._without_tokens = {_fold(text) for text in texts if max_rouge_l < 1 and not tokenize(text)}
 
     def near(self, text: str) -> bool:

@@ -1,7 +1,6 @@
 """Batched generation of answers to prompts with demonstrations.
 
-A batch has prompts of one client alone: with whom it shares a batch would show in the last bits of the logits, and so in the
-draws. A client gets the same answers wherever it is, and whoever else is asked.
+A client gets the same answers in any process and beside any other clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +15,13 @@ from fedlight.support.console import progress_bar
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
-# Share of ``max_new_tokens`` from which an answer counts as cut off; its text may give fewer tokens than were generated.
+# An answer with this share of ``max_new_tokens`` counts as cut off; its text may give fewer tokens than were generated.
 CUT_SHARE = 0.98
 
 
 @runtime_checkable
 class HasTokenizer(Protocol):
-    """Model with a tokenizer, by which cut-off answers are found."""
+    """Model with a tokenizer, which finds cut-off answers."""
 
     tokenizer: Any
 
@@ -119,8 +118,9 @@ class BatchGenerator:
         for index, (client, _) in enumerate(distinct):
             by_client.setdefault(client, []).append(index)
         batches: list[tuple[str, int, list[int]]] = []
+        # One client in a batch: other prompts would change the last bits of the logits, and so the draws.
         for client, places in sorted(by_client.items()):
-            places.sort(key=lambda index: -len(distinct[index][1]))
+            places.sort(key=lambda index: -len(distinct[index][1]))  # little padding
             starts = range(0, len(places), self.batch_size)
             batches += [(client, at, places[at : at + self.batch_size]) for at in starts]
         with progress_bar(label, len(distinct)) as advance:
@@ -141,11 +141,11 @@ class BatchGenerator:
                 return [text for (text,) in answers]
 
             answered = chain.from_iterable(for_each(answer, batches))
-        order = chain.from_iterable(batch for _, _, batch in batches)
+        order = chain.from_iterable(batch for _, _, batch in batches)  # the order of the answers
         by_place = dict(zip(order, answered, strict=True))
         texts = [by_place[index] for index in range(len(distinct))]
         answers_and_cuts = list(zip(texts, self._find_cut(texts), strict=True))
-        if self.temperature > 0:
+        if self.temperature > 0:  # answers to equal prompts differ
             return answers_and_cuts
         by_prompt = dict(zip(distinct, answers_and_cuts, strict=True))
         return [by_prompt[prompt] for prompt in prompts]

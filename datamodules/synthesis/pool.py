@@ -36,7 +36,7 @@ class CandidatePool(Dataset):
         self.positions: dict[str, np.ndarray] = {}
         self.too_long: dict[str, int] = {}
         self._encoded: ResponseExamples | None = None
-        self._weights = np.empty(0)
+        self._weights = np.empty(0)  # of all candidates so far
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -44,7 +44,7 @@ class CandidatePool(Dataset):
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         """Return one example."""
-        at = item - len(self.own)
+        at = item - len(self.own)  # own examples come first
         if at < 0 or self._encoded is None:
             return {**self.own[item]}
         return {**self._encoded[at], "weight": float(self._weights[at])}
@@ -55,10 +55,10 @@ class CandidatePool(Dataset):
         encoded = encode_responses(
             self.tokenizer, self._uncut, rows, [row["response"] for row in rows], self.max_tokens
         )
-        fits = iter(encoded.kept)
+        fits = iter(encoded.kept)  # in the order of rows, client by client
         kept = {client: [each for each in candidates if next(fits)] for client, candidates in made.items()}
         new = [candidate for candidates in kept.values() for candidate in candidates]
-        at = len(self.own) + len(self._weights)
+        at = len(self.own) + len(self._weights)  # replaced candidates keep their places
         for client, candidates in kept.items():
             self.candidates[client], self.too_long[client] = candidates, len(made[client]) - len(candidates)
             self.positions[client] = np.arange(at, at + len(candidates))

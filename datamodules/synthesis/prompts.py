@@ -196,7 +196,7 @@ class SelfGenerationPrompts:
         match = _compile(self.response.pattern).fullmatch(answer.strip())
         if match is None or not match["response"].strip():
             return None
-        given = (match.groupdict().get("input") or "").strip()
+        given = (match.groupdict().get("input") or "").strip()  # the pattern may lack this group
         return "" if given.casefold() == self.response.no_input.casefold() else given, match[
             "response"
         ].strip()
@@ -235,7 +235,7 @@ def _check_pattern(name: str, pattern: str, known: set[str], needed: str) -> Non
         )
 
 
-_TEXT = r"(?:(?!^(?:Instruction|Input|Response|Output|Answer):).)*"  # any text in which no line begins with a label
+_TEXT = r"(?:(?!^(?:Instruction|Input|Response|Output|Answer):).)*"  # no line begins with a label
 _LABEL = "(?:Response|Output|Answer)"  # a model may write another label than the examples have
 
 FEWFEDPIT_PROMPTS = SelfGenerationPrompts(
@@ -292,7 +292,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
     short = short.replace("{input}", "")  # as rows with an empty input are rendered
     stops = tuple(dict.fromkeys(_first_line(text) for form in forms for text in _fixed_texts(form)))
     response = continuation(full, "{response}") + _escape(end)
-    asked = full.partition("{input}")[0].rstrip(" ")
+    asked = full.partition("{input}")[0].rstrip(" ")  # ends where an input follows
     return SelfGenerationPrompts(
         FEWFEDPIT_PROMPTS.instruction,
         ResponsePrompt(
@@ -317,4 +317,4 @@ def _first_line(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
+    return text.replace("{", "{{").replace("}", "}}")  # the text is rendered once more

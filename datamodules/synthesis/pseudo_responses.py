@@ -4,7 +4,7 @@ Dong et al., "FewFedWeight: Few-shot Federated Learning Framework across Multipl
 https://arxiv.org/abs/2212.08354. From its abstract: the global model produces pseudo data for each client, an energy-based
 weight reduces the effect of noisy ones, and clients train on their own and on the pseudo data together.
 
-**The weights are ours**, as the paper's equations were not available.
+**The weights are ours**: the paper's equations were not available.
 
 A pseudo example is one of the client's own prompts with the greedy answer of the global model, each distinct prompt once;
 empty and cut-off answers are dropped. Its energy is the mean over the answer's tokens of the free energy
@@ -51,7 +51,7 @@ class PseudoResponses(Synthesis):
         ValueError: a setting is out of range.
     """
 
-    chooses = False
+    chooses = False  # all count, by their weights
     without_effect = ("batch_size",)
 
     def __init__(
@@ -84,7 +84,7 @@ class PseudoResponses(Synthesis):
             model,
             self.max_response_tokens,
             stop=(),
-            temperature=0.0,
+            temperature=0.0,  # greedy
             top_p=1.0,
             batch_size=self.batch_size,
             keep_cut=False,
@@ -123,7 +123,7 @@ def energy_weights(energies: Sequence[float], temperature: float) -> list[float]
         >>> energy_weights([-8.0], temperature=1.0), energy_weights([], temperature=1.0)
         ([1.0], [])
     """
-    lowest = min(energies, default=0.0)
+    lowest = min(energies, default=0.0)  # its weight is 1, so no exponent is above 0
     return [math.exp((lowest - energy) / temperature) for energy in energies]
 
 

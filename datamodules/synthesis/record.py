@@ -3,8 +3,7 @@
 A folder has one file for each round, ``round_0003.jsonl``. It holds one part for each call that generated candidates in the
 round, in most algorithms one for the whole cohort. A part is a line with its settings, counts and digests, then a line for
 each candidate with its client, fields and weight, then a line for each dropped text with its client, fields and the reason
-(``dropped``). A file appears whole or not at all. In a federation of real devices each
-client would keep its own lines, as they come from its private rows.
+(``dropped``). A file appears whole or not at all. Real devices would each keep their own lines, made from private rows.
 """
 
 import copy
@@ -105,7 +104,7 @@ class SynthesisRecord:
         """
         try:
             parts = self._read(round_idx)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # to be made
             return None, ""
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None, "damaged"
@@ -114,6 +113,7 @@ class SynthesisRecord:
             same_clients = part.clients == list(clients)
             if same_clients and not differing:
                 return part, ""
+            # The parts of a file differ in clients, their rows and states, but in no other setting.
             if differing and (same_clients or not set(differing) <= set(PART_SETTINGS)):
                 return None, f"made with other {', '.join(differing)}"
         return None, ""
@@ -181,9 +181,8 @@ class Making:
     ) -> list[Part]:
         """Return a part for each client, as `by_module` does with the client's own state in the module.
 
-        Several clients' models generate side by side; several processes share the clients. ``states`` has for each client
-        what its model has instead of the module's parameters; ``holding`` puts a state into the module while its context
-        lasts.
+        Several clients' models generate side by side; several processes share the clients. ``states`` has each client's
+        values of the module's parameters; ``holding`` puts them into the module while its context lasts.
 
         Raises:
             TypeError: the module generates no text.
@@ -202,6 +201,7 @@ class Making:
 
         def make(clients: Sequence[str]) -> list[str]:
             def work_of(client: str) -> Callable[[Any], str]:
+                # A copy each: `make` sets counts and notes, and several clients' run side by side.
                 own_rows, chosen = {client: rows[client]}, copy.copy(self.synthesis)
                 return lambda model: _serialize(self._make(chosen, own_rows, model, wanted[client])).decode()
 
@@ -209,7 +209,7 @@ class Making:
             with working_in(ALONE):  # the work of one process
                 return work_with_models(self.module, [states[client] for client in clients], works, holding)
 
-        clients = list(wanted)
+        clients = list(wanted)  # those without a part in the record
         starts = range(0, len(clients), CLIENTS_TOGETHER)
         made = for_each(make, [clients[start : start + CLIENTS_TOGETHER] for start in starts])
         parts |= {
@@ -285,8 +285,8 @@ def state_digest(module: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        if tensor.requires_grad:
-            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        if tensor.requires_grad:  # the base's description has a checksum of frozen ones
+            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # numpy has no bf16
             digest.update(values.numpy().tobytes())
     if isinstance(module, DescribesBase):
         described = {

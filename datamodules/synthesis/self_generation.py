@@ -36,8 +36,8 @@ from fedlight.support.checks import check_fields, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
-# Names of notes: prompts with fewer demonstrations than asked for, as the model's context is limited; candidates below
-# ``number``, over all clients; clients with fewer than ``number``.
+# Names of notes: prompts with fewer demonstrations than wanted, for lack of context; candidates below ``number``, over
+# all clients; clients with fewer than ``number``.
 FEWER, MISSING, SHORT = "fewer_demonstrations", "candidates_missing", "clients_short"
 TRIES_PER_CANDIDATE = 4  # default of instructions.tries / number
 
@@ -93,7 +93,7 @@ class Draft:
 
     client: str
     number: int  # position among the client's drafts of this round, from 0
-    # Instruction, input and response; of a dropped draft the answer in which they were looked for.
+    # Instruction, input and response; of a dropped draft the answer that was read.
     row: dict[str, str]
     fault: str | None = None  # reason for dropping it
 
@@ -101,8 +101,8 @@ class Draft:
 class SelfGeneration(Synthesis):
     """Candidates by in-context learning from the client's own rows.
 
-    Prompts of a client are answered in batches of similar length. What it makes depends on the seed, its id and its rows,
-    not on the order of the clients or on who else takes part.
+    Prompts of a client are answered in batches of similar length. Its candidates depend on the seed, its id and its rows,
+    not on the order of the clients or on their number.
 
     `counts` covers all drafts of all passes, replaced ones too.
     `notes` has ``fewer_demonstrations``, ``candidates_missing`` and ``clients_short``.
@@ -280,9 +280,9 @@ class SelfGeneration(Synthesis):
             return drafts
         asked = []
         for draft in drafts:
-            kinds = sorted({bool(row["input"]) for row in rows[draft.client]})
-            draft.row["input"] = ""
-            if kinds and kinds[(draft.number + attempt) % len(kinds)]:
+            kinds = sorted({bool(row["input"]) for row in rows[draft.client]})  # False first
+            draft.row["input"] = ""  # of an earlier try
+            if kinds and kinds[(draft.number + attempt) % len(kinds)]:  # another try, the other kind
                 asked.append(draft)
         generator = self._create_generator(model, self.responses.max_new_tokens, self._prompts.input.stop)
         prompts = [
@@ -291,12 +291,13 @@ class SelfGeneration(Synthesis):
         answers = self._generate(generator, prompts, derive_seed(seed, "inputs", attempt), "Inputs")
         for draft, answer in zip(asked, answers, strict=True):
             draft.row["input"], draft.fault = self._prompts.read_input(answer.text), answer.fault
-        failed = {id(draft) for draft in asked if draft.fault is not None}
+        failed = {id(draft) for draft in asked if draft.fault is not None}  # drafts have no hash
         return [draft for draft in drafts if id(draft) not in failed]
 
     def _response_prompt(
         self, draft: Draft, client_rows: list[Fields], attempt: int, seed: int, is_input: bool = False
     ) -> Prompt:
+        # Input and response of one try are asked with the same examples.
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction, given = draft.row["instruction"], None if is_input else draft.row["input"]
         shown = _draw_alternately(rng, client_rows, self.responses.demonstrations)

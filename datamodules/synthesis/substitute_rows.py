@@ -1,4 +1,4 @@
-"""Public rows in place of generated ones: what FewFedPIT's self-generated data are compared with.
+"""Public rows in place of generated ones, for comparison with FewFedPIT's self-generated data.
 
 Zhang et al., "FewFedPIT", https://arxiv.org/abs/2403.06131, section 4.4 and Figure 4(a), substitutes "equal proportions of
 out-of-domain or domain-similar public data" (+OOD, +SIMD) or "remaining training data" of the clients' own set (+IDEAL) for
@@ -29,7 +29,7 @@ class SubstituteRows(Synthesis):
 
     Args:
         source: source of the rows, see `fedlight.datamodules.rows.rows`.
-        number: rows of each client and round, >= 1; the ``keep`` of the generated candidates that they stand in for.
+        number: rows of each client and round, >= 1; the ``keep`` of the generated candidates that they replace.
         split: split of a hub dataset.
         columns: slot of the template, or ``response``, -> column; a name left out is a column of the same name.
         where: column -> values; only rows with one of these values are drawn, such as ``{domain: [medicine]}``.
@@ -38,7 +38,7 @@ class SubstituteRows(Synthesis):
         ValueError: ``number`` is out of range.
     """
 
-    chooses = False
+    chooses = False  # rows are not scored
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SubstituteRows(Synthesis):
     def _draw(
         self, client: str, pool: Sequence[dict[str, str]], rows: Sequence[Fields], seed: int
     ) -> list[Candidate]:
-        held = {tuple(sorted(row.items())) for row in rows}
+        held = {tuple(sorted(row.items())) for row in rows}  # a client gets none of its own rows
         left = [row for row in pool if tuple(sorted(row.items())) not in held]
         if len(left) < self.number:
             raise ValueError(

@@ -34,7 +34,7 @@ class Candidate:
 
 
 class Dropped(NamedTuple):
-    """Generated text that is no candidate: its client, what was read of it by field, and the reason in snake case."""
+    """Generated text that is no candidate: its client, its text by field, and the reason in snake case."""
 
     client: str
     fields: dict[str, str]
@@ -92,5 +92,5 @@ class Synthesis(Checked, ABC):
         """
 
     def settings(self) -> dict[str, object]:
-        """Return what the result depends on besides rows, template, model and seed: the class and its arguments."""
+        """Return all that the result depends on besides rows, template, model and seed: the class and its arguments."""
         return settings_of(self, self.without_effect)

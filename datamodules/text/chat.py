@@ -36,7 +36,7 @@ class Chat:
         closing: text after an answer at the end of a conversation.
         lead: characters of ``joint`` that are not taught.
         stop: characters of ``closing`` that are taught, up to the end token.
-        ends: special tokens, one of which ends an answer.
+        ends: special tokens; one of them ends an answer.
         fault: why a model cannot learn answers in this template; "": it can.
     """
 
@@ -116,7 +116,7 @@ class Chat:
         return _render(self.tokenizer, turns)
 
     def check(self, text: str, turns: Sequence[Mapping[str, str]], answer: str) -> None:
-        """Raise ValueError unless a text is these turns with this answer: a template may depend on what they say."""
+        """Raise ValueError unless a text is these turns with this answer: a template may depend on their contents."""
         if text != _render(self.tokenizer, [*turns, _turn("assistant", answer)], ask=False):
             raise ValueError(self._rewritten(answer))
 
@@ -131,10 +131,12 @@ class Chat:
         if self.marks:
             marked = self._marked(whole)[:-1]
             end = self.closing[: self.stop]
+            # Marks may leave the end token out, see `_with_answer`.
             return [(first, last + len(end) * full.startswith(end, last)) for first, last in marked]
         return [
             self._find(full, turns[:place], turn["content"])
             for place, turn in enumerate(turns)
+            # A greeting before any question is no answer.
             if turn["role"] == "assistant" and any(earlier["role"] == "user" for earlier in turns[:place])
         ]
 
@@ -145,9 +147,9 @@ class Chat:
             ValueError: the last taught token of a span does not end an answer.
         """
         starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
-        mask = np.zeros(len(starts), dtype=np.int32)
+        mask = np.zeros(len(starts), dtype=np.int32)  # [tokens]
         for first, last in spans:
-            inside = np.flatnonzero((ends > first) & (starts < last))
+            inside = np.flatnonzero((ends > first) & (starts < last))  # a token across a border, too
             if not len(inside) or encoding.ids[inside[-1]] not in self.ends:
                 raise ValueError("an answer has no end token, so a model would not learn to end: " + REMEDY)
             mask[inside] = 1
@@ -197,7 +199,7 @@ def read_turns(text: str) -> list[dict[str, str]]:
     """
     try:
         turns = json.loads(text)
-    except ValueError:
+    except ValueError:  # not JSON: a plain text
         turns = None
     if (
         isinstance(turns, list)

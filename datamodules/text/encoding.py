@@ -53,7 +53,7 @@ class Encoded:
 
     def both_kept(self) -> np.ndarray:
         """Return whether both sequences of each comparison fit, ``(comparisons,)``."""
-        return np.asarray(self.kept.reshape(-1, 2).all(axis=1))
+        return np.asarray(self.kept.reshape(-1, 2).all(axis=1))  # sequences 2c and 2c + 1
 
     def count_taught(self) -> np.ndarray:
         """Return the number of tokens with loss of each sequence of responses, ``(sequences,)``."""
@@ -64,7 +64,7 @@ class Encoded:
 
 def choice_ids(tokenizer: Any, template: Template, choices: tuple[str, str] = ("A", "B")) -> tuple[int, int]:
     """Return the tokens of the two choices at the template's end; ValueError unless they are one distinct token each."""
-    tail = template.text.rpartition("}")[2]
+    tail = template.text.rpartition("}")[2]  # after the last slot: the choice follows it
     with_a, with_b = (encoding.ids for encoding in encode(tokenizer, [f"{tail} {word}" for word in choices]))
     if len(with_a) != len(with_b) or with_a[:-1] != with_b[:-1] or with_a[-1] == with_b[-1]:
         raise ValueError(
@@ -132,7 +132,7 @@ def encode_responses(
         ValueError: a conversation does not fit into the chat template, or an answer has no end token.
     """
     leading = leading_ids(tokenizer, template)
-    end = np.array([] if template.is_chat else [end_id(tokenizer)], dtype=np.int32)
+    end = np.array([] if template.is_chat else [end_id(tokenizer)], dtype=np.int32)  # a chat has it
     endings = [template.continuation(response) + template.closing for response in responses]
     texts = [template.render(slots, ending) for slots, ending in zip(fields, endings, strict=True)]
     budget = max_tokens - len(leading) - len(end)
@@ -187,8 +187,8 @@ def encode_pair(
         room, full = max_tokens - len(opening) - 2 * len(separator), len(prompt) + len(first) + len(second)
         if truncate_answers:
             first, second = _shorten_equally(first, second, room)
-        room -= len(first) + len(second)
-        left = prompt[: max(room - len(separator), 0)]
+        room -= len(first) + len(second)  # for the prompt; below 0 not even the answers fit
+        left = prompt[: max(room - len(separator), 0)]  # a prompt needs a separator, too
         trimmed += 2 * (room >= 0 and len(left) + len(first) + len(second) < full)  # both orders
         head = [opening, left, separator] if len(left) else [opening]
         for a, b in ((first, second), (second, first)):
@@ -204,7 +204,7 @@ def _make_encoded(sequences: list[np.ndarray], marks: list[int], trimmed: int) -
 
 
 def _cut_pairs(tokenizer: Any, texts: list[Parts], budget: int) -> list[Parts]:
-    """Return texts in which both prompts of a pair are cut to the shorter length that fits."""
+    """Return texts with both prompts of a pair cut to the shorter length that fits."""
     kept = [None if fitted is None else fitted.kept for fitted in fit_texts(tokenizer, texts, budget)]
     shared = list(texts)
     for start in range(0, len(texts), 2):
@@ -222,7 +222,7 @@ def _find_separators(tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
             f"form=pair needs a tokenizer with a sep_token or eos_token; {tokenizer.name_or_path!r} has none. Use "
             "form=choice."
         )
-    openings = [] if opening is None else [opening]
+    openings = [] if opening is None else [opening]  # some tokenizers have none
     return np.array(openings, dtype=np.int32), np.array([separator], dtype=np.int32)
 
 

@@ -41,13 +41,13 @@ class ChoiceExamples(Dataset):
         self.rows = rows
         self.labels = labels
         self.lengths = encoded.table.lengths[rows]
-        self.labelled = np.zeros_like(self.lengths)
+        self.labelled = np.zeros_like(self.lengths)  # the choice is no token of the text
 
     @classmethod
     def from_votes(cls, encoded: Encoded, comparison: np.ndarray, winner: np.ndarray) -> "ChoiceExamples":
         """Return the examples of both orders of every vote; arguments as `PreferredExamples`."""
-        rows = (2 * comparison[:, None] + [0, 1]).reshape(-1)
-        labels = np.stack([winner, 1 - winner], axis=1).reshape(-1)
+        rows = (2 * comparison[:, None] + [0, 1]).reshape(-1)  # 2c and 2c + 1 for each vote
+        labels = np.stack([winner, 1 - winner], axis=1).reshape(-1)  # swapped, the other one is A
         return cls(encoded, rows, labels)
 
     def take(self, indices: np.ndarray) -> "ChoiceExamples":
@@ -101,7 +101,7 @@ def join_examples(first: ResponseExamples, second: ResponseExamples) -> Response
     parts = (first, second)
     table = TokenTable([part.encoded.table[row] for part in parts for row in part.rows])
     marks = np.concatenate([part.encoded.marks[part.rows] for part in parts])
-    kept = np.ones(len(marks), dtype=bool)
+    kept = np.ones(len(marks), dtype=bool)  # examples of a set fit
     masks = [part.encoded.taught[row] for part in parts if part.encoded.taught for row in part.rows]
     taught = TokenTable(masks) if masks else None
     return ResponseExamples(Encoded(table, marks, kept, 0, taught), np.arange(len(marks)))
@@ -137,9 +137,9 @@ class PreferredExamples(Dataset):
         self.comparison = comparison
         self.winner = winner
         self.index = index
-        both = 2 * comparison[:, None] + [0, 1]
-        self.lengths = encoded.table.lengths[both].max(axis=1)
-        self.labelled = encoded.count_taught()[both].sum(axis=1)
+        both = 2 * comparison[:, None] + [0, 1]  # [votes, 2]
+        self.lengths = encoded.table.lengths[both].max(axis=1)  # the sides are padded to the longer one
+        self.labelled = encoded.count_taught()[both].sum(axis=1)  # of both sides
 
     def take(self, indices: np.ndarray) -> "PreferredExamples":
         return PreferredExamples(

@@ -1,4 +1,4 @@
-"""Prompt templates: texts with named slots, one of which may be cut when the prompt is too long.
+"""Prompt templates: texts with named slots; one slot may be cut when the prompt is too long.
 
 The summarization and question-answering templates are those of Figure 4 in Wu et al., "Towards Federated RLHF with
 Aggregated Client Preference for LLMs" (FedBiscuit), ICLR 2025, https://arxiv.org/abs/2407.03038, word for word, with the
@@ -10,8 +10,8 @@ OpenFedLLM (Ye et al. 2024, https://arxiv.org/abs/2402.06954, https://github.com
 (FedDCA, https://arxiv.org/abs/2409.20135, appendix A.3.1), without the blank at the end of the instruction's line.
 
 ``chat`` is the chat template of the model's tokenizer, for models that were tuned on instructions; ``chat:NAME`` and
-``chat:TEXT`` say what the user's message is. Without it, it is the conversation in the column ``messages`` if there is one,
-else the instruction and its input, the prompt of a preference, or a question about two answers. The last line of a
+``chat:TEXT`` give the user's message. Else the message is the conversation in the column ``messages`` if there is one, or
+the instruction and its input, the prompt of a preference, or a question about two answers. The last line of a
 comparison, such as ``CHOICE:``, begins the assistant's answer.
 """
 
@@ -132,7 +132,7 @@ class Template:
         is_chat: the text goes into the chat template of a tokenizer, which `for_tokenizer` reads.
         chat: that template; None before.
         message: text of the user's message, where ``chat`` is known.
-        opening: text with which the answer begins, where ``chat`` is known.
+        opening: beginning of the answer, where ``chat`` is known.
     """
 
     text: str
@@ -157,7 +157,7 @@ class Template:
         Args:
             name: a name or a text.
             columns: columns of the rows, as far as they are known; for ``chat``.
-            asks: what the user's message of ``chat`` is where the columns do not tell.
+            asks: content of the user's message of ``chat`` where the columns do not tell.
 
         Raises:
             ValueError: ``name`` is neither a known name nor a text with slots.
@@ -311,7 +311,7 @@ class Template:
         return [{"role": "user", "content": self._fill(self.message, fields, "").text.strip()}]
 
     def _fill(self, text: str, fields: Mapping[str, str], ending: str) -> Parts:
-        parts = ["", "", ""]
+        parts = ["", "", ""]  # before, trimmable, after
         at = 0
         for literal, slot, _, _ in Formatter().parse(text):
             parts[at] += literal
@@ -336,7 +336,7 @@ def _default_message(columns: Container[str], asks: str) -> Template:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
+    return text.replace("{", "{{").replace("}", "}}")  # braces of fixed text are no slots
 
 
 def check_choice(template: Template) -> None:

@@ -90,13 +90,14 @@ class TokenTable:
     def __init__(self, sequences: Sequence[np.ndarray]) -> None:
         self.lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        # With an empty array: numpy concatenates no empty list.
         self._flat = np.concatenate([np.empty(0, np.int32), *sequences]).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """Return the token ids of one sequence, ``(tokens,)``, as a view."""
+        """Return the token ids of one sequence, ``(tokens,)``: a view."""
         return self._flat[self._starts[row] : self._starts[row + 1]]
 
 
@@ -109,7 +110,7 @@ def fit_texts(tokenizer: Any, texts: Sequence[Parts], max_tokens: int) -> Iterat
         chunk = list(texts[start : start + CHUNK])
         fitted: list[Fitted | None] = [None] * len(chunk)
         pending = list(range(len(chunk)))
-        while pending:
+        while pending:  # a cut text may be divided otherwise, and be too long again
             again = []
             for i, encoding in zip(pending, encode(tokenizer, [chunk[i].text for i in pending]), strict=True):
                 excess = len(encoding) - max_tokens
@@ -125,6 +126,7 @@ def fit_texts(tokenizer: Any, texts: Sequence[Parts], max_tokens: int) -> Iterat
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     """Return the ``tokenizers.Encoding`` of each text, without special tokens."""
+    # verbose=False: transformers warns of texts that are longer than the model reads.
     return tokenizer(list(texts), add_special_tokens=False, verbose=False).encodings
 
 
@@ -183,9 +185,9 @@ def end_id(tokenizer: Any) -> int:
 
 
 def end_ids(tokenizer: Any) -> frozenset[int]:
-    """Return the special tokens, one of which ends an answer in a chat template."""
+    """Return the special tokens; one of them ends an answer in a chat template."""
     added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id}
+    unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id}  # GPT-2's is both
     return frozenset({*added, *tokenizer.all_special_ids} - unknown)
 
 

@@ -53,7 +53,7 @@ def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
     labels = _fit(vectors, num_clusters, seed)[0]
     sizes = np.bincount(labels)
     order = np.argsort(-sizes, kind="stable")
-    order = order[sizes[order] > 0]
+    order = order[sizes[order] > 0]  # k-means may leave a cluster empty
     centers = np.stack([_unit_mean(vectors[labels == label]) for label in order])
     return Clusters(centers, sizes[order].astype(np.int64))
 
@@ -83,7 +83,7 @@ class PseudoLabels:
 
 def name_clusters(labels: np.ndarray, number: int) -> list[str]:
     """Return names such as ``"k07"``, with as many digits as the largest of ``number`` clusters needs."""
-    width = len(str(number - 1))
+    width = len(str(number - 1))  # names sort like their numbers
     return [f"k{label:0{width}d}" for label in labels]
 
 
@@ -102,8 +102,8 @@ def assign_clusters(vectors: np.ndarray, num_clusters: int, seed: int) -> np.nda
         return _fit(vectors, num_clusters, seed)[0]
     rng = np.random.default_rng(derive_seed(seed, "rows for pseudo labels"))
     fitted = vectors[np.sort(rng.choice(len(vectors), FITTED_ROWS, replace=False))]
-    centers = _fit(fitted, num_clusters, seed)[1]
-    offsets = (centers**2).sum(axis=1)
+    centers = _fit(fitted, num_clusters, seed)[1]  # [clusters, dimension]
+    offsets = (centers**2).sum(axis=1)  # of |x - c|^2 = |x|^2 + |c|^2 - 2 x c; |x|^2 is alike for all c
     blocks = (vectors[start : start + FITTED_ROWS] for start in range(0, len(vectors), FITTED_ROWS))
     return np.concatenate([(offsets - 2 * block @ centers.T).argmin(axis=1) for block in blocks])
 

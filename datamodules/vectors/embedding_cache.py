@@ -53,8 +53,8 @@ class EmbeddingCache:
         """
         keys = text_keys(texts)
         order = np.argsort(keys)
-        in_order = keys[order]
-        vectors, known = None, np.zeros(len(texts), dtype=bool)
+        in_order = keys[order]  # sorted, for searchsorted
+        vectors, known = None, np.zeros(len(texts), dtype=bool)  # [texts]
         for file, block_keys in self._blocks() if texts else ():
             # A key above all others has its place behind the last one.
             places = np.minimum(np.searchsorted(in_order, block_keys), len(texts) - 1)
@@ -88,7 +88,7 @@ class EmbeddingCache:
         file = self.folder / f"{hashlib.blake2b(keys.data, digest_size=12).hexdigest()}{ENDING}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            about = self.folder / "encoder.txt"
+            about = self.folder / "encoder.txt"  # for people: the folder's name is cut
             if not about.is_file():
                 about.write_text(self.identity + "\n", encoding="utf-8")
             with whole_file(file) as unfinished:
@@ -119,7 +119,7 @@ class EmbeddingCache:
                     return values
         except FileNotFoundError:
             return None
-        except (SafetensorError, KeyError, TypeError):
+        except (SafetensorError, KeyError, TypeError):  # the last two of the metadata
             pass
         self._discard(file)
         return None

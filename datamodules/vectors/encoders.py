@@ -1,4 +1,4 @@
-"""Encoders of texts into unit vectors, by which instructions are clustered, compared and retrieved.
+"""Encoders of texts into unit vectors, to cluster, compare and retrieve instructions.
 
 ``SentenceEncoder`` is a sentence-transformers model (Reimers and Gurevych, "Sentence-BERT", EMNLP 2019,
 https://arxiv.org/abs/1908.10084). ``HashedEncoder`` needs no model and no hub: it hashes words to signed coordinates
@@ -96,7 +96,7 @@ class HashedEncoder(Encoder):
         return self._dimension
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)
+        vectors = np.zeros((len(texts), self._dimension), dtype=np.float32)  # [texts, dimension]
         for vector, text in zip(vectors, texts, strict=True):
             places = [(self._place(feature), count) for feature, count in self._features(text).items()]
             for (index, sign), count in places:
@@ -114,8 +114,9 @@ class HashedEncoder(Encoder):
         return Counter(words + pairs if self.word_pairs else words)
 
     def _place(self, feature: str) -> tuple[int, float]:
-        """Return coordinate and sign of a feature; Python's own ``hash`` would differ between processes."""
+        """Return coordinate and sign of a feature."""
         if feature not in self._places:
+            # Python's own ``hash`` would differ between processes.
             digest = hashlib.blake2b(f"{self.seed} {feature}".encode("utf-8", "surrogatepass"), digest_size=8)
             number = int.from_bytes(digest.digest(), "little")
             self._places[feature] = ((number >> 1) % self._dimension, 1.0 if number & 1 else -1.0)
@@ -229,7 +230,7 @@ class SentenceEncoder(Encoder):
         return None if vectors is None else vectors.numpy(), np.array(missing, dtype=np.int64)
 
     def _look_up(self, texts: Sequence[str]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Return what is in the cache as `_find` does; warn of damaged files."""
+        """Look into the cache for `_find`; warn of damaged files."""
         assert self._cache is not None
         before = self._cache.damaged
         cached = self._cache.find(texts)
@@ -253,7 +254,7 @@ class SentenceEncoder(Encoder):
         with progress_bar(f"Encoding with {Path(self.model).name}", len(missing)) as advance:
             for start in range(0, len(missing), CACHED_AT_ONCE):
                 some = missing[start : start + CACHED_AT_ONCE]
-                some = some[np.argsort([-len(texts[row]) for row in some], kind="stable")]
+                some = some[np.argsort([-len(texts[row]) for row in some], kind="stable")]  # little padding
                 batches = [
                     some[first : first + self.batch_size] for first in range(0, len(some), self.batch_size)
                 ]
@@ -267,7 +268,7 @@ class SentenceEncoder(Encoder):
                 if vectors is None:
                     vectors = np.empty((len(texts), new.shape[1]), dtype=np.float32)
                 vectors[some] = new
-                if self._cache is not None and is_first():
+                if self._cache is not None and is_first():  # one process writes
                     self._cache.add([texts[row] for row in some], new)
         assert vectors is not None
         return vectors
@@ -299,7 +300,7 @@ class SentenceEncoder(Encoder):
                     device=None if self.device == "auto" else self.device,
                     trust_remote_code=self.trust_remote_code,
                     local_files_only=True,
-                    model_kwargs={"use_safetensors": True},
+                    model_kwargs={"use_safetensors": True},  # pickled weights could run code
                 )
             if self.max_tokens is not None:
                 self._network.max_seq_length = self.max_tokens

@@ -116,6 +116,7 @@ def vectors_digest(vectors: np.ndarray) -> str:
     """
     digest = hashlib.blake2b(repr(vectors.shape).encode(), digest_size=16)
     for start in range(0, len(vectors), HASHED_ROWS):
+        # Little-endian, so that machines agree.
         digest.update(np.ascontiguousarray(vectors[start : start + HASHED_ROWS], dtype="<f4").data)
     return digest.hexdigest()
 

@@ -1,8 +1,8 @@
-"""Recall of a graph on the queries of a run, and the search effort at which it is reached.
+"""Recall of a graph on the queries of a run, and the search effort that reaches it.
 
 A graph (Malkov and Yashunin, IEEE TPAMI 2020, https://arxiv.org/abs/1603.09320) finds the nearest rows only approximately,
-and how well depends on the vectors: near-duplicates and dense clusters are found worst. So a run compares a sample of its
-own queries with exact search, and doubles ``ef``, the candidates that a search holds, until the recall is reached. Where
+and how well depends on the vectors: near-duplicates and dense clusters are found worst. So a run compares a sample of the
+queries with exact search, and doubles ``ef``, the candidates that a search holds, until the recall is reached. Where
 exact search would be cheaper than the next ``ef``, it replaces the graph. No clock is read: a repeated run decides the same.
 """
 
@@ -97,7 +97,7 @@ def query_recall(approximate: Sequence[Hits], exact: Sequence[Hits]) -> np.ndarr
 def reach_recall(
     index: VectorIndex, queries: np.ndarray, number: int, below: float | None, target: float, seed: int
 ) -> SearchRecall:
-    """Raise ``ef`` of a graph until the recall of the queries is reached; return what was measured.
+    """Raise ``ef`` of a graph until the recall of the queries is reached; return the measurements.
 
     Args:
         index: index of kind ``hnsw``; its ``ef_factor`` is set to the last one tried.
@@ -122,7 +122,7 @@ def reach_recall(
         efforts.append(index.ef(number))
         means.append(float(recall.mean()))
         worsts.append(float(recall.min()))
-        reached = means[-1] >= target
+        reached = means[-1] >= target  # always at target 0, which measures alone
         # The next effort would cost as much as exact search.
         if reached or 2 * efforts[-1] * ROWS_PER_CANDIDATE >= len(index):
             break

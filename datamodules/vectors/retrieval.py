@@ -1,7 +1,7 @@
 """Retrieval of public rows by a client's one selected centre (FedDCA), or by all of its centres (direct retrieval).
 
 Wang et al. (FedDCA), https://arxiv.org/abs/2409.20135: Algorithm 1, lines 14 to 18, and Algorithm 2 of appendix A.3.
-Rows with a similarity of ``alpha`` or more are skipped, as they may repeat private rows of the client. A client never
+Rows with a similarity of ``alpha`` or more are skipped: they may repeat private rows of the client. A client never
 gets a row twice; two clients may get the same row.
 """
 
@@ -21,7 +21,7 @@ def retrieve(
         index: index of the public rows.
         centers: client -> its selected centre, ``(dimension,)``.
         number: rows per client, >= 1; a client gets fewer if fewer are below ``alpha``.
-        alpha: similarity from which rows are skipped, in (-1, 1]; None skips none.
+        alpha: rows with this similarity or more are skipped, in (-1, 1]; None skips none.
 
     Raises:
         ValueError: ``number`` < 1, or a centre has another dimension than the index.
@@ -52,7 +52,7 @@ def retrieve_direct(index: VectorIndex, centers: np.ndarray, number: int, alpha:
         index: index of the public rows.
         centers: centres of one client, ``(clusters, dimension)``.
         number: rows in total, >= 1.
-        alpha: similarity to the centre from which a row is skipped; None, as in the paper, skips none.
+        alpha: rows with this similarity to the centre or more are skipped; None, as in the paper, skips none.
 
     Returns:
         Rows and their similarity to the centre that took them, best first.
@@ -71,9 +71,9 @@ def retrieve_direct(index: VectorIndex, centers: np.ndarray, number: int, alpha:
         share = number // len(nearest) + (position < number % len(nearest))
         taken.update(_take_first(hits, share, taken))
     if len(taken) < number:
-        rows = np.concatenate([hits.rows for hits in nearest])
+        rows = np.concatenate([hits.rows for hits in nearest])  # of all centres
         scores = np.concatenate([hits.scores for hits in nearest])
-        order = np.lexsort((rows, -scores))
+        order = np.lexsort((rows, -scores))  # best first, of equal ones the earlier row
         taken.update(_take_first(Hits(rows[order], scores[order]), number - len(taken), taken))
     rows = np.fromiter(taken.keys(), dtype=np.int64, count=len(taken))
     scores = np.fromiter(taken.values(), dtype=np.float32, count=len(taken))

@@ -60,17 +60,17 @@ def select_centers(
     if not clusters:
         return {}
     _check(clusters)
-    names = sorted(clusters)
+    names = sorted(clusters)  # the draw must not depend on the mapping's order
     rng = np.random.default_rng(derive_seed(seed, "order of centres"))
     chosen: dict[str, int] = {}
-    total = np.zeros(clusters[names[0]].centers.shape[1])
+    total = np.zeros(clusters[names[0]].centers.shape[1])  # of selected centres
     for turn, number in enumerate(rng.permutation(len(names))):
         of_client = clusters[names[number]]
-        centers = of_client.centers.astype(np.float64)
-        dropped = turn
+        centers = of_client.centers.astype(np.float64)  # [clusters, dimension]
+        dropped = turn  # i of drop_i
         if selection == "keep_n_minus_i" and turn:  # the first client's turn is before the loop of line 7
             dropped = max(len(centers) - (len(names) - turn), 0)
-        index = choose(centers @ total, of_client.sizes, dropped)
+        index = choose(centers @ total, of_client.sizes, dropped)  # summed similarities: one product
         chosen[names[number]] = index
         total += centers[index]
     return chosen

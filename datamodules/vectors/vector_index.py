@@ -183,7 +183,8 @@ class VectorIndex:
         if number < 1:
             raise ValueError(f"number={number}: ask for at least 1 row")
         results: dict[int, Hits] = {}
-        asked, waiting = number, np.arange(len(queries))
+        asked, waiting = number, np.arange(len(queries))  # queries without enough rows yet
+        # From a quarter of the rows on, exact search takes over.
         while self._graph is not None and len(waiting) and asked * 4 <= len(self):
             proposed = self._propose(queries[waiting], asked, threads)
             if proposed is None:
@@ -210,7 +211,7 @@ class VectorIndex:
         self._graph.set_ef(self.ef(asked))
         try:
             rows: np.ndarray = self._graph.knn_query(queries, k=asked, num_threads=threads)[0]
-        except RuntimeError:
+        except RuntimeError:  # hnswlib: too few links to reach so many
             return None
         return rows.astype(np.int64)
 
@@ -227,7 +228,7 @@ class VectorIndex:
                 f"queries of shape {queries.shape} do not fit an index of {self.dimension} dimensions: encode both with "
                 "the same encoder, or project the queries first (FedDCAStar)"
             )
-        lengths = np.linalg.norm(queries, axis=1, keepdims=True)
+        lengths = np.linalg.norm(queries, axis=1, keepdims=True)  # [queries, 1]
         if not (np.isfinite(lengths).all() and lengths.all()):
             raise ValueError("a query has length 0 or is not finite: it has no direction to search in")
         return np.asarray(queries / lengths, dtype=np.float32)
@@ -293,7 +294,7 @@ def exact_search(
         some = queries[start : start + QUERIES_AT_ONCE]
         best = [Hits(np.empty(0, np.int64), np.empty(0, np.float32))] * len(some)
         for first in range(0, len(vectors), ROWS_AT_ONCE):
-            scores = some @ np.asarray(vectors[first : first + ROWS_AT_ONCE]).T
+            scores = some @ np.asarray(vectors[first : first + ROWS_AT_ONCE]).T  # [queries, rows]
             best = [_merge(hits, new, first, number, below) for hits, new in zip(best, scores, strict=True)]
         results += best
     return results

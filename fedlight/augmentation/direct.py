@@ -46,7 +46,7 @@ class DirectRetrieval(retrieval.Retrieval):
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        retrieval.check_index_folder(self.index_folder)
+        retrieval.check_index_folder(self.index_folder)  # before any encoding
         sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
         index = retrieval.build_index(self.encoder, public, self.index, self.index_folder)
         queries = np.concatenate([clusters.centers for clusters in sent.values()])

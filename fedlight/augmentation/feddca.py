@@ -52,13 +52,13 @@ class FedDCA(retrieval.Retrieval):
         index_recall: float = 0.99,
     ) -> None:
         super().__init__(encoder, number, clusters, alpha, index, index_folder, index_recall)
-        self.selection, self.server_encoder = selection, encoder
+        self.selection, self.server_encoder = selection, encoder  # FedDCA* has another one
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        retrieval.check_index_folder(self.index_folder)
-        sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
+        retrieval.check_index_folder(self.index_folder)  # before any encoding
+        sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)  # lines 1 to 4
         projected = self._projected(sent)
         index = retrieval.build_index(self.server_encoder, public, self.index, self.index_folder)
         chosen = select_centers(projected, seed, self.selection)

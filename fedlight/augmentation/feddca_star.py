@@ -48,16 +48,17 @@ class FedDCAStar(FedDCA):
         super().__init__(
             client_encoder, number, clusters, alpha, index, index_folder, selection, index_recall
         )
+        # Under the names of the arguments, which `settings` reads.
         self.client_encoder, self.server_encoder, self.projector = client_encoder, server_encoder, projector
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        self._loaded = self._load_projector()
+        self._loaded = self._load_projector()  # before any encoding
         return super().augment(clients, public, seed)
 
     def _projected(self, sent: dict[str, Clusters]) -> dict[str, Clusters]:
-        self.client_encoder.release()
+        self.client_encoder.release()  # before the server's is loaded
         return {
             client: Clusters(self._loaded.project(each.centers), each.sizes) for client, each in sent.items()
         }

@@ -54,4 +54,5 @@ def retrieval_overlap(folder: str, reference: str) -> float:
 
 def _read_rows(folder: str) -> dict[str, list[int]]:
     added = AugmentationRecord(folder).read()
+    # A generated row has no index.
     return {client: [row.row for row in rows if row.row is not None] for client, rows in added.items()}

@@ -32,5 +32,5 @@ class RandomSampling(Augmentation):
         return {client: self._draw(public, derive_seed(seed, "random rows", client)) for client in clients}
 
     def _draw(self, public: Sequence[Fields], seed: int) -> list[Added]:
-        rows = np.random.default_rng(seed).permutation(len(public))[: self.number]
+        rows = np.random.default_rng(seed).permutation(len(public))[: self.number]  # no row twice
         return [Added(public[row], int(row)) for row in rows]

@@ -71,7 +71,7 @@ def check_index_folder(folder: str | None) -> None:
 def compute_centers(
     encoder: Encoder, clients: Mapping[str, Sequence[Fields]], num_clusters: int, seed: int
 ) -> dict[str, Clusters]:
-    """Return each client's message; one call encodes for all clients, because rows are encoded independently.
+    """Return each client's message.
 
     Args:
         encoder: encoder of the clients.
@@ -79,6 +79,7 @@ def compute_centers(
         num_clusters: xi, >= 1; a client with fewer distinct instructions sends fewer centres.
         seed: seed of the starting points, together with the client's name.
     """
+    # One call for all clients: rows are encoded independently.
     vectors = encoder.encode([instruction_text(row) for rows in clients.values() for row in rows])
     ends = np.cumsum([len(rows) for rows in clients.values()])
     clusters = {}
@@ -105,7 +106,7 @@ def build_index(
     """Return an index of the public instructions, kept in ``folder`` if there is one; release the encoder's model."""
     vectors = encoder.encode([instruction_text(row) for row in public])
     encoder.release()  # before the language model is loaded
-    if folder is None or not is_first():
+    if folder is None or not is_first():  # one process writes the folder
         return VectorIndex.build(vectors, kind)
     return VectorIndex.open(folder, vectors, kind)
 
@@ -115,8 +116,7 @@ def tune_index(
 ) -> tuple[VectorIndex, dict[str, object]]:
     """Return an index with the wanted recall, and its part of the record: ``index`` with the recall, nothing if exact.
 
-    A graph's recall on the queries is measured, and printed, by `fedlight.datamodules.vectors.recall`. The first process
-    measures for all, so that each searches with the same effort.
+    A graph's recall on the queries is measured, and printed, by `fedlight.datamodules.vectors.recall`.
 
     Args:
         index: index of the public rows.
@@ -128,10 +128,11 @@ def tune_index(
     """
     if index.kind == "exact":
         return index, {}
+    # One process measures for all, so that each searches with the same effort.
     measured = once(lambda: asdict(reach_recall(index, queries, number, alpha, target, seed)))
     recall = SearchRecall(**measured)
     rank_zero_info(str(recall))
-    index.ef_factor = 2 ** (len(recall.efforts) - 1)
+    index.ef_factor = 2 ** (len(recall.efforts) - 1)  # doubled for each effort after the first
     return index.exact() if recall.exact else index, {"index": recall.record()}
 
 

@@ -27,7 +27,7 @@ class AnswerCache:
             >>> AnswerCache.key("http://a", {"model": "m"}, "0.0") == AnswerCache.key("http://a", {"model": "m"}, "0.1")
             False
         """
-        text = json.dumps([base_url, body, which], sort_keys=True)
+        text = json.dumps([base_url, body, which], sort_keys=True)  # the order of settings must not matter
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def read(self, keys: Iterable[str]) -> dict[str, Answer]:
@@ -52,7 +52,7 @@ class AnswerCache:
             answer = Answer(**read_json(self._file(key), "it is asked for again"))
         except (FileNotFoundError, TypeError, ValueError):  # absent, or damaged
             return None
-        return answer if isinstance(answer.text, str) else None
+        return answer if isinstance(answer.text, str) else None  # else damaged
 
     def _file(self, key: str) -> Path:
         assert self.folder is not None

@@ -1,8 +1,7 @@
 """Client of a server in OpenAI's chat-completions format, over the ``openai`` package.
 
 Format: https://platform.openai.com/docs/api-reference/chat. The package sends and receives; retries are counted here,
-because an answer that is no chat completion is tried again as well, and because the waits are settings. Of the headers
-only `HEADERS` are sent: the package would add the platform, and keys and accounts that it finds in the environment.
+because an answer that is no chat completion is tried again as well, and because the waits are settings.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ class Answer(NamedTuple):
 
     text: str  # empty where there is none
     cut: bool = False  # whether it reached the most tokens that were asked for
-    too_long: bool = False  # whether there is none, as the prompt does not fit into the model
+    too_long: bool = False  # whether there is none: the prompt does not fit into the model
     prompt_tokens: int = 0
     completion_tokens: int = 0
     retries: int = 0  # failed tries before it
@@ -123,7 +122,7 @@ class ChatServer:
     async def _ask_all(
         self, requests: Mapping[str, Mapping[str, Any]], keep: Callable[[str, Answer], None]
     ) -> None:
-        waiting = iter(requests.items())
+        waiting = iter(requests.items())  # shared: each worker takes the next one
         async with self._client() as client:
 
             async def serve() -> None:
@@ -135,7 +134,7 @@ class ChatServer:
                     for _ in range(min(self.sending.concurrent, len(requests))):
                         group.create_task(serve())
             except BaseExceptionGroup as failed:
-                raise failed.exceptions[0] from None
+                raise failed.exceptions[0] from None  # a TaskGroup raises groups alone
 
     def _client(self) -> Any:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
@@ -143,6 +142,7 @@ class ChatServer:
         key = self._key()
 
         async def strip(request: Any) -> None:
+            # The package adds the platform, and keys and accounts that it finds in the environment.
             for name in set(request.headers) - HEADERS:
                 del request.headers[name]
             request.headers["User-Agent"] = "fedlight"
@@ -253,11 +253,7 @@ class ChatServer:
 
 
 def _in_own_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end in an event loop of another thread.
-
-    The caller may have a running loop itself, as in a notebook. The thread is a daemon and Ctrl-C cancels the coroutine, so
-    that nobody waits for an answer that a server still owes.
-    """
+    """Run a coroutine to its end in an event loop of another thread: the caller may have a running one, as in a notebook."""
     loop, done = asyncio.new_event_loop(), concurrent.futures.Future[None]()
 
     def run() -> None:
@@ -269,7 +265,7 @@ def _in_own_loop(work: Coroutine[Any, Any, None]) -> None:
         else:
             done.set_result(None)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()  # a daemon: an answer still due keeps no process alive
     try:
         done.result()
     except KeyboardInterrupt:
@@ -294,11 +290,9 @@ def read_answer(content: bytes) -> Answer:
 
 
 def waiting_time(tries: int, first: float, asked: float | None) -> float:
-    """Return the seconds until the next try: twice as long each time, at most a minute, not less than the server asks for.
-
-    Up to a quarter more is drawn on top, so that many clients do not come back at the same moment.
-    """
+    """Return the seconds until the next try: twice as long each time, a minute at most, no less than the server asks for."""
     pause = min(first * 2**tries, 60.0)
+    # A quarter more at random, so that many clients do not come back at the same moment.
     return max(pause, asked or 0.0) + random.uniform(0, 0.25) * pause
 
 

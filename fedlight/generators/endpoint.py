@@ -45,7 +45,7 @@ class TextGenerator(Checked, ABC):
         return None
 
     def settings(self) -> dict[str, object]:
-        """Return the arguments on which answers depend, as plain values without secrets."""
+        """Return the arguments that answers depend on, as plain values without secrets."""
         return settings_of(self, self.without_effect)
 
     def usage(self) -> dict[str, int]:
@@ -91,17 +91,17 @@ class ChatEndpoint(TextGenerator):
         model: its name at the server.
         api_key_variable: environment variable of the key, which is never kept, logged or saved; None: no key is sent.
         system: a system message before each prompt, if any.
-        sampling: temperature, at 0 of which a prompt that comes several times is asked once, and length of answers.
+        sampling: temperature and length of answers; at temperature 0 a repeated prompt is asked once.
         stop: an answer ends before any of these texts.
         seed: where it is given, a seed that follows from it is sent along; another asks anew.
         extra: more fields of a request; null removes one: ``{max_tokens: null, max_completion_tokens: 512}``.
-        keep_cut: return what was cut off at ``max_new_tokens``, too; else it counts as no answer.
+        keep_cut: also return answers that were cut off at ``max_new_tokens``; else they count as none.
         sending: waits, tries, and requests under way at the same time.
         budget: limits on requests and money, by the prices of tokens.
         cache: folder of the answers; None keeps none.
 
     Attributes:
-        counts: what was done so far.
+        counts: requests, answers and tokens so far.
 
     Raises:
         ValueError: a setting is out of range.
@@ -153,7 +153,7 @@ class ChatEndpoint(TextGenerator):
         """
         keys, answers, wanted = self._looked_up(prompts, draw)
         if wanted:
-            self._checked(keys, wanted)
+            self._checked(keys, wanted)  # before anything is sent
             self._server.check()
         self.counts.cached += sum(key in answers for key in keys)
 

@@ -39,7 +39,7 @@ class LocalGenerator(TextGenerator):
             the bare prompt, for a base model without instruction tuning.
         sampling: temperature and length of the answers.
         stop: an answer ends before any of these texts, or of the template's. None: `STOP`, for Self-Instruct's prompts.
-        keep_cut: return what was cut off at ``max_new_tokens``, too; else it counts as no answer.
+        keep_cut: also return answers that were cut off at ``max_new_tokens``; else they count as none.
         batch_size: prompts at once.
         dtype: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
         device: ``auto`` is the GPU where there is one.
@@ -122,7 +122,7 @@ class LocalGenerator(TextGenerator):
         return answers
 
     def settings(self) -> dict[str, object]:
-        """Return the arguments on which answers depend; of folders, digests of their content."""
+        """Return the arguments that answers depend on; of folders, digests of their content."""
         return {**super().settings(), **self._contents}
 
     def usage(self) -> dict[str, int]:

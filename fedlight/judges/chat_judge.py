@@ -85,7 +85,7 @@ class ChatJudge(Judge):
         texts = self._texts(fields, ours, theirs)
         prompts = self._prompts(texts)
         replies = self.endpoint.complete(list(prompts.values()))
-        verdicts = [0.5] * len(ours)
+        verdicts = [0.5] * len(ours)  # equal answers are not shown
         for index, reply in zip(prompts, replies, strict=True):
             mark = mark_of(*texts[index])
             rated = self.form == "ratings"
@@ -99,7 +99,7 @@ class ChatJudge(Judge):
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
         """Log once the place and the costs of sending prompts and answers; raises as `verdicts`."""
         costs = self.endpoint.costs(list(self._prompts(self._texts(fields, ours, theirs)).values()))
-        if self._announced:
+        if self._announced:  # the costs raise each time
             return
         self._announced = True
         if self.endpoint.sends_to:
@@ -157,7 +157,7 @@ def read_ratings(reply: str, mark: str) -> tuple[float, float] | None:
         (8.0, 7.0)
         >>> read_ratings(f"ANSWER 1 1f: {line.format(6)}\nANSWER 2 1f: {line.format(11)}", "1f")
     """
-    number = r"(\d{1,2}(?:\.\d+)?)"
+    number = r"(\d{1,2}(?:\.\d+)?)"  # 1 to 10, with decimals
     form = ",[ \t]*".join(rf"{aspect}[ \t]*=[ \t]*{number}" for aspect in ASPECTS)
     means = []
     for which, line in enumerate(last_lines(reply, 2), 1):
@@ -166,7 +166,7 @@ def read_ratings(reply: str, mark: str) -> tuple[float, float] | None:
         if not ratings or not all(LOWEST <= rating <= HIGHEST for rating in ratings):
             return None
         means.append(fmean(ratings))
-    return (means[0], means[1]) if len(means) == 2 else None
+    return (means[0], means[1]) if len(means) == 2 else None  # one line is no reply
 
 
 def read_rated(reply: str, mark: str) -> float | None:

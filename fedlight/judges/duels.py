@@ -60,6 +60,7 @@ def duels(
         method: _paired(method, read_answers(folder, task, moment), theirs, against)
         for method, folder in methods.items()
     }
+    # All pairs at once: the limits are checked before the first request.
     asked.announce(*_shown([pair for answered in pairs.values() for pair in answered]))
     rows, records, judged = [], [], {}
     for method, answered in pairs.items():
@@ -95,8 +96,8 @@ def made_judge(spec: dict[str, Any]) -> Judge:
     from fedlight.lightning_cli.cli import OneLineParser, find_by_name
     from fedlight.lightning_cli.parser_words import one_line
 
-    find_by_name()
-    parser = OneLineParser(exit_on_error=False)
+    find_by_name()  # class names without their modules
+    parser = OneLineParser(exit_on_error=False)  # raise, do not end the process
     parser.add_argument("--judge", type=Judge)
     try:
         parsed = parser.parse_object({"judge": spec})
@@ -119,7 +120,7 @@ def _paired(
     """Return each answer with the other one to the same prompt, of the same client where clients' own models answered."""
     if theirs is None:
         return [(answer, answer.target) for answer in ours]
-    by_client = any(answer.client is not None for answer in theirs)
+    by_client = any(answer.client is not None for answer in theirs)  # else one model answers for all
     others = {(answer.client, answer.row): answer for answer in theirs}
     keys = [(answer.client if by_client else None, answer.row) for answer in ours]
     if set(keys) != others.keys() or any(
@@ -149,6 +150,6 @@ def _record(method: str, answer: TaskAnswer, other: str, first: float, second: f
         "row": answer.row,
         "ours": answer.text,
         "theirs": other,
-        "ours_first": None if math.isnan(first) else first,
+        "ours_first": None if math.isnan(first) else first,  # JSON has no NaN
         "ours_second": None if math.isnan(second) else second,
     }

@@ -1,7 +1,6 @@
 """Answer of a table of results in one sentence: the best method, its baseline, and whether chance explains the difference.
 
 The baseline is the first method of the table. Methods that know the answers, such as an oracle, are ceilings and never win.
-Win rates by a selector at chance are no answer.
 A difference over seeds is compared with Student's interval (see `fedlight.evaluation.bootstrap`); a win rate of a single
 seed with its own interval over prompts.
 """
@@ -39,6 +38,7 @@ def finding(rows: Rows) -> str:
         >>> finding([{"method": "raw", "accuracy": 0.51}, {"method": "selector", "accuracy": 0.83}])
         'selector: accuracy 0.830, before training 0.510. With one seed, chance is not ruled out.'
     """
+    # Win rates by a selector at chance are no answer.
     rows = [
         {name: row[name] for name in row if "worthless" not in name and not mark([row], name)} for row in rows
     ]
@@ -59,6 +59,7 @@ def by_seed(rows: Rows, method: str, column: str) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for row in rows:
         value = row.get(column)
+        # True is an int for Python.
         if row["method"] != method or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if math.isfinite(value):
@@ -67,14 +68,14 @@ def by_seed(rows: Rows, method: str, column: str) -> dict[str, float]:
 
 
 def _compared(rows: Rows, column: str, scores: Mapping[str, Mapping[str, float]]) -> str:
-    base, *others = scores
+    base, *others = scores  # the first method is the baseline
     best = max(others, key=lambda name: fmean(scores[name].values()))
-    shared = [seed for seed in scores[best] if seed in scores[base]]
+    shared = [seed for seed in scores[best] if seed in scores[base]]  # differences are paired by seed
     gains = [scores[best][seed] - scores[base][seed] for seed in shared]
     if column.startswith("win_rate"):
         ends = _win_rate_ends(rows, best, column, [*scores[best].values()])
         text = _wins(best, base, len(others), fmean(scores[best].values()), ends)
-        chance = Interval(ends.low - 0.5, ends.high - 0.5)
+        chance = Interval(ends.low - 0.5, ends.high - 0.5)  # 0.5: no better than the raw model
     else:
         text = _beats(best, base, len(others), WORDS.get(column, column.replace("_", " ")), scores)
         chance = student_interval(gains)
@@ -89,7 +90,7 @@ def noise(chance: Interval, seeds: int) -> str:
         >>> noise(Interval(-0.1, 0.2), 3), noise(Interval(0.1, 0.2), 3), noise(Interval(0.1, 0.2), 1)
         (', within noise.', ', beyond noise.', '.')
     """
-    if math.isnan(chance.low):
+    if math.isnan(chance.low):  # fewer than two differences
         return ". With one seed, chance is not ruled out." if seeds == 1 else ". No seed has both."
     if chance.low <= 0 <= chance.high:
         return ", within noise."
@@ -100,7 +101,7 @@ def _win_rate_ends(rows: Rows, method: str, column: str, values: Sequence[float]
     """Return Student's interval over the seeds; of a single seed, the interval in its row."""
     if len(values) > 1:
         low, high = student_interval(values)
-        return Interval(max(low, 0.0), min(high, 1.0))
+        return Interval(max(low, 0.0), min(high, 1.0))  # Student's may leave [0, 1]
     ends = [value for end in ("low", "high") for value in by_seed(rows, method, f"{column}_{end}").values()]
     return Interval(*ends) if len(ends) == 2 else Interval(math.nan, math.nan)
 

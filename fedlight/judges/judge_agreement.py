@@ -73,7 +73,7 @@ def judge_agreement(
     pairs, counts = read_pairs(votes, columns, choice_values, question, limit, seed)
     fields = [pair.fields for pair in pairs]
     firsts, seconds = [pair.first for pair in pairs], [pair.second for pair in pairs]
-    for judge in made.values():
+    for judge in made.values():  # all limits before the first request
         judge.announce(fields, firsts, seconds)
     numbers = {"pairs": counts.pairs, "votes": counts.votes, "votes_left_out": counts.rows - counts.votes}
     rows, lines, records = [], [], []
@@ -109,7 +109,7 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def _largest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the line of all pairs, then those of the largest categories that have enough pairs to say something."""
-    first, *others = lines
+    first, *others = lines  # the line of all pairs is the first
     enough = [line for line in others if line["shown"] >= FEWEST_PAIRS]
     return [first, *sorted(enough, key=lambda line: (-line["shown"], line["category"]))[:MOST_CATEGORIES]]
 
@@ -165,7 +165,7 @@ def _by_category(
     both = outcomes(*verdicts)
     categories = sorted({pair.category for pair in pairs})
     lines = []
-    for category in [None, *(categories if any(categories) else [])]:
+    for category in [None, *(categories if any(categories) else [])]:  # None: all pairs
         at = [index for index, pair in enumerate(pairs) if category in (None, pair.category)]
         judged = [Judged(pairs[index].votes, both[index], pairs[index].question) for index in at]
         first, second = ([order[index] for index in at] for order in verdicts)

@@ -21,8 +21,8 @@ from fedlight.support.checks import refuse_below
 from fedlight.support.needs import Model, Need
 from fedlight.support.types import Fields
 
-VERDICT = AT_ONCE.rpartition("\n")[2]
-CONTINUATIONS = [f" {word}" for word in WORDS]
+VERDICT = AT_ONCE.rpartition("\n")[2]  # in a chat it begins the answer
+CONTINUATIONS = [f" {word}" for word in WORDS]  # the blank belongs to the word's token
 
 
 class LocalJudge(Judge):
@@ -99,7 +99,7 @@ class LocalJudge(Judge):
         check_slots(self.question.slots, fields, "LocalJudge")
         pairs = list(zip(fields, ours, theirs, strict=True))
         asked = [index for index, (_, a, b) in enumerate(pairs) if a.strip() != b.strip()]
-        verdicts = [0.5] * len(pairs)
+        verdicts = [0.5] * len(pairs)  # equal answers are not shown
         for start in range(0, len(asked), self.batch_size):
             rows = asked[start : start + self.batch_size]
             for row, verdict in zip(rows, self._read([pairs[row] for row in rows]), strict=True):
@@ -114,7 +114,7 @@ class LocalJudge(Judge):
         verdicts, too_long = [], 0
         for words, other in zip(asked, swapped, strict=True):
             if words is None or other is None:
-                verdicts.append(math.nan)
+                verdicts.append(math.nan)  # one of the two prompts does not fit
                 too_long += 1
             elif self.orders == "both":
                 verdicts.append(by_both_orders(words, other))
@@ -177,7 +177,7 @@ def by_both_orders(as_a: Sequence[Likelihood], as_b: Sequence[Likelihood]) -> fl
         >>> by_both_orders(says(-0.1, -2.6), says(-0.2, -2.4)), by_both_orders(says(-1.0, -2.0), says(-1.0, -2.0))
         (1.0, 0.5)
     """
-    odds = [words[0].log_prob - words[1].log_prob for words in (as_a, as_b)]
+    odds = [words[0].log_prob - words[1].log_prob for words in (as_a, as_b)]  # of A over B
     return 0.5 if odds[0] == odds[1] else float(odds[0] > odds[1])
 
 

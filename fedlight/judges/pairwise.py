@@ -55,6 +55,7 @@ AUTO_J = re.compile(
 )
 """Last sentence of a reply in Auto-J's own words; Response 1 is the answer shown first."""
 
+# Only tags of the prompts: other markup is shown as it is.
 _TAG = re.compile(r"<(?=\s*/?\s*(?:request|answer_\w+)\s*>)", re.IGNORECASE)
 
 
@@ -65,7 +66,7 @@ def mark_of(question: str, first: str, second: str) -> str:
         >>> mark_of("Name a colour.", "blue", "red"), mark_of("Name a colour.", "red", "blue")
         ('b5a062a9', '3490efb3')
     """
-    return blake2b(repr((question, first, second)).encode(), digest_size=4).hexdigest()
+    return blake2b(repr((question, first, second)).encode(), digest_size=4).hexdigest()  # repr keeps borders
 
 
 def without_tags(text: str) -> str:
@@ -115,12 +116,13 @@ def read_verdict(reply: str, mark: str, shown: Sequence[str] = ()) -> float | No
     """
     line = "".join(last_lines(reply, 1))
     match = re.fullmatch(rf"VERDICT[ \t]+{mark}:[ \t]*(A|B|tie)", line, re.IGNORECASE)
+    # The judge could have quoted a text that has these words.
     if match is None and not any("finaldecision" in _letters(text) for text in shown):
         match = AUTO_J.search(line)
     if match is None:
         return None
-    return {"a": 1.0, "1": 1.0, "b": 0.0, "2": 0.0}.get(match[1].lower()[-1], 0.5)
+    return {"a": 1.0, "1": 1.0, "b": 0.0, "2": 0.0}.get(match[1].lower()[-1], 0.5)  # else the e of tie
 
 
 def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, text.casefold()))
+    return "".join(filter(str.isalnum, text.casefold()))  # in any spacing and markup

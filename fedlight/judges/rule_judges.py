@@ -105,7 +105,7 @@ class FactJudge(Judge):
         ]
 
     def _right(self, text: str) -> str:
-        name, area = ["", "", *text.split()][-2:]
+        name, area = ["", "", *text.split()][-2:]  # of a text of one word, too
         if name not in NAMES or area not in DOMAIN_OF:
             raise ValueError(
                 f"FactJudge: {self.slot}={text!r} does not end in a name and a thing of the toy domains: judge answers to "
@@ -141,4 +141,5 @@ def share_right(text: str, right: str) -> float:
         (0.0, 0.0)
     """
     words, known = text.split(), right.split()
+    # Words beyond the shorter text count as wrong.
     return sum(a == b for a, b in zip(words, known, strict=False)) / max(len(words), len(known))

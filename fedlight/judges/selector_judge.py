@@ -96,16 +96,16 @@ class SelectorJudge(Judge):
             for slots, a, b in zip(fields, ours, theirs, strict=True)
         ]
         different = [index for index, pair in enumerate(pairs) if pair.first != pair.second]
-        scores = np.full(len(pairs), 0.5)
+        scores = np.full(len(pairs), 0.5)  # equal answers are not shown
         if different:
             log_probs = self.log_probs([pairs[index] for index in different])
             winners = majority(log_probs)
             verdicts = np.where(winners == 0, 1.0, np.where(winners == 1, 0.0, 0.5))
-            too_long = np.isnan(log_probs).any(axis=(0, 2))
+            too_long = np.isnan(log_probs).any(axis=(0, 2))  # [pairs], of [selectors, pairs, 2]
             self.too_long = self._count(
                 self.too_long, int(too_long.sum()), f"of {len(different)} pairs", "count one half"
             )
-            scores[different] = np.where(too_long, np.nan, verdicts)
+            scores[different] = np.where(too_long, np.nan, verdicts)  # NaN: not read
         return [float(verdict) for verdict in scores]
 
     def log_probs(self, pairs: Sequence[Comparison]) -> np.ndarray:

@@ -59,6 +59,7 @@ def last_moment(scores: Path, task: str) -> str:
     It is the first of ``own``, ``test``, the last ``epoch_N``, ``validate`` and ``start`` that has answers to the task.
     """
     moments = [file.parent.name for file in scores.glob(f"*/{task}.jsonl")]
+    # By number: epoch_10 sorts before epoch_9 by name.
     epochs = sorted(
         (name for name in moments if re.fullmatch(r"epoch_\d+", name)), key=lambda name: int(name[6:])
     )
@@ -73,6 +74,6 @@ def _answer(row: Mapping[str, Any]) -> TaskAnswer:
         row["prompt"],
         row.get("fields", {}),
         row["target"],
-        answers[0] if answers else "",
+        answers[0] if answers else "",  # none where the prompt did not fit
         row.get("client"),
     )

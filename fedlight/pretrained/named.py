@@ -93,7 +93,7 @@ def is_there(folder: Path) -> bool:
 
 
 def is_dequantized(name: str) -> bool:
-    """Return whether a short name or a file stands for weights that were GGUF; False for what is not on this machine."""
+    """Return whether a short name or a file stands for weights that were GGUF; False for one that is not on this machine."""
     if name in PRETRAINED and is_there(folder := models_folder() / name):
         return GGUF in (folder / "README.md").read_text(encoding="utf-8")
     return name.endswith(".gguf")
@@ -122,7 +122,7 @@ def _dequantized(file: Path, what: str) -> Path:
     state = file.stat()
     folder = models_folder() / f"{file.stem}-{_digest(file, state.st_size, state.st_mtime_ns)[:16]}"
     with made_alone(folder):
-        if not is_there(folder):
+        if not is_there(folder):  # another process may have made it meanwhile
             with whole_folder(folder) as new:
                 dequantize(file, new, what)
     return folder
@@ -169,7 +169,7 @@ def dequantize(file: Path, folder: Path, what: str = "model") -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        with silence_transformers(), torch.random.fork_rng(devices=[]):
+        with silence_transformers(), torch.random.fork_rng(devices=[]):  # a new model draws weights
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             network = AutoModelForCausalLM.from_pretrained(
                 file.parent, gguf_file=file.name, dtype=torch.float32

@@ -22,7 +22,7 @@ def opening_ids(tokenizer: Any) -> list[int]:
 
 def openings(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids before each text: the opening token, none where the text is one of the chat template."""
-    opening = opening_ids(tokenizer)
+    opening = opening_ids(tokenizer)  # these texts have their opening
     starts = chat_starts(tokenizer) if opening else ()
     return [[] if starts and text.startswith(starts) else opening for text in texts]
 

@@ -52,7 +52,7 @@ def chosen_stages(
 def _with_sources(stages: Sequence[Stage], wanted: set[str]) -> list[Stage]:
     """Return the wanted stages of one folder and their sources, found from the last stage to the first."""
     needed = set(wanted)
-    for place in reversed(range(len(stages))):
+    for place in reversed(range(len(stages))):  # so that sources of sources are found
         if stages[place].name in needed:
             needed |= _sources(stages[place], stages[:place])
     return [stage for stage in stages if stage.name in needed]
@@ -67,9 +67,10 @@ def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
     names = {other.name for other in earlier}
     sources: set[str] = set()
     for key, path in _places(stage.arguments, earlier[0].folder.parent) if earlier else ():
+        # The longest: one stage's name may begin with another's.
         first = max((name for name in names if _within(path, name)), key=len, default=None)
         outputs = ("output",) if stage.command == "call" else OUTPUTS
-        if not path:
+        if not path:  # the folder of the whole run
             sources |= set() if key.rpartition(".")[2] in outputs else names
         elif first is not None:
             sources.add(first)
@@ -105,7 +106,7 @@ def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]
             yield from _places(item, folder, key)
     elif isinstance(value, str):
         for text in value.split(str(folder))[1:]:
-            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:
+            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:  # the folder itself
                 yield key, ""
             elif text[0] == "/":
                 yield key, text.lstrip("/")

@@ -102,7 +102,7 @@ def differences(
 ) -> dict[str, Any]:
     """Return each method's difference to one of them: mean over the seeds of paired differences, and its interval.
 
-    Seeds are worlds, in which all methods do well or badly together; so methods are compared within each seed.
+    All methods do well or badly together in a seed's world; so they are compared within each seed.
 
     Args:
         tables: folders of the stages with the tables, one for each seed.
@@ -130,10 +130,10 @@ def differences(
                 for rows in by_seed
                 if rows[method].get(column) is not None and rows[against].get(column) is not None
             ]
-            if method == against or len(gaps) < len(by_seed):
+            if method == against or len(gaps) < len(by_seed):  # or a seed lacks the column
                 continue
             row[column] = mean(gaps)
-            if len(gaps) > 1:
+            if len(gaps) > 1:  # Student's t needs two
                 low, high = student_interval(gaps)
                 needed = seeds_needed(stdev(gaps), difference)
                 row |= {f"{column} low": low, f"{column} high": high, f"{column} seeds": needed}
@@ -172,9 +172,9 @@ def _rows(
     texts = {
         instruction_text({name: field_at(row, path, name) for name, path in columns.items()}) for row in rows
     }
-    domain = sorted(texts)
+    domain = sorted(texts)  # a set has another order in each process
     model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
-    points = torch.from_numpy(model.encode(domain))
+    points = torch.from_numpy(model.encode(domain))  # [texts, dimension]
     place = {text: number for number, text in enumerate(domain)}
     table = []
     for method, folders in methods.items():
@@ -182,8 +182,8 @@ def _rows(
         own_texts, added, shares = _held(Path(folders["augmentation"]), texts)
         if several:
             own_texts = [text for text in own_texts if text in place]
-        held = dict.fromkeys([*own_texts, *added])
-        new = [text for text in held if text not in place]
+        held = dict.fromkeys([*own_texts, *added])  # each text once
+        new = [text for text in held if text not in place]  # the others' vectors are in points
         vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(model, new)])
         row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
         if topics is not None:
@@ -203,7 +203,7 @@ def _count_new_topics(
 ) -> int:
     """Return the number of topics of the domain that added texts have and own ones have not."""
     of_domain, known, reached = ({topic_of(text) for text in texts} for texts in (domain, own_texts, added))
-    return len((reached & of_domain) - known - {None})
+    return len((reached & of_domain) - known - {None})  # None: a text without one
 
 
 def _held(folder: Path, domain: set[str]) -> tuple[list[str], list[str], dict[str, float]]:

@@ -1,8 +1,8 @@
 """Processes of ``fedlight run NAME --processes N``: the first one runs the recipe, the others follow it.
 
 A follower is started with the first stage that several processes share and waits for the next one afterwards, since a start
-takes seconds. It runs the same Lightning command as the first process, as the other processes of its team
-(`fedlight.processes`). It ends when the first process does, and the recipe ends when a follower does.
+takes seconds. It belongs to the first process's team (`fedlight.processes`) and runs the same Lightning command. It ends
+when the first process does, and the recipe ends when a follower does.
 """
 
 import json
@@ -66,7 +66,7 @@ def for_processes(config: dict[str, Any], number: int, stage: str) -> dict[str, 
     """Return the config of a stage for several processes.
 
     Raises:
-        ValueError: the config has a strategy or devices of its own.
+        ValueError: the config sets a strategy or devices.
     """
     trainer = config.get("trainer") or {}
     for name, allowed in (
@@ -124,9 +124,9 @@ class Followers:
     def running(self, command: str, file: Path) -> Iterator[None]:
         """Have the followers run a Lightning command with its config while the body runs it in this process."""
         if not self._ranks:
-            self._start()
+            self._start()  # with the first stage that is shared
         before = {name: os.environ.get(name) for name in self._environment}
-        os.environ.update(self._environment | {"RANK": "0", "LOCAL_RANK": "0"})
+        os.environ.update(self._environment | {"RANK": "0", "LOCAL_RANK": "0"})  # the first process
         for follower in self._ranks:
             follower.run(command, file)
         try:
@@ -154,7 +154,7 @@ class Followers:
             "LOCAL_WORLD_SIZE": number,
             "GROUP_RANK": "0",
             "OMP_NUM_THREADS": str(_threads_of_each()),
-            "RANK": "",
+            "RANK": "",  # of each process; named here so that `running` restores it
             "LOCAL_RANK": "",
         }
         self._ranks = [_Follower(rank, self._environment) for rank in range(1, self.number)]
@@ -202,7 +202,7 @@ class _Follower:
     def end(self) -> None:
         """End it."""
         self._process.kill()  # it writes no file
-        self._process.wait()
+        self._process.wait()  # leaves no zombie
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -212,7 +212,7 @@ class _Follower:
             cause = answer.get("error", cause)
             if "error" not in answer:
                 self._finished.put(None)
-        if not self.is_needed:
+        if not self.is_needed:  # the recipe has ended it
             return
         time.sleep(GRACE_SECONDS)
         if self.is_needed:
@@ -226,7 +226,7 @@ class _Follower:
 
 def follow() -> None:
     """Run the stages that the first process names, until it ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # by line: the first process waits for each
     os.dup2(2, 1)  # what libraries print is no answer
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()

@@ -56,11 +56,11 @@ class HarnessModel:
         texts: dict[int, str] = {}
         for settings, indices in alike.items():
             options = options_of(json.loads(settings))
-            indices = sorted(indices, key=lambda index: -len(requests[index].args[0]))
+            indices = sorted(indices, key=lambda index: -len(requests[index].args[0]))  # little padding
             for start in range(0, len(indices), self.batch_size):
                 batch = indices[start : start + self.batch_size]
                 prompts = [requests[index].args[0] for index in batch]
-                seed = derive_seed(self.seed, "harness", *prompts)
+                seed = derive_seed(self.seed, "harness", *prompts)  # independent of other batches
                 answers = self.module.generate(prompts, seed=seed, strip=False, **options)
                 texts |= {index: answer for index, [answer] in zip(batch, answers, strict=True)}
         return [texts[index] for index in range(len(requests))]
@@ -82,7 +82,7 @@ def windows_of(tokenizer: Any, text: str, max_length: int) -> list[Scored]:
     from lm_eval.utils import get_rolling_token_windows
 
     [whole] = encode_pairs(tokenizer, [("", text)])
-    [prefix, *ids] = whole.ids
+    [prefix, *ids] = whole.ids  # an opening or end token comes first
     windows = get_rolling_token_windows(ids, prefix_token=prefix, max_seq_len=max_length, context_len=1)
     return [Scored([*read, wanted[-1]], len(read) + 1 - len(wanted)) for read, wanted in windows]
 
@@ -100,6 +100,7 @@ def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "stop": [until] if isinstance(until, str) else list(until),
         "max_new_tokens": settings.get("max_new_tokens", settings.get("max_gen_toks", 256)),
+        # As in transformers, temperature and top_p count with do_sample alone.
         "temperature": float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0,
         "top_p": float(settings.get("top_p", 1.0)) if settings.get("do_sample") else 1.0,
     }
@@ -146,8 +147,8 @@ def run_harness(
         raise ValueError(
             f"the harness has no task {unknown[0]!r}: `lm_eval ls tasks` lists them, include adds a folder"
         )
-    bridge = type("Bridge", (HarnessModel, LM), {})  # made here, as the package of LM may be missing
-    with isolate_rng():
+    bridge = type("Bridge", (HarnessModel, LM), {})  # made here: the package of LM may be missing
+    with isolate_rng():  # simple_evaluate seeds the global streams
         results: dict[str, Any] = simple_evaluate(
             model=bridge(module, batch_size, seed),
             tasks=list(tasks),

@@ -125,7 +125,7 @@ def settings_table(
 
     Args:
         methods: method -> name of a setting -> folder of its run; settings that a method cannot do are left out.
-        score: metrics of which the first that a run has logged is its score.
+        score: metrics; the first that a run has logged is its score.
         of_rounds: name of a column -> metric that is logged with every round, such as ``fed/product_error``.
         unscored: methods whose score is none of what their clients use, as of FedSALoRA's global model.
 
@@ -171,8 +171,8 @@ def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
     by_group = [OracleJudge(**options, group=group) for group in shares]
 
     def of_own_group(fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        scores = np.array([judge.scores(fields, ours, theirs) for judge in by_group])
-        mean: list[float] = (np.array([*shares.values()]) @ scores).tolist()
+        scores = np.array([judge.scores(fields, ours, theirs) for judge in by_group])  # [groups, pairs]
+        mean: list[float] = (np.array([*shares.values()]) @ scores).tolist()  # [groups] @ [groups, pairs]
         return mean
 
     return {"win_rate": OracleJudge(**options).scores, "win_rate_by_group": of_own_group}
@@ -182,7 +182,7 @@ def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, floa
     shares = Oracle(**options).shares
     won = np.array([_scored(OracleJudge(**options, group=group).scores, ours, raw) for group in shares])
     each = zip(shares, won, strict=True)
-    if ours is raw:
+    if ours is raw:  # every pair is a tie: no interval
         columns = {f"win_rate_{group}": float(wins.mean()) for group, wins in each}
     else:
         columns = {k: v for group, wins in each for k, v in with_interval(f"win_rate_{group}", wins).items()}
@@ -194,7 +194,7 @@ def _compared(
 ) -> dict[str, float]:
     """Return the win rate with its interval; without one where raw answers are compared with themselves."""
     scored = _scored(scores, ours, raw)
-    if ours is raw:
+    if ours is raw:  # every pair is a tie: no interval
         return {column: float(np.mean(scored))}
     row = with_interval(column, scored)
     if at_equal_length:
@@ -214,7 +214,7 @@ def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:
 
 def _metrics(stages: Mapping[str, str]) -> dict[str, float]:
     logged: dict[str, float] = {}
-    for stage in ("train", "test", "label"):
+    for stage in ("train", "test", "label"):  # later metrics replace earlier ones
         if stage in stages:
             logged |= result_of(stages[stage])["metrics"]
     columns = {
@@ -235,6 +235,7 @@ def sent_bytes(folder: Path) -> float:
 def _logged(folder: Path, name: str) -> dict[str, float]:
     """Return epoch -> value of a metric; of a resumed run's files the later one counts."""
     values: dict[str, float] = {}
+    # By number: version_10 sorts before version_9 by name.
     for file in sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda f: int(f.parent.name[8:])):
         values |= {row["epoch"]: float(row[name]) for row in read_csv(file) if row.get(name)}
     return values

@@ -2,7 +2,7 @@
 
 Of a recipe with another (`merge_recipes`), of a stage with the one it is like (`merge_arguments`), of a value with a config
 (`set_in`). Settings of another class replace those of the old class as a whole: an old argument means something else in the
-new class, or would pass for a choice that nobody made.
+new class, or would pass for a chosen value.
 """
 
 import re
@@ -49,7 +49,7 @@ def merge_recipes(below: Any, above: Any) -> Any:
 
 
 def set_in(settings: Any, key: str, value: Any) -> Any:
-    """Return a config with a value under a key with dots, as the command line would set it.
+    """Return a config with a value under a key with dots, set like one on the command line.
 
     The key may leave out ``init_args``. Arguments of the same class are merged; a map that is itself an argument, such as
     ``columns``, is replaced. ``callbacks+`` adds to the list.
@@ -76,7 +76,7 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
         kind = "a list" if isinstance(below, list) else f"{below!r}"
         raise ValueError(f"{first!r} stands inside of nothing, as the config has {kind} there: give it whole")
     if is_class(below) and first not in OF_A_CLASS:
-        first, rest = "init_args", key
+        first, rest = "init_args", key  # a key may leave it out
     if is_class(below) and first == "class_path":
         return _instead_of(below, {"class_path": value})
     if not rest and first.endswith("+"):
@@ -88,7 +88,7 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
 
 
 def laid_over(below: Any, above: dict[str, Any]) -> Any:
-    """Return a config with all that another one sets, as the command line lays one ``--config`` over another.
+    """Return a config with all that another one sets, like the command line with a second ``--config``.
 
     Examples:
         >>> below = {"trainer": {"max_epochs": 3, "callbacks": [1]}, "data": {"class_path": "A", "init_args": {"x": 1}}}
@@ -203,11 +203,11 @@ def plain(key: str) -> str:
         >>> plain("federated.init_args.algorithm.init_args.mu")
         'federated.algorithm.mu'
     """
-    return ".".join(part for part in key.split(".") if part != "init_args") or key
+    return ".".join(part for part in key.split(".") if part != "init_args") or key  # init_args itself
 
 
 def setting_order(key: str) -> tuple[int, bool, bool]:
-    """Return the sorting key by which keys are set: a class before its arguments, a list before what is added to it.
+    """Return a key that sorts settings: a class before its arguments, a list before its additions.
 
     Examples:
         >>> sorted(["data.x", "data", "data.class_path"], key=setting_order)
@@ -227,7 +227,7 @@ class _Writer(yaml.SafeDumper):
     """YAML writer that quotes every text which could be read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write a value that stands at two places twice."""
+        """Write a value of two places twice, without YAML's anchors."""
         return True
 
 
@@ -241,7 +241,7 @@ _Writer.add_representer(str, _text)
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    r"""Return a config as YAML in which every reader reads texts as texts.
+    r"""Return a config as YAML; every reader reads its texts as texts.
 
     Examples:
         >>> as_yaml({"a": "POST : {x}\nCHOICE :", "b": ["1e-5", 1, None, "no"]})

@@ -161,7 +161,7 @@ def opinion_pairs(
     _check_share("test_share", test_share)
     opinions = read_opinions(votes, statements, columns)
     order = np.random.default_rng(derive_seed(seed, "jury")).permutation(len(opinions.people))
-    jurors, others = np.split(order, [round(jury.share * len(order))])
+    jurors, others = np.split(order, [round(jury.share * len(order))])  # so no client chooses its test pairs
     if not len(jurors):
         raise ValueError(f"jury.share={jury.share} of {len(order)} people is nobody: raise it")
     decided, is_contested = contested(opinions.votes[jurors], jury.min_decided, jury.min_minority)
@@ -174,7 +174,7 @@ def opinion_pairs(
         ballot = opinions.votes[person]
         voted, client = np.flatnonzero(ballot), opinions.people[person]
         held = shared if test_statements == "new" else _held_out(voted, test_share, seed, client)
-        on_test = np.isin(voted, held)
+        on_test = np.isin(voted, held)  # [statements with a vote]
         sides = [_pairs(ballot, voted[~on_test], allowed), _pairs(ballot, voted[on_test], allowed)]
         if len(sides[0]) < bounds.min_train or len(sides[1]) < bounds.min_test:
             continue
@@ -241,11 +241,11 @@ def read_opinions(votes: str, statements: str, columns: Mapping[str, str] | None
     rows = _read(votes, _theirs(OF_VOTES, columns))
     of_statements = _read(statements, _theirs(OF_STATEMENTS, columns))
     kept, known = _kept(of_statements, statements)
-    texts = sorted(set(kept.values()) - {""})
+    texts = sorted(set(kept.values()) - {""})  # equal texts are one statement
     place_of_text = {text: number for number, text in enumerate(texts)}
     people = sorted({text_at(row, "participant") for row in rows})
     place = {person: number for number, person in enumerate(people)}
-    ballots = np.zeros((len(people), len(texts)), dtype=np.int8)
+    ballots = np.zeros((len(people), len(texts)), dtype=np.int8)  # [people, statements]
     groups, seen = [""] * len(people), Counter[tuple[int, int]]()
     for number, row in enumerate(rows, 1):
         where = f"{votes}, row {number}"
@@ -263,7 +263,7 @@ def read_opinions(votes: str, statements: str, columns: Mapping[str, str] | None
             raise RowsError(f"{where}: a participant has two groups, {groups[person]!r} and {group!r}")
         groups[person] = group or groups[person]
         if text := kept.get(statement_id):
-            ballots[person, place_of_text[text]] = VOTES[vote]
+            ballots[person, place_of_text[text]] = VOTES[vote]  # a later vote replaces an earlier one
             seen[person, place_of_text[text]] += 1
     left_out = len(known) - len(kept)
     return Opinions(people, groups, texts, ballots, left_out, seen.total() - len(seen))
@@ -315,9 +315,9 @@ def contested(votes: np.ndarray, min_decided: int, min_minority: float) -> tuple
         [[False, True, False], [True, False, True], [False, True, False]]
     """
     # [i, j]: number of people who agree with i and disagree with j.
-    preferred = (votes == 1).T.astype(np.int64) @ (votes == -1).astype(np.int64)
-    decided = preferred + preferred.T
-    minority = np.minimum(preferred, preferred.T)
+    preferred = (votes == 1).T.astype(np.int64) @ (votes == -1).astype(np.int64)  # bool @ bool: any
+    decided = preferred + preferred.T  # in either direction
+    minority = np.minimum(preferred, preferred.T)  # [statements, statements]
     return decided, (decided >= max(min_decided, 1)) & (minority >= min_minority * decided)
 
 
@@ -388,13 +388,13 @@ def _held_out(numbers: np.ndarray, share: float, seed: int, whose: str) -> np.nd
 def _pairs(ballot: np.ndarray, voted: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Return the allowed pairs among some statements, the preferred one first, ``(pairs, 2)``."""
     liked, disliked = voted[ballot[voted] == 1], voted[ballot[voted] == -1]
-    first, second = np.nonzero(allowed[np.ix_(liked, disliked)])
+    first, second = np.nonzero(allowed[np.ix_(liked, disliked)])  # places in liked and in disliked
     return np.stack([liked[first], disliked[second]], axis=1)
 
 
 def _written(pairs: np.ndarray, opinions: Opinions, person: int, rng: np.random.Generator) -> Rows:
     """Return rows of pairs in a random order of the two statements."""
-    swapped = rng.random(len(pairs)) < 0.5
+    swapped = rng.random(len(pairs)) < 0.5  # else the first statement would always win
     shared = {"client": opinions.people[person], "group": opinions.groups[person]}
     return [
         shared
@@ -410,7 +410,7 @@ def _written(pairs: np.ndarray, opinions: Opinions, person: int, rng: np.random.
 def _agreeing(votes: np.ndarray) -> np.ndarray:
     """Return the share of votes on each statement that agree, ``(statements,)``; 0.5 without votes."""
     agree, disagree = (votes == 1).sum(axis=0), (votes == -1).sum(axis=0)
-    return np.where(agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5)
+    return np.where(agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5)  # no 0 / 0
 
 
 def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:

@@ -38,7 +38,7 @@ MOST_RECIPES = 10
 def _read(file: Path) -> Recipe:
     try:
         recipe: Any = OmegaConf.to_container(OmegaConf.create(read_yaml(file)))
-    except BoundError:
+    except BoundError:  # not by the parser
         raise
     except Exception as error:  # whatever the YAML parser raises
         raise ValueError(f"{file} is no YAML: {error}") from None
@@ -107,9 +107,8 @@ def _value_at(recipe: Recipe, key: str, item: str) -> Any:
 def _override(key: str, text: str, replaces_text: bool) -> Any:
     """Return ``{key: value}`` of an override.
 
-    The value is YAML, but an unquoted text is kept as it was written: YAML alone would cut it at `` #`` and make a blank of
-    a line break. Where it replaces a text, a text with a colon or in braces stays a text as well. So does a
-    template with slots.
+    The value is YAML, but an unquoted text is kept as it was written. Where it replaces a text, a text with a colon or in
+    braces stays a text as well. So does a template with slots.
     """
     change = OmegaConf.create()
     if key.endswith(ENDING) and "{" in text and not text.startswith(("'", '"')):
@@ -121,6 +120,7 @@ def _override(key: str, text: str, replaces_text: bool) -> Any:
         OmegaConf.update(change, key, text)
     # References such as ${seed} cannot be resolved before the change is merged into the recipe.
     made = OmegaConf.select(change, key, throw_on_resolution_failure=False)
+    # YAML would cut an unquoted text at " #" and make a blank of a line break.
     if _is_text(text, made, replaces_text):
         change = OmegaConf.create()
         OmegaConf.update(change, key, text)
@@ -151,7 +151,7 @@ def _load_file(name: str, above: tuple[Path, ...] = ()) -> Recipe:
         raise ValueError(
             f"the recipe {name!r} extends itself, or is below more than {MOST_RECIPES} others: join some of them"
         )
-    above = (*above, file.resolve())
+    above = (*above, file.resolve())  # resolved: two paths may name one file
     recipe = _extended(_read(file), file, above)
     if isinstance(recipe.get("twin"), dict):
         recipe["twin"] = _extended(recipe["twin"], file, above)
@@ -188,7 +188,6 @@ def run(
         overrides: ``KEY=VALUE`` changes of the recipe's values.
         twin: run its small copy; see `load`.
         only: run these stages and those that they read from, see `fedlight.recipes.chosen_stages`, and write no results.
-
         processes: number of processes that share the work of stages, >= 1; results do not depend on it, see
             `fedlight.recipes.followers.Followers`. None: one process with as many threads as torch takes.
 
@@ -197,7 +196,7 @@ def run(
         one per seed and stage, with its metrics.
 
     Raises:
-        ValueError: ``only`` names no stage, ``processes`` is below 1 or a stage has a strategy of its own, an even number of
+        ValueError: ``only`` names no stage, ``processes`` is below 1 or a stage sets a strategy itself, an even number of
             selectors would vote, a stage was done with other settings in this folder, or another process works there.
     """
     check_processes(processes)
@@ -207,7 +206,7 @@ def run(
     wanted = seeds if seeds is not None else recipe.get("seeds", [0])
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     for steps in plan.values():
-        refuse_tied_votes(steps)
+        refuse_tied_votes(steps)  # before the first stage
     together = stages_over_seeds(recipe, output, wanted)
     if only is not None:
         chosen, together = chosen_stages(list(plan.values()), together, only)
@@ -294,7 +293,7 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
     return [
         Stage(name, folder / name, spec, folder.parent)
         for name, spec in specs.items()
-        if spec.pop("when", True)
+        if spec.pop("when", True)  # only now: others may be like a stage that is left out
     ]
 
 

@@ -102,7 +102,7 @@ class Stage:
         if "report" in result:
             print(result["report"], file=sys.stderr, flush=True)
         done = {"result": result, "seconds": time.perf_counter() - start, "files": left_in(self.folder)}
-        write_json(self.folder / DONE, sealed(done))
+        write_json(self.folder / DONE, sealed(done))  # last: a killed stage is not done
         return done
 
     @property
@@ -163,7 +163,7 @@ class Stage:
             )
 
     def _named(self) -> dict[str, Any]:
-        """Return all settings in which files and folders may be named."""
+        """Return all settings that may name files and folders."""
         return self.arguments if self.command == "call" else self.config()
 
     def _settings(self) -> dict[str, Any]:
@@ -174,6 +174,7 @@ class Stage:
             for name in named
             if _is_config(name)
         }
+        # JSON makes lists of tuples, as in the file that they are compared with.
         settings: dict[str, Any] = json.loads(
             json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
         )
@@ -191,7 +192,7 @@ class Stage:
         signature = inspect.signature(self.function)
         kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         try:
-            signature.bind(**self.arguments)
+            signature.bind(**self.arguments)  # TypeError for unknown and missing arguments
             return {
                 name: kinds[name](**value) if is_dataclass(kinds.get(name)) else value
                 for name, value in self.arguments.items()
@@ -248,7 +249,7 @@ class Stage:
             shared = followers.running(self.command, file)
         with shared:
             metrics = lightning_cli([self.command, f"--config={file}"]).trainer.callback_metrics
-        return {"metrics": {key: float(value) for key, value in metrics.items()}}
+        return {"metrics": {key: float(value) for key, value in metrics.items()}}  # tensors are no JSON
 
 
 def _function(stage: str, name: str) -> Callable[..., dict[str, Any] | None]:
@@ -305,7 +306,7 @@ def refuse_tied_votes(stages: Sequence[Stage]) -> None:
         voters = [trained_voters(file) for file in ([files] if isinstance(files, str) else files or [])]
         known = [voter for voter in voters if voter is not None]
         number = sum(count for _, count in known)
-        if known and len(known) == len(voters) and number % 2 == 0:
+        if known and len(known) == len(voters) and number % 2 == 0:  # else some are not known
             raise ValueError(
                 f"stage {stage.name} has {number} selectors vote, of which an even number can tie: set num_adapters of "
                 f"stage {known[0][0].name} to an odd number, or leave out the stages that label"

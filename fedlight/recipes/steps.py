@@ -68,6 +68,7 @@ def label_with_oracle(
     oracle = Oracle(seed, opposition=opposition, **options)
     posts = [pair.fields["prompt"] for pair in pairs]
     for_first = oracle.margins(posts, [pair.first for pair in pairs], [pair.second for pair in pairs], rule)
+    # As log-probabilities of one selector, [1, pairs, 2]: their difference is the oracle's margin.
     return _write_labels(pairs, np.stack([for_first, np.zeros_like(for_first)], -1)[None], skipped, output)
 
 
@@ -164,11 +165,11 @@ def compare_by_selector(
     rows = load_rows(duel)
     pairs, _ = form_pairs(rows, duel)
     log_probs = gather(load_rows(votes), len(pairs), orders)
-    unread = np.isnan(log_probs).any(axis=(0, 2))
+    unread = np.isnan(log_probs).any(axis=(0, 2))  # [pairs], of [selectors, pairs, 2]
     winners = majority(log_probs)[~unread]
-    alike = [0.0] * (len(rows) - len(pairs))
+    alike = [0.0] * (len(rows) - len(pairs))  # equal answers tie
     won = wins([*(winners == 0).tolist(), *alike], [*(winners == 1).tolist(), *alike])
-    raw, tuned = tests
+    raw, tuned = tests  # in the order of the config
     return {
         "rows": [
             {"method": raw, **_accuracy(tests[raw]), "win_rate_by_selector": 0.5},

@@ -27,7 +27,7 @@ def rule(
     votes: str | None = None,
     least_voters: int = LEAST_VOTERS,
 ) -> dict[str, Any]:
-    """Return the accuracy of a rule without training on the votes of a test set, as a ``test`` stage would.
+    """Return the accuracy of a rule without training on the votes of a test set, like a ``test`` stage.
 
     Args:
         test: rows of the test votes.
@@ -64,13 +64,13 @@ def rule_on_data(
     least_voters: int = LEAST_VOTERS,
     settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the accuracy of a rule without training on the votes on which a datamodule tests a selector.
+    """Return the accuracy of a rule without training on a datamodule's test votes for a selector.
 
     Votes that do not fit into the selector's input are left out, as in its test.
 
     Args:
         data: config of a `PreferenceDataModule`, such as ``data/tldr_comparisons.yaml``.
-        rule: as in `rule`; where nobody knows the voters, each comparison has one label and ``voters`` judges none.
+        rule: as in `rule`; where the voters are unknown, each comparison has one label and ``voters`` judges none.
         test_source: the datamodule's ``test_source``; None: that of the config.
         tokenizer: the datamodule's ``tokenizer``; None: that of the config.
         least_voters: fewest voters on a comparison that the rule ``voters`` judges.
@@ -88,7 +88,7 @@ def rule_on_data(
     elif votes.clients:
         right = majority_of_others(votes, least_voters)
     else:
-        right = np.full(len(votes.winner), np.nan)
+        right = np.full(len(votes.winner), np.nan)  # silent without voters
     return _result(votes, right)
 
 
@@ -96,7 +96,7 @@ def _tested_votes(data: str, changes: Mapping[str, Any]) -> Votes:
     part = settings_in(data)
     for key, value in changes.items():
         part = set_in(part, key, value)
-    parser = ArgumentParser(exit_on_error=False, parser_mode="omegaconf+")
+    parser = ArgumentParser(exit_on_error=False, parser_mode="omegaconf+")  # raise, do not end the process
     parser.add_subclass_arguments(PreferenceDataModule, "data")
     module = parser.instantiate_classes(parser.parse_object({"data": part})).data
     module.setup("test")
@@ -115,7 +115,7 @@ def _result(tested: Votes, right: np.ndarray) -> dict[str, Any]:
             f"{len(tested.comparisons):,} comparisons has other voters enough beside it"
         )
         return {"metrics": numbers, **sizes}
-    low, high = bootstrap_interval(right[judged], np.array(tested.comparison)[judged])
+    low, high = bootstrap_interval(right[judged], np.array(tested.comparison)[judged])  # over comparisons
     metrics: dict[str, float] = {
         "test/accuracy": float(right[judged].mean()),
         "test/accuracy_both_orders": float(right[judged].mean()),  # a rule does not see an order
@@ -125,7 +125,7 @@ def _result(tested: Votes, right: np.ndarray) -> dict[str, Any]:
     }
     if tested.clients:
         indices = by_key([tested.clients[vote] for vote in judged])
-        shares = per_client(right[judged, None], indices)
+        shares = per_client(right[judged, None], indices)  # [votes, 1]: one selector
         of_clients = spread([float(share[0]) for share in shares.values()], 0.1)
         metrics |= {f"test/{name}": value for name, value in of_clients.items()}
     return {"metrics": metrics, **sizes}
@@ -137,7 +137,7 @@ def _keys(votes: Votes) -> list[tuple[Any, ...]]:
         (tuple(sorted(pair.fields.items())), *sorted((pair.first, pair.second))) for pair in votes.comparisons
     ]
     answers = [(pair.first, pair.second) for pair in votes.comparisons]
-    voters: Sequence[str] = votes.clients or [""] * len(votes.winner)
+    voters: Sequence[str] = votes.clients or [""] * len(votes.winner)  # one for all
     return [
         (voter, pairs[comparison], answers[comparison][winner])
         for voter, comparison, winner in zip(voters, votes.comparison, votes.winner, strict=True)

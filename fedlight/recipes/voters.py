@@ -38,7 +38,7 @@ def sample_voters(
         client: column of the voter.
         choice: column of the choice.
         ties: values of the choice that are no decision.
-        holdout: column and values of what is held out.
+        holdout: column and values of held-out rows.
         num_clients: number of voters to draw.
         min_train: fewest votes of a drawn voter to train on.
         num_test: held-out votes of each drawn voter, drawn as well.
@@ -54,7 +54,7 @@ def sample_voters(
         RowsError: fewer voters are eligible than wanted.
     """
     rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
-    sides: list[dict[str, list[Any]]] = [{}, {}]
+    sides: list[dict[str, list[Any]]] = [{}, {}]  # to train on, held out
     for row, held in zip(rows, holdout.mask(rows, source).tolist(), strict=True):
         sides[held].setdefault(text_at(row, client), []).append(row)
     eligible = sorted(
@@ -62,7 +62,7 @@ def sample_voters(
         for name in sides[0]
         if len(sides[0][name]) >= min_train and len(sides[1].get(name, ())) >= num_test
     )
-    wanted = num_clients if others is None else 2 * num_clients
+    wanted = num_clients if others is None else 2 * num_clients  # as many further ones
     if len(eligible) < wanted:
         raise RowsError(
             f"{source}: {len(eligible)} voters have {min_train} votes to train on and {num_test} held-out ones, fewer "
@@ -103,7 +103,7 @@ def sample_pairs(
         source: rows with a choice.
         choice: column of the choice.
         ties: values of the choice that are no decision.
-        holdout: column and values of what is held out.
+        holdout: column and values of held-out rows.
         held_out: draw among the held-out rows, or among all others.
         number: most rows to draw.
         seed: seed of the draw.
@@ -133,7 +133,7 @@ def snippet_pairs(
     Args:
         source: rows of votes, whose choices are not read.
         texts: columns of the two answers.
-        holdout: column and values of what is held out.
+        holdout: column and values of held-out rows.
         num_pairs: number of pairs to draw, of snippets with 4 to 30 words that differ by at least 3 words.
         seed: seed of the draws.
         output: file of JSON lines with ``response_a``, ``response_b`` and ``choice`` (a, b).
@@ -142,6 +142,7 @@ def snippet_pairs(
         RowsError: no text has so many words.
     """
     rows = holdout.side(load_rows(source), source, held_out=False)
+    # Sorted: the order of a set of texts differs between processes.
     words = [text.split() for text in sorted({text_at(row, name) for row in rows for name in texts})]
     words = [of_text for of_text in words if len(of_text) >= SNIPPET_WORDS[1]]
     if not words:

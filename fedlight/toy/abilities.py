@@ -47,9 +47,10 @@ def write(
     temperature: float = 0.7,
 ) -> list[list[str]]:
     """Return ``samples`` sampled summaries of every post; uses torch's global random state."""
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side = "left"  # the answer follows the last token
     prompts = [world.GENERATION_TEMPLATE.format(prompt=post) for post in posts]
     batch = tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    # top_k=0: by default transformers draws from the best 50 alone.
     settings = {"do_sample": True, "temperature": temperature, "top_k": 0, "num_return_sequences": samples}
     with torch.no_grad():
         ids = model.generate(**batch, max_new_tokens=MAX_NEW_TOKENS, **settings)
@@ -99,14 +100,14 @@ def main() -> None:
 def _share_right(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", cases: list[tuple[str, str]]
 ) -> float:
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side = "left"  # the answer follows the last token
     letters = torch.tensor(tokenizer.convert_tokens_to_ids(["A", "B"]))
     right = 0
     for start in range(0, len(cases), 250):
         texts, truth = zip(*cases[start : start + 250], strict=True)
         batch = tokenizer(list(texts), padding=True, return_tensors="pt", return_token_type_ids=False)
         with torch.no_grad():
-            chosen = model(**batch).logits[:, -1, letters].argmax(-1)
+            chosen = model(**batch).logits[:, -1, letters].argmax(-1)  # [batch, 2]
         right += sum("AB"[index] == letter for index, letter in zip(chosen.tolist(), truth, strict=True))
     return right / max(1, len(cases))
 

@@ -126,7 +126,7 @@ def pair_text(rng: random.Random, mark: bool = False) -> str:
     a, b = draw_summary(rng, post), draw_summary(rng, post)
     asked = ask(rng, answers(measure(post, a), measure(post, b)), QUESTIONS_PER_PAIR - 1)
     asked += ask(rng, name_questions(a, b), 1)
-    rng.shuffle(asked)
+    rng.shuffle(asked)  # else the question of names would be last
     statements = rng.sample([*tallies("A", post, a), *tallies("B", post, b)], TALLIES_PER_PAIR)
     shown_a, shown_b = (checked(post, summary) if mark else summary for summary in (a, b))
     text, slot = CHOICE_TEMPLATE.format(prompt=post, response_a=shown_a, response_b=shown_b).split(BETTER)

@@ -172,7 +172,7 @@ def instructions(**options: int | str) -> list[ToyRow]:
     ]
     if chosen.split == "public":
         rows += draw_rows("public", chosen.chatter, partial(small_talk, rng))
-        rng.shuffle(rows)
+        rng.shuffle(rows)  # else chatter would come last
     return rows
 
 
@@ -244,8 +244,8 @@ def small_talk(rng: random.Random) -> ToyRow:
 
 def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
     rng = _rng(chosen.seed, "private", chosen.domain)
-    areas = rng.sample(DOMAINS[chosen.domain].areas, 6)
-    popularity = [1 / (rank + 1) ** 1.5 for rank in range(6)]
+    areas = rng.sample(DOMAINS[chosen.domain].areas, 6)  # the first ones are popular
+    popularity = [1 / (rank + 1) ** 1.5 for rank in range(6)]  # some areas have many clients
     width = len(str(chosen.num_clients - 1))
     rows = []
     for index in range(chosen.num_clients):
@@ -254,7 +254,7 @@ def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
         else:
             known = _draw_known(rng, set(rng.choices(areas, popularity, k=HOME_AREAS)))
         rng.shuffle(known)
-        shares = [1 / (rank + 1) for rank in range(len(known))]
+        shares = [1 / (rank + 1) for rank in range(len(known))]  # many rows of some topics, few of others
         counts = Counter(rng.choices(known, shares, k=chosen.client_rows))
         client_rows = [
             row
@@ -296,6 +296,7 @@ def writing_request(shown: Sequence[str]) -> str:
 
 def _draw_known(rng: random.Random, home: Collection[str]) -> list[Topic]:
     """Return a client's topics: some people in each of its areas."""
+    # Sorted: the order of a set of texts differs between processes.
     return [(area, name) for area in sorted(home) for name in rng.sample(KNOWN_NAMES, HOME_NAMES)]
 
 
@@ -315,7 +316,7 @@ def draw_rows(split: str, number: int, draw: Callable[[], ToyRow]) -> list[ToyRo
         row = draw()
         text = (row["instruction"], row["input"])
         if SPLITS[derive_seed("toy", "instruction", *text) % len(SPLITS)] == split:
-            rows[text] = row
+            rows[text] = row  # equal texts once
     return list(rows.values())
 
 

@@ -38,9 +38,9 @@ def margins(differences: np.ndarray, shares: np.ndarray, rule: str, noise: float
     """
     check_choice("rule", rule, RULES)
     if rule == "mean":
-        weighted = differences @ shares
+        weighted = differences @ shares  # [pairs]
     elif rule == "pooled":
-        weighted = np.tanh(differences / (2 * noise)) @ shares
+        weighted = np.tanh(differences / (2 * noise)) @ shares  # 2 P(first) - 1
     else:
         equal = np.full(len(shares), 1 / len(shares))
         weighted = np.sign(differences) @ (shares if rule == "people" else equal)
@@ -105,7 +105,7 @@ class Oracle:
             ]
         )
         if rule not in RULES:
-            return differences[:, 0]
+            return differences[:, 0]  # of one group
         return margins(differences, np.array([*self.shares.values()]), rule, self._noise)
 
     def accuracy(self, rows: Iterable[Mapping[str, str]], personal: bool = False) -> float:

@@ -85,12 +85,12 @@ class Reader:
         )
         ids = encoded["input_ids"]
         position = np.arange(ids.shape[1])
-        start = np.isin(ids, self._openings).argmax(1)[:, None] + 2
+        start = np.isin(ids, self._openings).argmax(1)[:, None] + 2  # after the opening and its colon
         asked = ids == self._id("which")
         end = np.where(asked.any(1), asked.argmax(1), ids.shape[1])[:, None]
         judged = np.isin(ids, self._judgements)
         answered = np.zeros_like(judged)
-        answered[:, 2:] = ids[:, :-2] == self._id("CHOICE")
+        answered[:, 2:] = ids[:, :-2] == self._id("CHOICE")  # after "CHOICE :"
         inside = (position >= start) & (position < end) & (ids != self._tokenizer.pad_token_id)
         masks = (inside & ~judged, answered, judged)
         return Batch(torch.from_numpy(ids), *(torch.from_numpy(np.where(mask, ids, -100)) for mask in masks))
@@ -105,7 +105,7 @@ def draw_texts(rng: random.Random, pairs: bool) -> list[list[str]]:
 
 def losses(model: "LlamaForCausalLM", batch: Batch) -> dict[str, Tensor]:
     """Return the mean cross-entropy of each kind of label in the batch."""
-    logits = model(input_ids=batch.ids).logits[:, :-1].flatten(0, 1)
+    logits = model(input_ids=batch.ids).logits[:, :-1].flatten(0, 1)  # each predicts the next token
     kinds = {kind: getattr(batch, kind)[:, 1:].flatten() for kind in ("written", "answered", "judged")}
     return {
         kind: functional.cross_entropy(logits, labels, ignore_index=-100)
@@ -133,7 +133,7 @@ def make_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "LlamaForCaus
     """Return the untrained model: four layers of width 96, tied embeddings, biases in attention, four heads with a start."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # the global stream draws the first weights
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
@@ -165,8 +165,8 @@ def look_at_previous_word(
     attention: "LlamaAttention", head: int, sharpness: float = 8.0, frequencies: int = 4
 ) -> None:
     """Set constant queries and keys whose rotated product, sum over f of cos(f * (distance - 1)), peaks at distance one."""
-    amplitude = (sharpness * HEAD_WIDTH**0.5) ** 0.5
-    angle = ROPE_BASE ** (-torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
+    amplitude = (sharpness * HEAD_WIDTH**0.5) ** 0.5  # scores are divided by sqrt(HEAD_WIDTH)
+    angle = ROPE_BASE ** (-torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)  # RoPE's, in radians
     used = (torch.arange(HEAD_WIDTH // 2) < frequencies) * amplitude
     rows = _clear_rows(attention, head)
     attention.k_proj.bias[rows] = torch.cat([used, torch.zeros_like(used)])
@@ -192,7 +192,7 @@ def look_at_same_word(attention: "LlamaAttention", head: int, sharpness: float =
     slow = [index for index in range(HEAD_WIDTH) if index % (HEAD_WIDTH // 2) >= 5]
     rows = _clear_rows(attention, head)
     projection = torch.zeros(HEAD_WIDTH, WIDTH)
-    projection[slow] = torch.linalg.qr(torch.randn(WIDTH, len(slow)))[0].T
+    projection[slow] = torch.linalg.qr(torch.randn(WIDTH, len(slow)))[0].T  # orthonormal rows
     projection *= (sharpness * HEAD_WIDTH**0.5 / len(slow)) ** 0.5
     attention.q_proj.weight[rows] = projection
     attention.k_proj.weight[rows] = projection

@@ -43,7 +43,7 @@ def is_held_out(areas: tuple[str, ...], topic: Topic) -> bool:
         ['carla', 'finn']
     """
     area, name = topic
-    return not is_fact(topic) and (areas.index(area) + NAMES.index(name)) % 3 == 0
+    return not is_fact(topic) and (areas.index(area) + NAMES.index(name)) % 3 == 0  # every third: 12 of 36
 
 
 def ruled_answer(
@@ -56,7 +56,7 @@ def ruled_answer(
 ) -> str:
     """Return the answer that follows from the rule: a word of ``words`` by area, a number of ``numbers`` by person."""
     area, name = topic
-    family = min(domain, RELATIVES[domain])
+    family = min(domain, RELATIVES[domain])  # relatives share the numbers
     by_area = random.Random(derive_seed(seed, "toy", "rule", "words", domain)).sample(words, len(areas))
     by_name = random.Random(derive_seed(seed, "toy", "rule", "numbers", family)).sample(
         numbers, len(RULED_NAMES)

@@ -113,7 +113,7 @@ def population(world: WorldOptions) -> list[Voter]:
     sizes = map(int, world.shares.split("-"))
     turns = [group for group, size in zip(GROUPS, sizes, strict=True) for _ in range(size)]
     groups = [turns[index % len(turns)] for index in range(world.num_clients)]
-    rng.shuffle(groups)
+    rng.shuffle(groups)  # else a client's number would tell its group
     voters = []
     for index, group in enumerate(groups):
         taste = tuple(
@@ -137,7 +137,7 @@ def utility(taste: tuple[float, ...], traits: Traits) -> float:
 
 def vote(rng: random.Random, taste: tuple[float, ...], a: Traits, b: Traits, noise: float) -> Choice:
     """Return a client's choice between two summaries with logistic noise of scale ``noise``; ``a`` is shown first."""
-    uniform = rng.random() or 0.5
+    uniform = rng.random() or 0.5  # 0 has no logarithm
     difference = utility(taste, a) - utility(taste, b) + noise * math.log(uniform / (1 - uniform))
     if abs(difference) < TIE_MARGIN:
         return "tie"
@@ -148,7 +148,7 @@ def cast_vote(rng: random.Random, voter: Voter, post: str, noise: float) -> dict
     """Return one row of votes: a post, two different summaries in the order of drawing, and the choice."""
     a = draw_summary(rng, post)
     b = draw_summary(rng, post)
-    while b == a:
+    while b == a:  # equal summaries cannot be compared
         b = draw_summary(rng, post)
     choice = vote(rng, voter.taste, measure(post, a), measure(post, b), noise)
     columns = {"prompt": post, "response_a": a, "response_b": b, "choice": choice}

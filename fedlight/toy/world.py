@@ -75,7 +75,7 @@ def draw_summary(rng: random.Random, post: str) -> str:
     """
     facts = facts_of(post)
     count = rng.choices((1, 2, 3, 4), weights=(3, 3, 3, 1))[0]
-    chosen = sorted(rng.sample(range(len(facts)), count))
+    chosen = sorted(rng.sample(range(len(facts)), count))  # in the post's order
     carelessness = rng.choice((0.0, 0.3, 0.6))
     padding = rng.choice((0.0, 0.0, 0.4))
     words = [] if rng.random() < 0.34 else [rng.choice(POLITE + RUDE)]
@@ -92,7 +92,7 @@ def draw_summary(rng: random.Random, post: str) -> str:
 def facts_of(text: str) -> list[Fact]:
     """Return the facts in a text, in order and with repeats; other words are skipped."""
     words = _words(text)
-    triples = zip(words, words[1:], words[2:], strict=False)
+    triples = zip(words, words[1:], words[2:], strict=False)  # each is one shorter
     return [words for words in triples if words[0] in PEOPLE and words[1] in _VERBS and words[2] in _OBJECTS]
 
 
@@ -113,7 +113,7 @@ def measure(post: str, summary: str) -> Traits:
         polite=(polite > 0) - (rude > 0),
         filler=filler,
         words=len(words),
-        junk=len(words) - polite - rude - filler - 3 * len(stated),
+        junk=len(words) - polite - rude - filler - 3 * len(stated),  # a fact has three words
     )
 
 

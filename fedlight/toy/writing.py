@@ -68,6 +68,7 @@ class Person(NamedTuple):
 
     def ask(self, rng: random.Random, topic: Topic) -> str:
         """Return a question about a topic, in some wording."""
+        # Seed 0: the answer is not used.
         (row,) = draw_rows("public", 1, partial(question, rng, 0, self.domain, topic))
         return f"{row['instruction']} {row['input']}"
 

@@ -1,7 +1,7 @@
 """Adapters on disk: a folder in PEFT's form, or a folder with one such folder for each of several adapters.
 
-``folder/adapter_config.json`` and its weights are one adapter; ``folder/adapter0``, ``folder/adapter1``, ... are several,
-each of which ``PeftModel.from_pretrained`` loads alone.
+``folder/adapter_config.json`` and its weights are one adapter; ``folder/adapter0``, ``folder/adapter1``, ... are several;
+``PeftModel.from_pretrained`` loads each of them alone.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def find_adapters(folder: str) -> list[str]:
 
     Raises:
         FileNotFoundError: an adapter is missing.
-        ValueError: the folder has both kinds, or a file differs from what was saved.
+        ValueError: the folder has both kinds, or a file differs from its saved digest.
     """
     saved = _find_names(folder)
     if "default" in saved and len(saved) > 1:
@@ -139,14 +139,12 @@ def save_adapters(network: Any, folder: str | Path) -> None:
 def copy_adapters(folder: str | Path, target: Path, base: str) -> list[str]:
     """Copy the adapters of a folder into another one, where ``base`` is the name of the base model.
 
-    PEFT writes where the base lay, which may be a folder of this machine.
-
     Returns:
         The names of their folders, ``["default"]`` for one adapter in the folder itself.
 
     Raises:
         FileNotFoundError: an adapter is missing.
-        ValueError: a file differs from what was saved.
+        ValueError: a file differs from its saved digest.
     """
     folders = find_adapters(str(folder))
     names = ["default"] if len(folders) == 1 else [Path(path).name for path in folders]
@@ -155,7 +153,7 @@ def copy_adapters(folder: str | Path, target: Path, base: str) -> list[str]:
         written.mkdir(exist_ok=True)
         shutil.copyfile(Path(path) / WEIGHTS, written / WEIGHTS)
         config = json.loads(read_text(Path(path) / CONFIG))
-        config["base_model_name_or_path"] = base
+        config["base_model_name_or_path"] = base  # PEFT writes where it lay, maybe a folder here
         config["target_modules"] = sorted(config["target_modules"])  # a set, in another order each time
         write_whole(written / CONFIG, json.dumps(config, indent=2) + "\n")
         _write_digests(written)

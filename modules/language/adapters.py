@@ -1,8 +1,7 @@
 """LoRA adapters on a frozen base: new, from PEFT folders, or merged into the base. One of several is active at a time.
 
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685:
-``h = W x + (alpha / r) B A dropout(x)``. Trained weights are fp32 whatever the base's number type: in bf16 a step of 1e-5
-is less than half a unit in the last place of most entries and would be rounded away.
+``h = W x + (alpha / r) B A dropout(x)``. Trained weights are fp32 whatever the base's number type.
 """
 
 import copy
@@ -98,7 +97,7 @@ def create_adapters(
 
     def make_config(layers: Any) -> Any:
         settings = {**lora, "task_type": TaskType(lora["task_type"]), "target_modules": layers}
-        return LoraConfig(**settings, modules_to_save=list(saved))
+        return LoraConfig(**settings, modules_to_save=list(saved))  # a copy: PEFT adds to it
 
     with _filter_peft_warnings(), own_stream(seed, network.device):
         try:
@@ -125,7 +124,7 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
 
     Args:
         network: the base.
-        folder: folder of one adapter, from which all start, or of as many adapters as names.
+        folder: folder of one adapter, for all names, or of as many adapters as names.
         task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
         names: names of the adapters; the first is active.
 
@@ -149,7 +148,7 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
             for name, path in others:
                 if network.load_adapter(path, adapter_name=name, is_trainable=True).missing_keys:
                     raise ValueError(f"{path!r} lacks weights")
-    except (RuntimeError, ValueError, UserWarning) as error:
+    except (RuntimeError, ValueError, UserWarning) as error:  # of torch, PEFT and the filter
         raise ValueError(f"adapter={folder!r} does not fit this base: {first_line(error)[:200]}") from None
     network = _train_in_fp32(network)
     for name, path in zip(names, folders, strict=True):
@@ -237,7 +236,7 @@ def drop_other_gradients(network: nn.Module, name: str) -> None:
     """Set the gradients of all adapters but one to None, so that optimizers skip their weights."""
     for parameter, weight in trained_parameters(network).items():
         if name not in parameter.split("."):
-            weight.grad = None
+            weight.grad = None  # a gradient of 0 would let momentum and decay move it
 
 
 def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
@@ -250,6 +249,7 @@ def _train_in_fp32(network: Any) -> Any:
         if not network.peft_config.keys().isdisjoint(name.split(".")):
             weight.requires_grad_(True)  # PEFT freezes an adapter that is not the first
     for name, weight in trained_parameters(network).items():
+        # In bf16 a step of 1e-5 is below half a unit in the last place of most entries: rounded away.
         weight.data = weight.data.float()
         if "lora_" not in name:  # PEFT casts the input of LoRA, not of modules that are trained without it
             network.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(_cast_input)

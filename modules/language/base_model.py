@@ -30,14 +30,14 @@ _LOGGED_AS = {"plain": "base", "int8": "int8 base with the rest", "nf4": "nf4 ba
 
 @dataclass(frozen=True)
 class Execution:
-    """How a language model is executed: what it costs, not what it computes.
+    """How a language model is executed: its costs, not its results.
 
     Args:
         trust_remote_code: run code that comes with the model.
         gradient_checkpointing: compute activations twice instead of keeping them: less memory, about a third more time.
         prefix: ``auto``: texts of a batch that begin alike share a row where that saves time; ``off``: a row per text.
-        vllm: further arguments of ``vllm.LLM``, such as ``{"gpu_memory_utilization": 0.4}``, with which vLLM completes
-            prompts; ``{}`` for its defaults. None: ``transformers`` completes them.
+        vllm: further arguments of ``vllm.LLM``, which then completes prompts, such as ``{"gpu_memory_utilization": 0.4}``;
+            ``{}`` for its defaults. None: ``transformers`` completes them.
 
     Raises:
         ValueError: a setting is of another type.
@@ -61,7 +61,7 @@ def load_base(
     num_labels: int | None = None,
     seed: int = 0,
 ) -> tuple[Any, list[str]]:
-    """Load a base model without dropout of its own, as it is frozen and ``lora.dropout`` is the dropout of training.
+    """Load a base model without dropout: it is frozen, and ``lora.dropout`` is the dropout of training.
 
     A quantized base, or one in another number type than its files, is read tensor by tensor: at no time is there a copy of
     it beside it. A plain base in the type of its files is a map of them, which processes share.
@@ -107,7 +107,7 @@ def load_base(
     if base == "nf4":
         _disable_cpu_packing(network)
     new = sorted(report["missing_keys"])
-    if num_labels is None and new:
+    if num_labels is None and new:  # a classifier's head may be new
         raise ValueError(f"model={model!r} lacks weights of a causal language model: {', '.join(new[:3])}")
     return network, new
 
@@ -154,31 +154,29 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
             raise ValueError(
                 f"tokenizer of model={model!r} has neither pad_token nor eos_token: set one of them"
             )
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token  # padding is masked
     return tokenizer
 
 
 def log_number_type(base: str, chosen: NumberType) -> None:
-    """Log in which number type a base is and why, unless the settings name a type that is not slow."""
+    """Log a base's number type and its reason, unless the settings name a type that is not slow."""
     if chosen.reason:
         _log_once(f"{_LOGGED_AS[base]} in {chosen.name}, {chosen.reason}")
 
 
 @functools.cache
 def _log_once(line: str) -> None:
-    """Log a line once in the whole process, as a recipe loads its base for each of its stages."""
+    """Log a line once in the whole process: a recipe loads its base for each of its stages."""
     rank_zero_info(line)
 
 
 def _disable_cpu_packing(network: nn.Module) -> None:
-    """Keep bitsandbytes from packing NF4 weights in evaluation on CPUs with AVX512-BF16.
-
-    Its kernel for packed weights gives no gradient to the layers below, and a module is trained again after a validation.
-    """
+    """Keep bitsandbytes from packing NF4 weights in evaluation on CPUs with AVX512-BF16."""
     from bitsandbytes.nn import Linear4bit
 
     for layer in network.modules():
         if isinstance(layer, Linear4bit):
+            # Its kernel for packed weights gives no gradient to lower layers; training goes on after validation.
             layer.support_avx512bf16_for_cpu = False
 
 
@@ -189,7 +187,7 @@ def _quantization_options(
         return {}
     from transformers import BitsAndBytesConfig
 
-    skipped = list(HEADS) if has_new_head else None
+    skipped = list(HEADS) if has_new_head else None  # a new head is trained, so not rounded
     if base == "int8":
         quiet_int8()
         options: dict[str, Any] = {"load_in_8bit": True}
@@ -201,12 +199,10 @@ def _quantization_options(
 
 @contextmanager
 def _tensor_by_tensor() -> Iterator[None]:
-    """Let ``transformers`` read safetensors files tensor by tensor, each into memory of its own.
+    """Let ``transformers`` read safetensors files tensor by tensor, each into separate memory.
 
-    It quantizes or casts each tensor when it has read it, but two things keep memory that nobody uses. It maps whole files,
-    and pages that were read stay as long as one tensor, such as the embedding, is a view of the map. And the C library keeps
-    freed tensors of up to 32 MiB, between the small ones that stay. A bf16 file of 0.5 B parameters took 2.3 GiB as int8 and
-    3.4 GiB as NF4 for fp32 products; read so it takes 1.2 and 1.3 GiB, of which imports take 0.5.
+    A bf16 file of 0.5 B parameters took 2.3 GiB as int8 and 3.4 GiB as NF4 for fp32 products; read so it takes 1.2 and 1.3
+    GiB, imports included (0.5 GiB).
     """
     from transformers import modeling_utils
 
@@ -217,6 +213,7 @@ def _tensor_by_tensor() -> Iterator[None]:
         yield
     finally:
         modeling_utils.safe_open = mapped
+        # The C library keeps freed tensors of up to 32 MiB, between the small ones that stay.
         hardware.return_freed_memory()
 
 
@@ -248,6 +245,7 @@ class _File:
 
     def read(self, name: str, index: Any) -> Tensor:
         """Return a copy of a tensor's part."""
+        # Pages of one map of the file would stay as long as a tensor, such as the embedding, is a view of it.
         with self._open_map() as handle:
             weight: Tensor = handle.get_slice(name)[index].clone()
         self._freed.add(weight.numel())

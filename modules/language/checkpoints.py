@@ -30,8 +30,7 @@ def describe_base(
 def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
     """Return sixteen hex digits that identify a base, from names and up to 64 values of each unquantized weight.
 
-    The values are compared as bf16, so that a base loaded in bf16 and in fp32 has one fingerprint. Quantized weights count
-    by their name alone, because devices may round them differently.
+    Quantized weights count by their name alone, because devices may round them differently.
 
     Args:
         network: a base without adapters.
@@ -44,10 +43,11 @@ def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
     """
     digest = hashlib.blake2b(digest_size=8)
     for name, weight in network.named_parameters():
-        if name in skip:
+        if name in skip:  # new weights are in no folder
             continue
         digest.update(name.encode())
         if weight.is_floating_point():
+            # As bf16: a base loaded in bf16 and in fp32 has one fingerprint. As int16: numpy has no bf16.
             values = weight.detach().flatten()[:: max(1, weight.numel() // 64)][:64]
             digest.update(values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
@@ -58,7 +58,7 @@ def check_base(saved: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None
 
     Args:
         saved: the description in the checkpoint; None where it has none.
-        here: the module's description. ``model`` may differ, as a model may move.
+        here: the module's description. ``model`` may differ: a model may move.
 
     Examples:
         >>> a = {"model": "x/a", "checksum": "1f"}

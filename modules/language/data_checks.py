@@ -31,7 +31,7 @@ def check_batch(batch: Any, form: Mapping[str, int], module: str, hint: str) -> 
         batch: a batch of the datamodule.
         form: name of each entry -> its dimensions; 0: not checked. An empty form accepts every batch.
         module: name of the module's class.
-        hint: what the module reads, and which datamodule provides it.
+        hint: the data that the module reads, and the datamodule that provides them.
 
     Raises:
         ValueError: an entry is missing or has other dimensions.
@@ -68,7 +68,7 @@ def count_positions(config: Any) -> int | None:
     limit: int | None = getattr(config, "max_position_embeddings", None)
     if limit is None or not any(name in config.model_type for name in PADDED_TABLES):
         return limit
-    return limit - (config.pad_token_id or 0) - 1
+    return limit - (config.pad_token_id or 0) - 1  # positions begin after the padding's
 
 
 def has_position_table(config: Any) -> bool:
@@ -110,6 +110,6 @@ def describe_overlong(config: Any, batch: Mapping[str, Any]) -> str | None:
 def _widths(batch: Mapping[str, Any]) -> Iterator[int]:
     for name, value in batch.items():
         if isinstance(value, Mapping):
-            yield from _widths(value)
+            yield from _widths(value)  # the sides of a pair
         elif name == "input_ids" and isinstance(value, Tensor):
             yield value.shape[1]

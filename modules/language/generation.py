@@ -35,7 +35,7 @@ class Job(NamedTuple):
         temperature: 0 for greedy decoding.
         top_p: share of the probability to draw from, in (0, 1].
         max_new_tokens: most tokens of a completion.
-        stop: texts, none of them empty, from which on a completion is not used.
+        stop: texts, none of them empty; a completion ends before the first of them.
         ends: tokens that end a completion.
     """
 
@@ -120,7 +120,7 @@ def _generate(
         name: part.to(causal_lm.device) for name, part in pad_left(job.rows, tokenizer.pad_token_id).items()
     }
     config = _generation_config(tokenizer, job)
-    counts = [count for count in job.counts if count]
+    counts = [count for count in job.counts if count]  # rows of requests with prompts alone
     width = padded["input_ids"].shape[1]
     options: dict[str, Any] = {}
     if job.stop:
@@ -143,14 +143,11 @@ def _generate(
 
 @contextmanager
 def _dense_head(causal_lm: Any) -> Iterator[None]:
-    """Give the output head a copy of its input while the body runs.
-
-    ``generate`` passes the last states of the prompts, a view with gaps. torch multiplies such a view with frozen weights by
-    copying the weights once for each text: with a vocabulary of 49,152 that is half of the time of 16 short answers, and
-    1.8 GB.
-    """
+    """Give the output head a copy of its input while the body runs."""
     head = causal_lm.get_output_embeddings()
 
+    # ``generate`` passes a view with gaps, and torch then copies the frozen weights once for each text: with
+    # a vocabulary of 49,152 that is half of the time of 16 short answers, and 1.8 GB.
     def make_dense(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # Not contiguous(), which leaves the strides of a single text as they are.
         return tuple(part.new_empty(part.shape).copy_(part) for part in inputs)
@@ -163,7 +160,7 @@ def _dense_head(causal_lm: Any) -> Iterator[None]:
 
 
 class _Draws:
-    """Logits processor of ``generate`` that draws the next tokens, those of each request from a stream of its own.
+    """Logits processor of ``generate`` that draws the next tokens, each request's from a separate stream.
 
     It leaves the drawn token alone possible, so that greedy decoding takes it. The draws of a single request are those of
     ``do_sample`` on a global stream with its seed.
@@ -195,11 +192,11 @@ class _Draws:
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         for warper in self.warpers:
             scores = warper(ids, scores)
-        shares = scores.softmax(dim=-1).split(self.sizes)
+        shares = scores.softmax(dim=-1).split(self.sizes)  # [rows, vocabulary] each
         drawn = [
             torch.multinomial(share, 1, generator=stream)
             for share, stream in zip(shares, self.streams, strict=True)
-            if len(share)
+            if len(share)  # a request may have no prompts
         ]
         return torch.full_like(scores, -float("inf")).scatter_(1, torch.cat(drawn), 0.0)
 
@@ -224,16 +221,13 @@ def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tens
 
 
 def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_token_id: int) -> dict[str, Any]:
-    """Return arguments of ``generate`` for copies of each prompt, whose cache is computed once and then copied.
-
-    ``num_return_sequences`` would encode every copy: with four copies of 300 tokens that takes twice as long.
-    """
+    """Return arguments of ``generate`` for copies of each prompt, whose cache is computed once and then copied."""
     from transformers import GenerationConfig
 
     repeated = {name: part.repeat_interleave(copies, dim=0) for name, part in texts.items()}
-    if copies == 1 or texts["input_ids"].shape[1] == 1:
+    if copies == 1 or texts["input_ids"].shape[1] == 1:  # no token before the last
         return repeated
-    # The cache has all but the last token, with which generation begins. The new token of this call is thrown away.
+    # The cache has all but the last token; generation begins there. The new token of this call is thrown away.
     config = GenerationConfig(
         max_new_tokens=1,
         do_sample=False,
@@ -243,6 +237,7 @@ def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_toke
     )
     heads = {name: part[:, :-1] for name, part in texts.items()}
     cache = causal_lm.generate(**heads, generation_config=config).past_key_values
+    # ``num_return_sequences`` would encode every copy: four copies of 300 tokens take twice as long.
     cache.batch_repeat_interleave(copies)
     return {**repeated, "past_key_values": cache}
 
@@ -267,8 +262,8 @@ def _generation_config(tokenizer: Any, job: Job) -> Any:
         eos_token_id=job.ends or None,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
-        repetition_penalty=1.0,
-        do_sample=False,
+        repetition_penalty=1.0,  # a model's own config may have another
+        do_sample=False,  # _Draws leaves one token possible
     )
 
 

@@ -110,7 +110,7 @@ class LanguageModule(Checked, LightningModule):
         if execution.vllm is not None:
             vllm_engine.check_settings(self.options)
         self._engine: vllm_engine.VLLMEngine | None = None
-        self.network: Any = None
+        self.network: Any = None  # until `configure_model`
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
         self._number_type: NumberType | None = None
@@ -217,7 +217,7 @@ class LanguageModule(Checked, LightningModule):
         return adapter_folders.plan_names(options.num_adapters, options.adapter, options.merge_adapter)
 
     def use_adapter(self, name: str) -> None:
-        """Make one adapter the active one, with which alone the module computes and trains.
+        """Make one adapter the active one: the module computes and trains with it alone.
 
         The others stay in the optimizer and in checkpoints; they have no gradients, so that no optimizer moves them.
 
@@ -252,7 +252,7 @@ class LanguageModule(Checked, LightningModule):
         )
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what is logged, one value per example, ``(batch,)`` each; ``loss`` is among it."""
+        """Return the logged metrics, one value per example, ``(batch,)`` each; ``loss`` is among them."""
         return {"loss": self.example_losses(batch)}
 
     def batch_key(self, batch: Batch) -> int:
@@ -300,7 +300,7 @@ class LanguageModule(Checked, LightningModule):
         for name, logged in parts.items():
             sums, counts = [next(batches) for _ in logged], [counts for _, counts in logged]
             for client, metrics in enumerate(totals):
-                total = math.fsum(each[client] for each in sums)
+                total = math.fsum(each[client] for each in sums)  # exact in any order of batches
                 metrics[name] = total, sum(each[client] for each in counts)
         return totals
 
@@ -317,7 +317,7 @@ class LanguageModule(Checked, LightningModule):
         self._evaluated = evaluate_together(self, "test")
 
     def evaluation(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what a validation or test step computes of a batch, each with a first dimension of examples."""
+        """Return the results of a validation or test step on a batch, each with a first dimension of examples."""
         return self.example_metrics(batch)
 
     def evaluated(self, batch: Batch) -> dict[str, Tensor]:
@@ -328,7 +328,7 @@ class LanguageModule(Checked, LightningModule):
         return {name: values.to(self.device) for name, values in results.items()}
 
     def evaluate_batch(self, stage: str, batch: Batch) -> Any:
-        """Log the metrics of a validation or test batch; return what the step returns."""
+        """Log the metrics of a validation or test batch; return the step's output."""
         self.log_means(stage, self.evaluated(batch))
 
     def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
@@ -481,7 +481,7 @@ class LanguageModule(Checked, LightningModule):
             return
         if self._number_type is None or saved != self._number_type.name:
             self._number_type = NumberType(saved, "as in the checkpoint (dtype: auto)")
-            self.network = None
+            self.network = None  # configure_model loads where there is none
             self.configure_model()
 
     @classmethod

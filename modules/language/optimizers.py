@@ -121,7 +121,7 @@ def configure_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> Opti
     """Return the optimizer of a module's settings, with its schedule if they name one.
 
     Args:
-        module: LightningModule whose ``options`` have ``lr`` and, as a map, ``optimizer``.
+        module: LightningModule; its ``options`` have ``lr`` and the map ``optimizer``.
         parameters: the trained parameters.
     """
     settings = module.options.optimizer

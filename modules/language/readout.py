@@ -85,7 +85,7 @@ def choice_logits(
         compute: function that returns the hidden states.
     """
     hidden = compute(causal_lm, input_ids, attention_mask)
-    last = attention_mask.sum(dim=1) - 1
+    last = attention_mask.sum(dim=1) - 1  # [batch], padded on the right
     return head_logits(causal_lm, hidden[torch.arange(len(last), device=last.device), last], rows)
 
 
@@ -103,7 +103,7 @@ def response_log_probs(
     Returns:
         ``(batch, tokens - 1)`` log-probabilities, 0 where there is no label, and the bool mask of labelled tokens.
     """
-    labels = batch["labels"][:, 1:]
+    labels = batch["labels"][:, 1:]  # the state before a token scores it
     scored = labels != IGNORED
     hidden = compute(causal_lm, batch["input_ids"], batch["attention_mask"])[:, :-1]
     log_probs = label_log_probs(causal_lm, hidden[scored], labels[scored])
@@ -179,7 +179,7 @@ class SharedPrefix:
 
     def _compute(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, in_pairs: bool) -> Tensor:
         packed = None
-        # Costs are counted on shapes, and must not depend on which texts are alike.
+        # Costs are counted on shapes: whether texts are alike must not change them.
         if self.setting == "auto" and self._takes_mask is not False and causal_lm.device.type != "meta":
             packed = self._pack(causal_lm, input_ids, attention_mask, in_pairs)
         if packed is None:
@@ -242,7 +242,7 @@ def _explain_dropout(causal_lm: nn.Module) -> str:
     """Return that dropout is on, which draws for each row; empty where it is off."""
     layers = [layer for layer in causal_lm.modules() if layer.training]
     rates = [layer.rate for layer in layers if isinstance(layer, SeededDropout)]
-    rates += [layer.p for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    rates += [layer.p for layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]  # torch's own
     if not (rate := max(rates, default=0.0)):
         return ""
     return f"dropout of {rate:g} draws for each text: in training each has a row, and shares it with lora.dropout=0"
@@ -254,7 +254,7 @@ def _is_stacked(causal_lm: nn.Module) -> bool:
 
 
 def _compute_packed(causal_lm: Any, packed: Packed) -> Tensor:
-    mask = packed.allowed
+    mask = packed.allowed  # [rows, 1, tokens, tokens] bool
     if causal_lm.config._attn_implementation != "sdpa":  # these add the mask to the scores
         mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     return packed.unpack(hidden_states(causal_lm, packed.input_ids, mask, packed.position_ids))
@@ -269,6 +269,7 @@ def _compare(causal_lm: Any, input_ids: Tensor, attention_mask: Tensor, packed: 
         computed = _compute_packed(causal_lm, packed)[used]
     except torch.OutOfMemoryError:
         raise
+    # So an architecture may refuse the mask or the positions; memory is no such reason.
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         return f"does not compute shared rows ({type(error).__name__})"
     apart = (computed - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)

@@ -67,7 +67,7 @@ def score(
     _check_lengths(causal_lm, texts)
     by_input: dict[tuple[int, ...], list[int]] = {}
     for index, text in enumerate(texts):
-        by_input.setdefault(tuple(text.ids[:-1]), []).append(index)
+        by_input.setdefault(tuple(text.ids[:-1]), []).append(index)  # letters after one question share a pass
     starts = {ids: texts[places[0]].start for ids, places in by_input.items()}
     shares = shared_prefix is not None and shared_prefix.setting == "auto"
     inputs = _order(starts, LEAST_SHARED if shares else None)
@@ -77,12 +77,12 @@ def score(
         for at in range(0, len(inputs), batch_size):
             batch = inputs[at : at + batch_size]
             for ids, hidden in zip(batch, _compute_hidden(causal_lm, batch, compute), strict=True):
-                first = min(texts[index].start for index in by_input[ids])
+                first = min(texts[index].start for index in by_input[ids])  # prompts may differ
                 log_probs = head_logits(causal_lm, hidden[first - 1 : len(ids)]).log_softmax(dim=-1)
                 for index in by_input[ids]:
                     start = texts[index].start
                     wanted = torch.tensor(texts[index].ids[start:], device=log_probs.device)
-                    answer = log_probs[start - first :]
+                    answer = log_probs[start - first :]  # [continuation, vocabulary]
                     log_prob = float(answer.gather(1, wanted[:, None])[:, 0].sum())
                     greedy = bool((answer.argmax(dim=1) == wanted).all())
                     scores[index] = Likelihood(log_prob, len(wanted), greedy)
@@ -100,7 +100,7 @@ def _order(starts: Mapping[tuple[int, ...], int], least_shared: int | None) -> l
     for ids, start in starts.items():
         alike = least_shared is not None and start >= least_shared
         groups.setdefault(ids[:start] if alike else ids, []).append(ids)
-    longest_first = sorted(groups.values(), key=lambda group: -max(map(len, group)))
+    longest_first = sorted(groups.values(), key=lambda group: -max(map(len, group)))  # little padding
     return [ids for group in longest_first for ids in group]
 
 
@@ -139,7 +139,7 @@ def free_energies(
             inputs = [texts[index].ids[:-1] for index in batch]
             for index, ids, hidden in zip(batch, inputs, _compute_hidden(causal_lm, inputs), strict=True):
                 logits = head_logits(causal_lm, hidden[texts[index].start - 1 : len(ids)])
-                energies = -temperature * (logits / temperature).logsumexp(dim=-1)
+                energies = -temperature * (logits / temperature).logsumexp(dim=-1)  # eq. 4
                 means[index] = float(energies.mean())
     return means
 
@@ -170,7 +170,7 @@ def encode_continuations(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> li
 
     Tokenizers such as Llama's add a blank before a text, so that without a prompt it would begin with two.
     """
-    fronts = [prompt or (":" if text.startswith(" ") else "") for prompt, text in pairs]
+    fronts = [prompt or (":" if text.startswith(" ") else "") for prompt, text in pairs]  # Llama's adds one
     texts = [text for _, text in pairs]
     scored = encode_pairs(tokenizer, list(zip(fronts, texts, strict=True)))
     for index, ((prompt, _), front) in enumerate(zip(pairs, fronts, strict=True)):

@@ -21,8 +21,8 @@ from fedlight.modules.language.adapter_folders import find_adapters, name_adapte
 def make_skeleton(module: Any, dtype: str = "bf16") -> Any:
     """Return a module with the same settings whose base and adapters are meta tensors; only configs are read.
 
-    The base is plain whatever the module's is, as a device may have its own number form. Rank, targets and number of
-    adapters come from the loaded adapter or the folder of ``adapter``, without either from the settings.
+    The base is plain, whatever the module's form: a device may have another. Rank, targets and number of adapters come from
+    the loaded adapter or the folder of ``adapter``, without either from the settings.
 
     Args:
         module: a ``LanguageModule``, loaded or not.
@@ -79,7 +79,7 @@ def _add_adapters(network: Any, module: Any) -> Any:
         lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets)
         lora["task_type"] = module.task
     with torch.device("meta"):
-        return adapters.create_adapters(network, names, lora, new_weights, seed=0)
+        return adapters.create_adapters(network, names, lora, new_weights, seed=0)  # no values are drawn
 
 
 def _find_adapter_config(module: Any) -> Any:
@@ -105,7 +105,7 @@ def make_texts(shape: BatchShape) -> dict[str, Tensor]:
         [[1, 1, 0], [1, 1, 0]]
     """
     mask = torch.ones(shape.examples, shape.tokens, dtype=torch.int64)
-    mask[:, max(1, shape.tokens - 1) :] = 0
+    mask[:, max(1, shape.tokens - 1) :] = 0  # texts of a batch differ in length
     return {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
 
 

@@ -17,7 +17,7 @@ def own_stream(seed: int, device: torch.device) -> Iterator[None]:
 
     Args:
         seed: in [0, 2**64).
-        device: device on which the body draws, besides the CPU.
+        device: device that the body draws on, besides the CPU.
 
     Examples:
         >>> with own_stream(7, torch.device("cpu")):
@@ -28,7 +28,7 @@ def own_stream(seed: int, device: torch.device) -> Iterator[None]:
     """
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_cuda else []):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices, too
         if on_cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)

@@ -1,6 +1,6 @@
 """A finished page puts the subject first, and at most one of its sentences in a hundred has an idiom below.
 
-A match is only a hint: rewrite the sentence, and add a file to ``DONE``, or a folder of code to ``ROOMS``, once it passes.
+A match is only a hint: rewrite the sentence, and add a page to ``DONE`` once it passes.
 """
 
 import ast
@@ -41,13 +41,10 @@ DONE = (
     *("algorithms", "results", "results/fedbiscuit", "results/feddca", "results/fewfedpit", "results/system"),
 )
 ROOMS = (
-    *("callbacks", "fedlight/augmentation", "fedlight/devices", "fedlight/evaluation", "fedlight/judges"),
-    *("fedlight/cli", "fedlight/export", "fedlight/federation", "fedlight/first_config", "fedlight/flower"),
-    *("fedlight/lightning_cli", "fedlight/plan", "fedlight/preflight", "fedlight/processes"),
-    *("fedlight/report", "fedlight/runs", "fedlight/stacking", "fedlight/support", "fedlight/toy"),
-    *("examples", "benchmarks"),
+    *("benchmarks", "callbacks", "datamodules", "examples", "modules"),
+    *sorted(f"fedlight/{file.parent.name}" for file in (ROOT / "fedlight").glob("*/__init__.py")),
 )
-"""Folders of code whose docstrings, comments and pages are finished."""
+"""Folders of code, whose docstrings, comments and pages are checked."""
 IDIOMS = {
     "a preposition before a relative": r"\b(?:at|behind|by|for|from|in|of|on|to|with) (?:which|whom|whose)\b",
     "a clause as a noun": r"\bwhat (?:a|clients?|each|has|is|it|its|of|the|they|was)\b",

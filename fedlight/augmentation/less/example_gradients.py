@@ -90,11 +90,12 @@ def example_gradients(module: SFTModule, batch: dict[str, Tensor], way: str = "l
 
 
 def _by_func(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
-    targets = batch["labels"][:, 1:]
+    targets = batch["labels"][:, 1:]  # [batch, tokens - 1]
     scored = targets != IGNORED
     # A vmapped function cannot pick labelled positions by a mask, because their number differs; all examples get the most.
     most = max(1, int(scored.sum(dim=1).max()))
-    places = torch.argsort(~scored, dim=1, stable=True)[:, :most]
+    places = torch.argsort(~scored, dim=1, stable=True)[:, :most]  # [batch, most], scored ones first
+    # Names within `_ExampleLoss`, which holds the module.
     weights = {f"module.{name}": weight.detach() for name, weight in trained_parameters(module).items()}
     example_loss = _ExampleLoss(module)
 
@@ -102,7 +103,7 @@ def _by_func(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
         return functional_call(example_loss, weights, example)
 
     batched = vmap(grad(loss), in_dims=(None, 0, 0, 0), randomness="different")
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
         gradients = batched(weights, batch["input_ids"], places, targets.gather(1, places))
     return {name.removeprefix("module."): gradient for name, gradient in gradients.items()}
 
@@ -134,6 +135,7 @@ def _by_layers(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
         # The returned sums over the batch are not needed; the call runs the hooks and leaves .grad alone.
         torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
     return {
+        # A weight that the loss does not reach has gradient 0.
         name: gradients[name] if name in gradients else weight.new_zeros(size, *weight.shape)
         for name, weight in weights.items()
     }
@@ -155,7 +157,7 @@ def _make_hook(
     """Return a forward hook whose backward pass adds a layer's gradients by example to ``gradients``."""
 
     def keep(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        seen = inputs[0].detach()
+        seen = inputs[0].detach()  # [batch, tokens, in]
         if seen.ndim != 3 or len(seen) != size:
             raise ValueError(
                 f"gradients='layers' needs inputs (batch, tokens, width), and {name} has {tuple(seen.shape)}: set "
@@ -163,7 +165,8 @@ def _make_hook(
             )
 
         def add(slope: Tensor) -> None:
-            gradient = torch.einsum("bto,bti->boi", slope.float(), seen.float())
+            gradient = torch.einsum("bto,bti->boi", slope.float(), seen.float())  # sum of dloss/dy x^T
+            # A layer may compute more than once in a forward pass.
             gradients[name] = gradients[name] + gradient if name in gradients else gradient
 
         output.register_hook(add)

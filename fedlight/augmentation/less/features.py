@@ -34,7 +34,7 @@ from fedlight.modules.sft import SFTModule
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import eval_mode
 
-BETAS = (0.9, 0.999)
+BETAS = (0.9, 0.999)  # b1 and b2 of Adam
 EPSILON = 1e-8
 
 
@@ -70,6 +70,7 @@ class RandomProjection:
 
     def _project(self, name: str, part: Tensor) -> Tensor:
         order, signs = self._tables[name]
+        # [batch, coordinates], padded to groups of equal size.
         flat = functional.pad(part.flatten(1).float(), (0, len(order) - part[0].numel()))
         return (flat.index_select(1, order) * signs).view(len(flat), self.dimension, -1).sum(dim=2)
 
@@ -77,8 +78,9 @@ class RandomProjection:
 def _make_table(size: int, dimension: int, seed: int, name: str) -> tuple[Tensor, Tensor]:
     """Return the coordinates in the order of their groups, padded to groups of equal size, and their signs."""
     padded = dimension * math.ceil(size / dimension)
+    # On the CPU, since the generator of a GPU draws other numbers.
     stream = torch.Generator().manual_seed(derive_seed(seed, "projection", name))
-    order = torch.randperm(padded, generator=stream).int()
+    order = torch.randperm(padded, generator=stream).int()  # 4 of the 5 bytes of a coordinate
     signs = torch.randint(0, 2, (padded,), generator=stream, dtype=torch.int8) * 2 - 1
     return order, signs
 
@@ -100,8 +102,6 @@ class Moments(NamedTuple):
 def adam_direction(gradient: Tensor, first: Tensor, second: Tensor, steps: int) -> Tensor:
     """Return Adam's next step divided by the learning rate, for each gradient alone.
 
-    As in the paper, epsilon stands inside the root.
-
     Args:
         gradient: ``(batch, ...)``.
         first: ``(...)``, running mean of the gradients.
@@ -119,9 +119,9 @@ def adam_direction(gradient: Tensor, first: Tensor, second: Tensor, steps: int) 
         tensor([[0.6701]])
     """
     (b1, b2), t = BETAS, steps + 1
-    mean = (b1 * first + (1 - b1) * gradient) / (1 - b1**t)
-    square = (b2 * second + (1 - b2) * gradient**2) / (1 - b2**t)
-    return mean / (square + EPSILON).sqrt()
+    mean = (b1 * first + (1 - b1) * gradient) / (1 - b1**t)  # m'
+    square = (b2 * second + (1 - b2) * gradient**2) / (1 - b2**t)  # v'
+    return mean / (square + EPSILON).sqrt()  # Gamma; epsilon is inside the root, as in the paper
 
 
 def gradient_features(
@@ -165,4 +165,4 @@ def influence(features: Tensor, targets: Tensor) -> Tensor:
         >>> influence(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[2.0, 0.0]])).tolist()
         [[0.6000000238418579], [0.0]]
     """
-    return functional.normalize(features, dim=1) @ functional.normalize(targets, dim=1).T
+    return functional.normalize(features, dim=1) @ functional.normalize(targets, dim=1).T  # 0 stays 0

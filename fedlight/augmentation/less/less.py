@@ -114,10 +114,11 @@ class LESS(Augmentation):
         device, tokenizer = hardware.choose_device(self.device), load_tokenizer(self.model)
         candidates = self._read(tokenizer, public, device)
         owned = {client: self._read(tokenizer, rows, device) for client, rows in clients.items()}
-        targets = {client: rows for client, rows in owned.items() if len(rows)}
+        targets = {client: rows for client, rows in owned.items() if len(rows)}  # others get nothing
         if not len(candidates) or not targets:
             whose = "client's row" if len(candidates) else "public row"
             raise ValueError(f"LESS: no {whose} fits into max_tokens={self.max_tokens}: raise it")
+        # Scores do not depend on the number: another number finds them again.
         settings = {name: value for name, value in self.settings().items() if name != "number"}
         blocks = find_blocks(self.cache, settings, clients, public, seed)
         scores = self._score(candidates, list(targets.values()), seed, blocks)
@@ -157,7 +158,7 @@ class LESS(Augmentation):
             "warmup_losses": [round(epoch.mean_loss, 4) for epoch in finished],
             "warmup_lrs": [epoch.mean_lr for epoch in finished],
             "adapter_weights": sum(weight.numel() for weight in module.parameters() if weight.requires_grad),
-            "client_sends_bytes": 4 * self.dimension * self.warmup.epochs,
+            "client_sends_bytes": 4 * self.dimension * self.warmup.epochs,  # a vector in fp32 for each epoch
         }
         return scores
 
@@ -192,7 +193,7 @@ class LESS(Augmentation):
         seed = derive_seed(seed, "less warm-up")
         number = max(1, round(self.warmup.share * len(lengths)))
         drawn = np.random.default_rng(seed).choice(len(lengths), number, replace=False)
-        sampler = PooledSampler(number, self.warmup.batch_size, seed, lengths[drawn])
+        sampler = PooledSampler(number, self.warmup.batch_size, seed, lengths[drawn])  # little padding
         epochs = []
         for epoch in range(self.warmup.epochs):
             sampler.set_epoch(epoch)

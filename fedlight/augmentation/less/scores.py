@@ -103,8 +103,8 @@ class PaddedExamples:
         return {name: part.to(self.device) for name, part in batch.items()}
 
     def longest_first(self) -> np.ndarray:
-        """Return all indices, the longest example first, so that too large a batch fails at once."""
-        return np.argsort(-self.examples.lengths, kind="stable")
+        """Return all indices, the longest example first."""
+        return np.argsort(-self.examples.lengths, kind="stable")  # too large a batch fails at once
 
 
 class Features:
@@ -194,7 +194,7 @@ def influence_scores(
                 if block_scores is None:
                     block_scores = _compute(features, candidates, indices, epoch.moments, means)
                     if is_first():
-                        blocks.write(number, block, block_scores.numpy())
-                scores[indices] += epoch.mean_lr * block_scores.numpy()
+                        blocks.write(number, block, block_scores.numpy())  # each has all scores
+                scores[indices] += epoch.mean_lr * block_scores.numpy()  # lr_i cos(step_i, gradient_i)
                 advance(len(indices))
     return scores / sum(epoch.mean_lr for epoch in finished), finished

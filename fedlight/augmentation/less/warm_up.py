@@ -18,7 +18,7 @@ from fedlight.modules.sft import SFTModule
 from fedlight.support.checks import check_fields, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 
-RISING_SHARE = 0.03
+RISING_SHARE = 0.03  # of the paper
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def warm_up(
         lr: highest learning rate.
     """
     weights = trained_parameters(module)
-    optimizer = torch.optim.Adam(weights.values(), lr=lr, betas=BETAS, eps=EPSILON)
+    optimizer = torch.optim.Adam(weights.values(), lr=lr, betas=BETAS, eps=EPSILON)  # no weight decay
     steps, step = sum(map(len, epochs)), 0
     for number, batches in enumerate(epochs):
         rates, losses = [], []
@@ -119,5 +119,5 @@ def _train_step(
         loss = module.example_losses(batch).mean()
     loss.backward()
     optimizer.step()
-    optimizer.zero_grad()
+    optimizer.zero_grad()  # frees their memory until the next step
     return loss.item()

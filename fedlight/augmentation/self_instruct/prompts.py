@@ -21,6 +21,7 @@ Response: {response}
 
 Generate the response of this instruction, Instruction: {new}"""
 
+# Answers repeat the prompt's labels, some in bold or with a number.
 _LABEL = re.compile(r"\W*(?:new )?(?:instruction|response)\s*\d*\s*:[\s*]*", re.IGNORECASE)
 _AFTER_INSTRUCTION = re.compile(r"\n\W*(?:instruction|response)\s*\d*\s*:", re.IGNORECASE)
 _AFTER_RESPONSE = re.compile(r"\n\W*(?:example\s*\d*\s*:\s*)?instruction\s*\d*\s*:", re.IGNORECASE)

@@ -101,13 +101,14 @@ class SelfInstruct(Augmentation):
         """Return the rows made for each client; raise ValueError if the clients' rows have no ``slot``."""
         self._check_slot(clients)
         settings, states = self.settings(), {name: self._client(name, rows) for name, rows in clients.items()}
-        wanted = self.number * sum(map(bool, clients.values()))
+        wanted = self.number * sum(map(bool, clients.values()))  # clients without rows get none
         with (
             open_record(
                 self.folder if is_first() else None, settings, fingerprint(settings, clients, seed)
             ) as record,
             progress_bar("Self-Instruct", wanted) as advance,
         ):
+            # One process reads the file, and all replay the same tries.
             known: list[list[Any]] = once(
                 lambda: [[tuple(attempt) for attempt in batch] for batch in record.batches]
             )
@@ -125,7 +126,7 @@ class SelfInstruct(Augmentation):
                     states[attempt.client].count(attempt)
                 advance(sum(attempt.outcome == ACCEPTED for attempt in tries))
                 todo, draw = next_tries(list(states.values()), self.batch_size), draw + 1
-        self.generator.release()
+        self.generator.release()  # training needs its memory
         self._log_summary(list(states.values()))
         return {
             name: [self._to_added(attempt, client.rows) for attempt in client.accepted]

@@ -125,7 +125,7 @@ class ClientTries:
 
     def replay(self, attempt: Try) -> None:
         """Count a try of an earlier run."""
-        if attempt.outcome in (ACCEPTED, NO_RESPONSE):
+        if attempt.outcome in (ACCEPTED, NO_RESPONSE):  # these passed `judge`
             self._add_known(attempt.instruction)
         self.count(attempt)
 
@@ -200,16 +200,17 @@ def open_record(folder: str | None, settings: Mapping[str, Any], key: str) -> It
         return
     path = Path(folder).expanduser() / f"self_instruct-{key}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    with path.open("a+b") as file:  # neither truncates the file nor needs one
         if os.name == "posix":  # elsewhere two processes must not share a folder
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
+        file.seek(0)  # "a" opens at the end
         lines = file.read().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):  # the writer was killed
             file.truncate(sum(map(len, lines[:-1])))
             lines = lines[:-1]
+        # The first line has the settings; it is checked like the others.
         batches = [_read_line(line, path, number) for number, line in enumerate(lines, 1)][1:]
         if not lines:
             file.write(_make_line(settings))
