@@ -125,7 +125,7 @@ def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     positions = max(1, MOST_LOGITS // len(head.weight))
     if len(labels) <= positions or any(weight.requires_grad for weight in head.parameters()):
         return token_log_probs(head_logits(causal_lm, hidden), labels)
-    trains, values, slopes = hidden.requires_grad, [], []
+    trains, values, slopes = hidden.requires_grad and torch.is_grad_enabled(), [], []
     for part, wanted in zip(hidden.detach().split(positions), labels.split(positions), strict=True):
         part.requires_grad_(trains)
         log_probs = token_log_probs(head_logits(causal_lm, part), wanted)
