@@ -38,6 +38,7 @@ DONE = (
     ),
     *("recipes", "reports", "reproduction", "side_by_side", "stability", "watching"),
     *("papers/coverage", "papers/fedbiscuit", "papers/feddca", "papers/fewfedpit"),
+    *("../README", "../CONTRIBUTING", "../SECURITY", "../CHANGELOG"),
     *("algorithms", "results", "results/fedbiscuit", "results/feddca", "results/fewfedpit", "results/system"),
 )
 ROOMS = (
