@@ -100,7 +100,7 @@ def test_a_quoted_function_has_its_lines_and_no_docstring():
     text = (ROOT / "modules/functional.py").read_text(encoding="utf-8")
     assert hook("quotes").code(text, "choice_loss") == (
         "def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:\n"
-        '    return functional.cross_entropy(logits.float(), labels, reduction="none")'
+        '    return functional.cross_entropy(logits.float(), labels, reduction="none")  # eq. 3'
     )
 
 
