@@ -162,8 +162,8 @@ class TrimsCoordinates(Checked, Aggregation):
         updates and then ``(N - 1) / N`` of the result.
         """
         movements = self.partial()
-        own = tuple(sorted((name, tuple(values[0].shape)) for name, values in movements.items()))
-        known = {digest_of(own): own}
+        layout = tuple(sorted((name, tuple(values[0].shape)) for name, values in movements.items()))
+        known = {digest_of(layout): layout}
         layouts = layouts_of_all(team, known, team.gather([*known], "updates by coordinate"))
         everything = tuple(sorted({entry for layout in layouts.values() for entry in layout}))
         size = sum(math.prod(shape) for _, shape in everything)

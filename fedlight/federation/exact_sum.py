@@ -377,14 +377,14 @@ def layouts_of_all(
         known: those of this process.
         everyones: digests that each process knows.
     """
-    found = dict(known)
+    layouts = dict(known)
     lacking = {key for each in everyones for key in each if any(key not in other for other in everyones)}
     if lacking:  # a process has not trained these tensors: the first that has tells their layout
         before = {key for each in everyones[: team.rank] for key in each}
         first = (lacking & {*known}) - before
         for new in team.gather({key: known[key] for key in first}, "layouts"):
-            found |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in new.items()}
-    return found
+            layouts |= {key: tuple((name, tuple(size)) for name, size in each) for key, each in new.items()}
+    return layouts
 
 
 def digest_of(layout: tuple[object, ...]) -> str:
