@@ -323,7 +323,9 @@ class Ranks(Part):
 def _unlike(team: Team, values: Mapping[str, Any], what: str) -> list[tuple[str, int, Any]]:
     """Return the names with another value in another process, each with that process and its value."""
     digest = hashlib.blake2b(repr(dict(values)).encode()).hexdigest()
-    if len({*team.gather(digest, what)}) == 1:  # names and values of all processes travel where some are unlike
+    if (
+        len({*team.gather(digest, what)}) == 1
+    ):  # names and values of all processes travel where some are unlike
         return []
     everyones = enumerate(team.gather(dict(values), what))
     return [
