@@ -126,7 +126,9 @@ def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     if len(labels) <= positions or any(weight.requires_grad for weight in head.parameters()):
         return token_log_probs(head_logits(causal_lm, hidden), labels)
     trains, values, slopes = hidden.requires_grad and torch.is_grad_enabled(), [], []
-    for part, wanted in zip(hidden.detach().split(positions), labels.split(positions), strict=True):
+    number = -(-len(labels) // positions)
+    # Equal parts: bits of a product with one position would depend on where the weights lie in memory.
+    for part, wanted in zip(hidden.detach().tensor_split(number), labels.tensor_split(number), strict=True):
         part.requires_grad_(trains)
         log_probs = token_log_probs(head_logits(causal_lm, part), wanted)
         values.append(log_probs.detach())

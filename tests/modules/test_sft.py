@@ -76,6 +76,16 @@ def test_a_frozen_head_never_sees_more_than_the_most_positions(llama, make_sft_b
     assert positions == 3 * [*7 * [2], 1]
 
 
+def test_no_part_is_much_smaller_than_another(llama, make_sft_batch, monkeypatch):
+    """A product with one position has other bits where the weights lie elsewhere in memory."""
+    monkeypatch.setattr(readout, "MOST_LOGITS", 7 * 320)
+    module, positions = SFTModule(llama), []
+    module.configure_model()
+    module.causal_lm.lm_head.register_forward_hook(lambda _, inputs, __: positions.append(len(inputs[0])))
+    gradients(module, make_sft_batch())
+    assert positions == [5, 5, 5]
+
+
 def test_a_step_in_parts_counts_the_same_operations_and_less_memory(llama, monkeypatch):
     costs = []
     for most in (2**24, 4 * 320):
