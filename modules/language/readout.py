@@ -125,7 +125,9 @@ def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     positions = max(1, MOST_LOGITS // len(head.weight))
     if len(labels) <= positions or any(weight.requires_grad for weight in head.parameters()):
         return token_log_probs(head_logits(causal_lm, hidden), labels)
-    trains, values, slopes = hidden.requires_grad and torch.is_grad_enabled(), [], []
+    trains = hidden.requires_grad and torch.is_grad_enabled()
+    values: list[Tensor] = []
+    slopes: list[Tensor] = []
     number = -(-len(labels) // positions)
     # Equal parts: bits of a product with one position would depend on where the weights lie in memory.
     for part, wanted in zip(hidden.detach().tensor_split(number), labels.tensor_split(number), strict=True):
