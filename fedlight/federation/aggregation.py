@@ -152,14 +152,14 @@ class TrimsCoordinates(Checked, Aggregation):
 
     @property
     def sums(self) -> "TrimsCoordinates":
-        """Itself, by whose ``add_up`` processes put their movements together."""
+        """This aggregation: processes call its ``add_up``, as they do that of exact sums."""
         return self
 
     def add_up(self, team: Team) -> None:
         """Have each process combine its share of the coordinates; `result` then is that of all, and `partial` empty.
 
-        Of K clients with updates of D bytes, of which it trains k, one of N processes receives ``(K - k) D / N`` bytes of
-        updates and then ``(N - 1) / N`` of the result.
+        For K clients with updates of D bytes, a process that trains k of them, one of N, receives ``(K - k) D / N`` bytes of
+        updates. Then it receives ``(N - 1) / N`` of the result.
         """
         movements = self.partial()
         layout = tuple(sorted((name, tuple(values[0].shape)) for name, values in movements.items()))

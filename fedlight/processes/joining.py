@@ -148,9 +148,8 @@ class Others:
     def _is_gone(self, other: int) -> bool:
         """Return whether the connection to another process is closed, by beginning to send what is never read."""
         try:
-            self._group.send(
-                [torch.zeros(1)], other, 1
-            )  # without a wait, which a process that is there would not end
+            # Without a wait: a process that is there would not end it.
+            self._group.send([torch.zeros(1)], other, 1)
         except RuntimeError:
             return True
         return False

@@ -114,7 +114,7 @@ def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     """Return the log-probability of a label at each position, ``(positions,)``, in fp32.
 
     Logits of many positions over a large vocabulary are the largest tensors of a step. Where the head is not trained, at
-    most `MOST_LOGITS` of them exist at once, and the gradient of ``hidden`` is computed with them.
+    most `MOST_LOGITS` of them exist at once, and the gradient of ``hidden`` is computed with them; in fp16 all exist.
 
     Args:
         causal_lm: a ``transformers`` model with an output head.
@@ -123,7 +123,9 @@ def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     """
     head = causal_lm.get_output_embeddings()
     positions = max(1, MOST_LOGITS // len(head.weight))
-    if len(labels) <= positions or any(weight.requires_grad for weight in head.parameters()):
+    is_trained = any(weight.requires_grad for weight in head.parameters())
+    # A loss scale is applied after the parts' gradients, which would underflow in fp16.
+    if len(labels) <= positions or is_trained or _in_fp16(hidden):
         return token_log_probs(head_logits(causal_lm, hidden), labels)
     trains = hidden.requires_grad and torch.is_grad_enabled()
     values: list[Tensor] = []
@@ -140,6 +142,12 @@ def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
         return torch.cat(values)
     # 0 in value. Its gradient is that of the log-probabilities, whose graph is freed with the logits.
     return torch.cat(values) + ((hidden - hidden.detach()) * torch.cat(slopes)).sum(dim=-1)
+
+
+def _in_fp16(hidden: Tensor) -> bool:
+    kind = hidden.device.type
+    casts = kind != "meta" and torch.is_autocast_enabled(kind)  # torch refuses the question for meta
+    return hidden.dtype == torch.float16 or (casts and torch.get_autocast_dtype(kind) == torch.float16)
 
 
 def check_readout(causal_lm: Any, model: str) -> None:

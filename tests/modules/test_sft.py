@@ -86,6 +86,15 @@ def test_no_part_is_much_smaller_than_another(llama, make_sft_batch, monkeypatch
     assert positions == [5, 5, 5]
 
 
+def test_in_fp16_the_loss_scale_reaches_all_logits(llama, make_sft_batch, few_logits):
+    module, positions = SFTModule(llama), []
+    module.configure_model()
+    module.causal_lm.lm_head.register_forward_hook(lambda _, inputs, __: positions.append(len(inputs[0])))
+    with torch.autocast("cpu", dtype=torch.float16):
+        module.example_losses(make_sft_batch())
+    assert positions == [15]
+
+
 def test_a_step_in_parts_counts_the_same_operations_and_less_memory(llama, monkeypatch):
     costs = []
     for most in (2**24, 4 * 320):
