@@ -43,6 +43,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from fedlight.cli.main import main as fedlight
+from fedlight.federation import client_state
 from fedlight.support.files import read_json, sealed, write_json
 
 KILLS_OF_A_RUN = 4
@@ -73,7 +74,6 @@ def command_of(what: str, folder: Path) -> list[str]:
         *("--federated.local_steps=3", "--federated.algorithm=Scaffold", "--federated.fleet=Fleet"),
         *("--federated.fleet.devices=phones", "--federated.channel=Wire", "--federated.channel.up=TopK"),
         *("--federated.channel.up.share=0.1", "--federated.channel.up.error_feedback=true"),
-        *("--federated.memory=ClientMemories", "--federated.memory.limit_mib=0"),
     ]
     if what == "processes":
         command += ["--trainer.strategy=client_parallel", "--trainer.devices=2"]
@@ -128,6 +128,7 @@ def _fork(arguments: list[str], log: Path, place: dict[str, str]) -> int:
     child = os.fork()
     if child == 0:
         os.environ.update(place)
+        client_state.LIMIT_MIB = 0  # memories are in files, which a kill may leave behind
         _be(arguments, log)
     return child
 

@@ -19,6 +19,7 @@ FURTHER = {
     "LocalSelfGeneration": "federation.algorithms.self_made.local_self_generation",
     "ZerothOrder": "federation.forward.zeroth_order", "FedBuff": "federation.asynchronous.fedbuff",
     "ProductError": "callbacks.loop.parts.product_error", "StepSchedules": "callbacks.loop.parts.optimizers",
+    "AveragedBuffers": "callbacks.loop.parts.buffers", "LocalBuffers": "callbacks.loop.parts.buffers",
     "Average": "federation.server", "FedAdagrad": "federation.server", "FedYogi": "federation.server",
     "Identity": "federation.channel", "Device": "devices.device", "Completions": "evaluation.tasks.sampling",
     "Execution": "modules.language.base_model", "ProjectorModule": "modules.projector",

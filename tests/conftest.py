@@ -46,6 +46,14 @@ def tiny_model(tmp_path_factory) -> str:
 
 
 @pytest.fixture
+def on_disk(monkeypatch) -> None:
+    """Keeps no client's memory in RAM."""
+    from fedlight.federation import client_state
+
+    monkeypatch.setattr(client_state, "LIMIT_MIB", 0)
+
+
+@pytest.fixture
 def any_text(monkeypatch) -> None:
     """Lets tests that are not about words train a tiny model on text that its tokenizer does not know."""
     from fedlight.datamodules.text import tokens

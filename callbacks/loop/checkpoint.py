@@ -325,7 +325,6 @@ class RoundStart(L.Callback):
         if loop._round is not None:
             loop._round.training.take(module, 0)
             write(loop._round.opened, loop._parameters)
-            loop.buffers.restore()
 
     def _is_aggregated(self) -> bool:
         return self.is_open and self.loop.rounds_done > self._round_idx
@@ -363,7 +362,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def check_what_is_loaded(trainer: Any) -> None:
+def check_what_is_loaded(trainer: Any, memory: ClientMemories) -> None:
     """Make the trainer name a damaged checkpoint and refuse it: torch does not compare the checksums in the file.
 
     This reads the file once more: a third of a second for each GB that the system has in RAM.
@@ -374,6 +373,7 @@ def check_what_is_loaded(trainer: Any) -> None:
         if not checkpoint_path:
             type(connector).resume_start(connector, checkpoint_path, weights_only)
             return
+        memory.resumed_from = str(checkpoint_path)
         with damage_named(checkpoint_path):
             type(connector).resume_start(connector, checkpoint_path, weights_only)
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedlight.callbacks.loop.buffers import BufferPolicy
 from fedlight.callbacks.loop.fitted_step import FittedStep
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NO_WORK, NoDevices, Run, ready, visit_row
 from fedlight.devices.clock import Job, Outcome, run_round

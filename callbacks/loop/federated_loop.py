@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedlight.callbacks.loop import guard, plan
-from fedlight.callbacks.loop.buffers import Policy, buffer_policy
 from fedlight.callbacks.loop.checkpoint import (
     RoundStart,
     check_what_is_loaded,
@@ -26,12 +25,14 @@ from fedlight.callbacks.loop.checkpoint import (
 )
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.parts import optimizers
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
 from fedlight.callbacks.loop.parts.order import (
     at_once_part,
     buffered_part,
     emulated_devices,
     forward_part,
+    part_of_kind,
     parts_in_order,
     privacy_part,
 )
@@ -88,24 +89,23 @@ class FederatedLoop(LoopView):
         local_steps: optimizer steps of a visit; None is one pass over all the client's examples.
         channel: compression of messages; lossless fp32 if not given.
         aggregation: robust (such as coordinate-wise median) or private combination of updates; None: the algorithm's own.
-        memory: store of the clients' memories between rounds; if not given, in RAM up to 256 MiB, then on disk.
         seed: seed of the sampling of clients and of everything random inside a visit.
         fleet: emulated devices of the clients, and whether a round waits for them; without a fleet every client trains as
             this machine does.
-        buffers: treatment of buffers that training changes, such as running statistics of a batch norm: ``refuse``,
-            ``average`` over the clients of a round, or ``local`` (FedBN); see `fedlight.callbacks.loop.buffers`.
         clients_at_once: most clients that are trained in one batch, each on its adapter; ``auto`` tries which number is
             fastest; see `fedlight.callbacks.loop.groups`.
         forward: training by forward passes alone, of all clients or of those whose device has no room for gradients; None
             trains by backpropagation.
         limits: bounds of one client's part in a round, and of rounds without a client; its defaults if not given.
         parts: further parts of each round, of your own (`fedlight.callbacks.loop.parts.part`), or `StepSchedules` with other
-            settings.
+            settings; `AveragedBuffers` or `LocalBuffers` (FedBN) for a module with buffers that training changes, such as
+            running statistics of a batch norm, which are refused otherwise.
 
     Attributes:
         rounds_done: number of rounds with a finished server step.
         visit_records: a row for each finished visit of the current round, and for each client that dropped out of it.
         virtual_seconds: duration of the rounds on the devices' clock; 0 without a fleet.
+        memory: store of the clients' memories between rounds, in RAM up to 256 MiB and then on disk.
 
     Raises:
         ValueError: in ``setup``, before any work, for settings that would cut a round or clients that do not fit.
@@ -122,10 +122,8 @@ class FederatedLoop(LoopView):
         local_steps: int | None = None,
         channel: Channel | None = None,
         aggregation: Aggregation | None = None,
-        memory: ClientMemories | None = None,
         seed: int = 0,
         fleet: Fleet | None = None,
-        buffers: Policy = "refuse",
         clients_at_once: int | Literal["auto"] = 1,
         forward: ZerothOrder | None = None,
         limits: Limits | None = None,
@@ -136,9 +134,9 @@ class FederatedLoop(LoopView):
         self.server = server or Average()
         self.clients_per_round, self.local_steps = clients_per_round, local_steps
         self.channel, self.aggregation = channel or Identity(), aggregation
-        self.memory = memory or ClientMemories()
+        self.memory = ClientMemories()
         self.seed, self.fleet = seed, fleet
-        self.buffers = buffer_policy(buffers)
+        self.buffers = part_of_kind(BufferPolicy, parts)
         self.clients_at_once = clients_at_once
         self.forward, self.limits, self.parts = forward, limits or Limits(), [*parts]
         self.rounds_done, self.virtual_seconds = 0, 0.0
@@ -161,7 +159,7 @@ class FederatedLoop(LoopView):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the settings and build the clients, now or when the training data are known."""
         self._federation.trains = stage == "fit"  # evaluation takes other settings
-        check_what_is_loaded(trainer)
+        check_what_is_loaded(trainer, self.memory)
         if stage != "fit":
             return
         self._round = None
@@ -174,7 +172,6 @@ class FederatedLoop(LoopView):
         run = self._run = self.run_type(trainer, pl_module, self.clients, self)
         for part in self._run.parts_with(Part.check):
             part.check(run)
-        self.buffers.check(self.algorithm, self.aggregation, run.is_private)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
@@ -209,7 +206,6 @@ class FederatedLoop(LoopView):
         # The optimizers of a checkpoint are loaded later and stay as they were.
         optimizers.use_fused_kernels(trainer.optimizers)
         self._changes_gradients = changes_gradients(self.algorithm)
-        self.buffers.attach(pl_module)
         self._run.check(self.algorithm)
         for part in self._run.parts_with(Part.attach):
             part.attach(self._run)
@@ -286,7 +282,6 @@ class FederatedLoop(LoopView):
         assert under_way is not None
         if group.visits:
             work.add_losses(step_losses(trainer, outputs))
-            self.buffers.after_batch()
             for part in self._run.parts_with(Part.after_batch):
                 part.after_batch(self._run, group)
         if ended := [*group.visits] if batch_idx + 1 in self._rounds.schedule.ends else []:
@@ -344,8 +339,8 @@ class FederatedLoop(LoopView):
         for part in self._run.parts_with(Part.start_round):
             part.start_round(self._run)
         if not self._rounds.schedule.visits:  # another process may have some
-            self.buffers.enter({}, self._run.state, self._parameters)
-            self.buffers.leave()
+            self.buffers.start_visit({}, self._run.state, self._parameters)
+            self.buffers.end_visit()
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
         run, module_lr = self._run, trainer.optimizers[0].param_groups[0]["lr"]

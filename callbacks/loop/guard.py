@@ -152,8 +152,8 @@ def refuse_senseless(trainer: L.Trainer) -> None:
             raise ValueError(f"trainer.{setting}={value} must be at least {least}: it is {meaning}")
 
 
-MAY_CHANGE = ("memory", "clients_at_once")
-"""Arguments of the loop on which no result depends beyond rounding: the store of memories, who shares a batch."""
+MAY_CHANGE = ("clients_at_once",)
+"""Arguments of the loop on which no result depends beyond rounding."""
 
 
 @runtime_checkable
@@ -167,10 +167,9 @@ class TellsExamples(Protocol):
 class SameFederation:
     """Description of a federation for its checkpoints, which refuses to resume another federation.
 
-    May change between runs: ``max_epochs``, everything about logging, evaluation and folders, the store of the clients'
-    memories, loader processes. Optimizer settings are checked by the module
-    (`fedlight.modules.language.checkpoints.check_optimizer_settings`). The loop has each argument of its constructor
-    as an attribute.
+    May change between runs: ``max_epochs``, everything about logging, evaluation and folders, loader processes. Optimizer
+    settings are checked by the module (`fedlight.modules.language.checkpoints.check_optimizer_settings`). The loop has each
+    argument of its constructor as an attribute.
 
     Attributes:
         settings: name -> plain value when the loop was made, and those of the data once they are known.

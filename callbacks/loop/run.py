@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlight.callbacks.loop.buffers import BufferPolicy, put, put_back, snapshot
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy, put, put_back, snapshot
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import LEFT_OUT

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 
 import lightning as L
 
-from fedlight.callbacks.loop.buffers import BufferPolicy
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup

@@ -2,7 +2,7 @@
 
 Checkpoints are exact either way. In RAM, a checkpoint holds the memories themselves. On disk, every save of a client is a
 new file, its version, and a checkpoint names the versions of its round; so it is complete only together with the folder.
-Versions that neither the run, nor the beginning of its round, nor one of the last snapshots names are removed once a
+Versions that neither the run, nor the beginning of its round, nor a checkpoint that still exists names are removed once a
 checkpoint without them is on the disk. Files that a killed run wrote after its last checkpoint, or did not get to remove,
 are removed when the next run opens the folder (`fedlight.federation.unsaved_files`). A file's name has a hash of the
 client's id, the round, a mark of the process, so that two runs in one folder never share a file, and a digest of the bytes,
@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet, finalize
 
 import torch
@@ -33,6 +33,8 @@ Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
 
 
+LIMIT_MIB = 256
+"""RAM for the memories of all clients; above it they are on disk."""
 _VERSION = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9a-f]{8}-[0-9a-f]{16}\.pt")
 
 
@@ -52,11 +54,10 @@ class ClientMemories:
 
     Args:
         folder: folder of the files; None takes that of `open`, ``clients`` in the run's folder.
-        limit_mib: RAM for all clients together, at least 0; 0 keeps every memory on disk.
-        keep: rounds whose snapshots are kept on disk, at least 1; as many as the run keeps checkpoints.
+        limit_mib: RAM for all clients together, at least 0; 0 keeps every memory on disk; None: `LIMIT_MIB`.
 
-    Raises:
-        ValueError: ``limit_mib`` or ``keep`` is out of its range.
+    Attributes:
+        resumed_from: path of the checkpoint that the run goes on from; empty for none.
 
     Examples:
         >>> memories = ClientMemories()
@@ -65,18 +66,19 @@ class ClientMemories:
         ({'seen': 3}, {})
     """
 
-    def __init__(self, folder: str | None = None, limit_mib: float = 256, keep: int = 2) -> None:
-        if not limit_mib >= 0:
-            raise ValueError(f"limit_mib={limit_mib} must be at least 0; 0 keeps all on disk")
-        if keep < 1:
-            raise ValueError(f"keep={keep} must be at least 1: as many as the run keeps checkpoints")
-        self.limit_mib, self.keep = limit_mib, keep
+    recent: ClassVar[int] = 2
+    """Newest rounds whose versions stay, whether a checkpoint of them is known or not."""
+
+    def __init__(self, folder: str | None = None, limit_mib: float | None = None) -> None:
+        self.limit_mib = LIMIT_MIB if limit_mib is None else limit_mib
+        self.resumed_from = ""
         self._folder = None if folder is None else Path(folder).absolute()
         self._process = uuid.uuid4().hex[:8]
         self._held: dict[str, Memory] = {}
         self._sizes: dict[str, int] = {}
         self._versions: dict[str, str] = {}
         self._snapshots: dict[int, set[str]] = {}
+        self._saved: dict[int, set[str]] = {}
         self._obsolete: set[str] = set()
         self._begun: list[Checkpoint] = []
         self._before: _BeforeRound | None = None
@@ -161,14 +163,21 @@ class ClientMemories:
             return {"memories": dict(now.held)}
         # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay complete.
         self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
-        for idx in sorted(self._snapshots)[: -self.keep]:
-            self._obsolete |= self._snapshots.pop(idx)
+        for idx in sorted(self._snapshots)[: -self.recent]:
+            if not self._has_checkpoint(idx):
+                self._obsolete |= self._snapshots.pop(idx)
+                self._saved.pop(idx, None)
         return {
             "folder": str(self._folder),
+            "round": round_idx,
             "versions": dict(now.versions),
             "snapshots": {idx: sorted(names) for idx, names in self._snapshots.items()},
+            "saved": {idx: sorted(paths) for idx, paths in self._saved.items()},
             "mark": secrets.token_hex(8),
         }
+
+    def _has_checkpoint(self, round_idx: int) -> bool:
+        return any(os.path.exists(path) for path in self._saved.get(round_idx, ()))
 
     @contextmanager
     def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
@@ -191,6 +200,9 @@ class ClientMemories:
         except BaseException:
             self._begun.remove(begun)
             raise
+        for paths in self._saved.values():
+            paths.discard(begun.path)  # it was overwritten
+        self._saved.setdefault(state["round"], set()).add(begun.path)
         self._remove_obsolete()
 
     def _remove_obsolete(self) -> None:
@@ -217,6 +229,9 @@ class ClientMemories:
         self._on_disk = "versions" in state
         self._versions = dict(state.get("versions", {}))
         self._snapshots = {idx: set(names) for idx, names in state.get("snapshots", {}).items()}
+        self._saved = {idx: set(paths) for idx, paths in state.get("saved", {}).items()}
+        if self._on_disk and self.resumed_from:
+            self._saved.setdefault(state["round"], set()).add(os.path.abspath(self.resumed_from))
         self._before = None
         self._origin = Path(state["folder"]) if self._on_disk else None
         for name in {*self._versions.values()}.union(*self._snapshots.values()):
@@ -232,7 +247,7 @@ class ClientMemories:
             raise ValueError(
                 f"{len(gone)} of the {len(self._versions)} clients' memories of this checkpoint are not in "
                 f"{self._origin}: the folder was moved or emptied, or later rounds took their place. Resume from a later "
-                f"checkpoint, or run again with memory.keep above {self.keep}, as many as there are checkpoints"
+                "checkpoint"
             )
         for name in self._versions.values():
             if not self._path(name).exists():
@@ -299,8 +314,7 @@ class ClientMemories:
     def _path(self, name: str) -> Path:
         if self._folder is None:
             raise ValueError(
-                f"the clients' memories are more than memory.limit_mib={self.limit_mib} and there is no "
-                "folder for them: set memory.folder"
+                f"the clients' memories are more than {self.limit_mib} MiB and there is no folder for them: call open"
             )
         return self._folder / name
 
@@ -317,9 +331,11 @@ class PassingMemories(ClientMemories):
         limit_mib: see `ClientMemories`.
     """
 
+    recent = 1
+
     def __init__(self, limit_mib: float) -> None:
         stack = ExitStack()
-        super().__init__(str(stack.enter_context(temporary_folder("fedlight-memories"))), limit_mib, keep=1)
+        super().__init__(str(stack.enter_context(temporary_folder("fedlight-memories"))), limit_mib)
         self._remove = finalize(self, stack.close)
         _passing.add(self)
 
@@ -370,7 +386,9 @@ def _check_writable(folder: Path) -> None:
     """Raise ValueError for a folder that cannot be written: its first file may come after hundreds of rounds."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"folder={folder}: nothing can be written in {there}. Set another folder")
+        raise ValueError(
+            f"{folder}: nothing can be written in {there}. Set trainer.default_root_dir to another folder"
+        )
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

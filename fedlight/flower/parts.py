@@ -18,6 +18,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
 from fedlight.support.settings_record import constructor_arguments
@@ -77,8 +78,7 @@ class Parts(FedlightCLI):
         """
         if self.loop is None:
             raise ValueError("the config has no key federated:, so there is nothing to deploy")
-        settings = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
-        return settings | {"buffers": self.loop.buffers.name}  # the policy itself is of one loop
+        return {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
 
     def say_left_out(self, end: str, reason: str) -> None:
         """Say which callbacks are not used at one end; of Lightning's own that is no news."""
@@ -121,7 +121,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
         ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
         ("algorithm.ranks", ranks is not None, "ranks by client are the emulator's: leave it out"),
-        ("buffers", settings["buffers"] != "refuse", "buffers of a module are not sent: set it to refuse"),
+        (
+            "parts",
+            any(isinstance(part, BufferPolicy) for part in settings["parts"]),
+            "buffers of a module are not sent: leave AveragedBuffers and LocalBuffers out of parts",
+        ),
         (
             f"algorithm={type(algorithm).__name__}",
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory

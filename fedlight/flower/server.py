@@ -57,7 +57,7 @@ def serve(
     parts.say_left_out("server", "which read the clients' rows")
     # A run that goes on takes its old name from the checkpoint.
     nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds, bounds=bounds or Bounds())
-    loop = ServerLoop(**(settings | {"clients_at_once": 1, "memory": None}))  # both are the nodes'
+    loop = ServerLoop(**(settings | {"clients_at_once": 1}))  # it is the nodes'
     trainer = parts.new_trainer([loop])
     algorithm = settings["algorithm"]
     asks = {

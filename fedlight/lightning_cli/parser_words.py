@@ -38,6 +38,8 @@ MOVED = {
     "lora_ranks": ("algorithm", "give them to HetLoRA or FlexLoRA, as algorithm.ranks"),
     "step_schedule": ("parts", "add StepSchedules with next_round=restart to parts"),
     "product_error": ("parts", "add ProductError to parts"),
+    "buffers": ("parts", "add AveragedBuffers or LocalBuffers to parts"),
+    "memory": ("parts", "leave it out: memories are in RAM up to 256 MiB, and then in the run's folder"),
 }
 """Former setting -> a setting of the class that had it, and what stands in its place."""
 NESTED = {

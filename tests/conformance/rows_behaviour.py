@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from matrix import Equals, Refused, Row, Works, kind
+from memories import kept
 from probes import Lines, same
 from project import SIZES, Net, Project, Run, examples, loader, rows_of_clients, weights
 from reference import federated_averaging, local_training
@@ -277,11 +278,11 @@ def full():
 
 
 def held(made, policy, **settings):
-    return Equals(Project(made, full, loop={"buffers": policy}), buffers=policy, **settings)
+    return Equals(Project(made, full, loop={"parts": kept(policy)}), buffers=policy, **settings)
 
 
 def refused_buffer(made, name):
-    return Refused(Project(made, full), f"training changes {name}", "Set buffers=average", in_training=True)
+    return Refused(Project(made, full), f"training changes {name}", "Add AveragedBuffers", in_training=True)
 
 
 def clipped(parameters):
@@ -433,13 +434,13 @@ ROWS: list[Row] = [
         "",
         held(Running, "average"),
         "running statistics are the mean over a round's clients",
-        'batch norm, buffers="average"',
+        "batch norm, `AveragedBuffers`",
     ),
     module(
         "",
         held(Running, "local"),
         "FedBN: statistics, weights and biases of the norm stay with each client",
-        'batch norm, buffers="local"',
+        "batch norm, `LocalBuffers`",
     ),
     module("", Equals(Project(FrozenNorm), norm_in_eval), subject="batch norm in eval()"),
     module(
@@ -449,18 +450,16 @@ ROWS: list[Row] = [
         "",
         held(Instance, "local"),
         "as for batch norm",
-        'InstanceNorm1d(track_running_stats=True), buffers="local"',
+        "InstanceNorm1d(track_running_stats=True), LocalBuffers",
     ),
     module("", refused_buffer(Spectral, "net.0.weight_u"), subject="spectral_norm"),
-    module(
-        "", held(Spectral, "local"), "its vectors stay with each client", 'spectral_norm, buffers="local"'
-    ),
+    module("", held(Spectral, "local"), "its vectors stay with each client", "spectral_norm, `LocalBuffers`"),
     module("", refused_buffer(Queue, "queue"), subject="a queue in a buffer"),
     module(
         "",
         held(Queue, "local"),
         "a client goes on with its own queue",
-        'a queue in a buffer, buffers="local"',
+        "a queue in a buffer, `LocalBuffers`",
     ),
     module(
         "",
@@ -565,7 +564,7 @@ ROWS: list[Row] = [
         Refused(
             Project(Averages),
             "training changes average.",
-            "Set buffers=average",
+            "Add AveragedBuffers",
             in_training=True,
             moved=tuple(f"average.module.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
         ),

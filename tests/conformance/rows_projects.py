@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MinMetric
 
 from fedlight import ByClient
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers
 
 project = kind("Projects")
 
@@ -270,7 +271,7 @@ def of_template(model, batches, round_idx):
 def metrics_are_of_the_round(folder):
     """What torchmetrics objects collect in training is of all visits of a round; in validation of the global model."""
     made = Project(
-        templated, TemplateData, loop={"buffers": "average"}, trainer={"logger": (lines := Lines())}
+        templated, TemplateData, loop={"parts": [AveragedBuffers()]}, trainer={"logger": (lines := Lines())}
     )
     run = Run(made, folder).fit()
     by_visit = [record["loss"] for record in run.loop.visit_records]
@@ -283,9 +284,9 @@ def metrics_are_of_the_round(folder):
 
 def compiled_template(folder):
     """torch.compile in setup changes the names of parameters, and nothing else."""
-    plain = Run(Project(templated, TemplateData, loop={"buffers": "average"}), folder).fit().weights()
+    plain = Run(Project(templated, TemplateData, loop={"parts": [AveragedBuffers()]}), folder).fit().weights()
     compiled = Run(
-        Project(partial(templated, compile=True), TemplateData, loop={"buffers": "average"}), folder
+        Project(partial(templated, compile=True), TemplateData, loop={"parts": [AveragedBuffers()]}), folder
     ).fit()
     assert same({name.replace("._orig_mod", ""): value for name, value in compiled.weights().items()}, plain)
 
@@ -490,16 +491,20 @@ ROWS: list[Row] = [
         Refused(
             Project(templated, TemplateData),
             "training changes net.model.1.running_mean",
-            "Set buffers=average",
+            "Add AveragedBuffers",
             in_training=True,
         ),
         subject="the lightning-hydra-template, whose network has batch norm",
     ),
     project(
         "",
-        Equals(Project(templated, TemplateData, loop={"buffers": "average"}), of_template, buffers="average"),
+        Equals(
+            Project(templated, TemplateData, loop={"parts": [AveragedBuffers()]}),
+            of_template,
+            buffers="average",
+        ),
         "with one setting",
-        'the lightning-hydra-template, buffers="average"',
+        "the lightning-hydra-template, `AveragedBuffers`",
     ),
     project(
         "",
@@ -520,13 +525,13 @@ ROWS: list[Row] = [
                 TransferLearning,
                 partial(loader, drop_last=True),
                 callbacks=lambda folder: [BackboneFinetuning(1, backbone_initial_lr=1e-3)],
-                loop={"buffers": "average"},
+                loop={"parts": [AveragedBuffers()]},
             ),
             transferred,
             buffers="average",
         ),
         "its batch norm needs a setting",
-        'fine-tuning of a pretrained backbone, BackboneFinetuning, buffers="average"',
+        "fine-tuning of a pretrained backbone, BackboneFinetuning, `AveragedBuffers`",
     ),
     project(
         "",

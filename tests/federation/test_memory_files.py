@@ -14,7 +14,7 @@ from fedlight.federation.client_state import ClientMemories, PassingMemories
 
 
 def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
-    memories = disk(tmp_path, keep=2)
+    memories = disk(tmp_path, recent=2)
     states = []
     for round_idx in range(6):
         memories.save("a", w(100), round_idx)  # a second visit takes its place
@@ -27,8 +27,33 @@ def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
         again = disk(tmp_path)
         again.load_state_dict(through_a_file(state))
         assert values(again, "a", "b") == expected
-    with pytest.raises(ValueError, match=r"1 of the 2 .* Resume from a later .* memory.keep above 2"):
+    with pytest.raises(ValueError, match=r"1 of the 2 .* Resume from a later checkpoint"):
         disk(tmp_path).load_state_dict(states[-3])
+
+
+def test_versions_of_a_checkpoint_stay_as_long_as_it_does(tmp_path):
+    memories, states = disk(tmp_path / "clients"), []
+    for round_idx in range(6):
+        memories.save("a", w(round_idx), round_idx)
+        states.append(saved(memories, round_idx + 1, tmp_path / f"{round_idx}.ckpt"))
+        saved(memories, round_idx + 1, tmp_path / "last.ckpt")  # overwritten: it keeps one round alone
+    assert len(files(tmp_path / "clients")) == 6
+    resumed = disk(tmp_path / "clients")
+    resumed.resumed_from = str(tmp_path / "1.ckpt")
+    resumed.load_state_dict(through_a_file(states[1]))
+    assert values(resumed, "a") == [1]
+    for gone in (0, 2, 3, 4, 5):
+        (tmp_path / f"{gone}.ckpt").unlink()
+    for round_idx in range(2, 5):
+        resumed.save("a", w(10 + round_idx), round_idx)
+        saved(resumed, round_idx + 1, tmp_path / "last.ckpt")
+    again = disk(tmp_path / "clients")
+    again.load_state_dict(
+        through_a_file(states[1])
+    )  # its checkpoint is there, of neither of the newest two rounds
+    assert values(again, "a") == [1]
+    with pytest.raises(ValueError, match="1 of the 1 clients' memories"):
+        disk(tmp_path / "clients").load_state_dict(states[0])
 
 
 def test_rounds_without_a_checkpoint_leave_nothing(tmp_path):
@@ -40,7 +65,7 @@ def test_rounds_without_a_checkpoint_leave_nothing(tmp_path):
 
 def test_a_second_snapshot_of_a_round_does_not_spoil_the_first(tmp_path):
     """Such as the one that an interrupted round writes, under the number of rounds done."""
-    memories = disk(tmp_path, keep=1)
+    memories = disk(tmp_path, recent=1)
     memories.save("a", w(1), 0)
     good = saved(memories, 1)
     memories.save("a", w(2), 1)

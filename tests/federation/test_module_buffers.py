@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlight.callbacks.loop.buffers import changed, put_back, snapshot
+from fedlight.callbacks.loop.parts.buffers import changed, put_back, snapshot
 
 NAN = float("nan")
 VALUES = {

@@ -174,7 +174,7 @@ KILLS = {  # where a process is killed that writes its second checkpoint, and wh
 def test_whenever_a_process_is_killed_its_newest_checkpoint_is_whole_and_nothing_is_left_over(
     tmp_path, moment, others
 ):
-    """With ``keep=1``; ``others`` clients have a memory from the first round alone."""
+    """With ``recent=1``; ``others`` clients have a memory from the first round alone."""
     folder = tmp_path / "clients"
     prepare, last = KILLS[moment]
 
@@ -185,7 +185,7 @@ def test_whenever_a_process_is_killed_its_newest_checkpoint_is_whole_and_nothing
         memories.end_round()
 
     def two_rounds():
-        memories = disk(folder, keep=1)
+        memories = disk(folder, recent=1)
         round_of(memories, 1)
         saved(memories, 1, tmp_path / "1.ckpt")
         round_of(memories, 2)
@@ -210,7 +210,7 @@ def test_whenever_a_process_is_killed_its_newest_checkpoint_is_whole_and_nothing
 
 def test_a_checkpoint_that_could_not_be_written_costs_nothing(tmp_path):
     """The run may go on; the next checkpoint that can be written has the old files removed."""
-    memories = disk(tmp_path / "clients", keep=1)
+    memories = disk(tmp_path / "clients", recent=1)
     memories.save("a", w(1), 0)
     first = saved(memories, 1, tmp_path / "1.ckpt")
     memories.save("a", w(2), 1)
@@ -230,7 +230,7 @@ def test_a_checkpoint_that_could_not_be_written_costs_nothing(tmp_path):
 
 
 def test_a_checkpoint_that_is_written_in_the_background_is_waited_for(tmp_path):
-    memories = disk(tmp_path / "clients", keep=1)
+    memories = disk(tmp_path / "clients", recent=1)
     memories.save("a", w(1), 0)
     saved(memories, 1, tmp_path / "1.ckpt")
     memories.save("a", w(2), 1)
@@ -249,7 +249,7 @@ def test_what_nobody_can_look_at_is_kept(tmp_path):
     folder = tmp_path / "clients"
 
     def work():
-        memories = disk(folder, keep=1)
+        memories = disk(folder, recent=1)
         kept.append(memories)
         memories.save("a", w(1), 0)
         saved(memories, 1)

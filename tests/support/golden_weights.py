@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 import lightning as L
 import numpy as np
 import torch
+from memories import loop_with
 from plain_lightning import Numbers
 from shared_runs import KINDS, Kind, write_devices
 from stacked import Lora, Points
@@ -136,7 +137,7 @@ def run(name: str, root: Path) -> dict:
     """Train; return the summaries of the states and a digest of the table of visits."""
     kind, folder = RUNS[name](root), root / name
     L.seed_everything(0, verbose=False)
-    model, loop = kind.model(), FederatedLoop(**{"clients_per_round": 4, "local_steps": 2} | kind.loop)
+    model, loop = kind.model(), loop_with(**{"clients_per_round": 4, "local_steps": 2} | kind.loop)
     model.loop, states = loop, States(loop)
     data = kind.data() if kind.data else FederatedWrapper(Numbers(), kind.clients)
     trainer = L.Trainer(

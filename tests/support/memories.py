@@ -4,12 +4,30 @@ import io
 
 import torch
 
+from fedlight import FederatedLoop
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
 from fedlight.federation.client_state import ClientMemories
 
+POLICIES = {"average": AveragedBuffers, "local": LocalBuffers}
 
-def disk(folder, **kwargs):
-    """As in a run that trains."""
-    memories = ClientMemories(limit_mib=0, **kwargs)
+
+def kept(policy):
+    """The part of a policy for buffers; none for ``refuse``."""
+    return [POLICIES[policy]()] if policy in POLICIES else []
+
+
+def loop_with(*, memory=None, **settings):
+    """A loop with a store of memories of its own."""
+    loop = FederatedLoop(**settings)
+    loop.memory = memory or loop.memory
+    return loop
+
+
+def disk(folder, recent=None):
+    """As in a run that trains; one that keeps the versions of the ``recent`` rounds alone has no other checkpoints."""
+    memories = ClientMemories(limit_mib=0)
+    if recent is not None:
+        memories.recent, memories._has_checkpoint = recent, lambda round_idx: False
     memories.open(str(folder))
     return memories
 

@@ -13,6 +13,7 @@ import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from memories import loop_with
 from peft import LoraConfig, get_peft_model
 from plain_lightning import Numbers, Regression, ten_clients
 from ranked import RANKS, Ranked
@@ -21,7 +22,7 @@ from synthesizing import Synthesizing
 from tastes import Adapters, Tastes
 
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
 from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.callbacks.loop.parts.optimizers import StepSchedules
 from fedlight.callbacks.loop.parts.product_error import ProductError
@@ -217,9 +218,11 @@ KINDS = {
     "fedsa_lora": lambda root: Kind({"algorithm": FedSALoRA()}, Adapted),
     "product_average": lambda root: Kind({"algorithm": ProductAverage(0.95)}, Adapted),
     "average_buffers": lambda root: Kind(
-        {"buffers": "average"}, lambda: Regression(norm=True), clients=pairs
+        {"parts": [AveragedBuffers()]}, lambda: Regression(norm=True), clients=pairs
     ),
-    "local_buffers": lambda root: Kind({"buffers": "local"}, lambda: Regression(norm=True), clients=pairs),
+    "local_buffers": lambda root: Kind(
+        {"parts": [LocalBuffers()]}, lambda: Regression(norm=True), clients=pairs
+    ),
     "schedules": lambda root: Kind({"local_steps": 4}, Scheduled, rounds=4),
     "restarted_schedules": lambda root: Kind(
         {"local_steps": None, "parts": [StepSchedules("restart")]}, Scheduled
@@ -271,8 +274,9 @@ def train(name, root, label, processes, resumes=False, rounds=None):
     L.seed_everything(0, verbose=False)
     fleet = kind.loop.get("fleet")
     parts = [] if fleet and fleet.buffered else [ProductError()]
-    settings = {"clients_per_round": 4, "local_steps": 2, "parts": parts} | kind.loop
-    model, loop = kind.model(), FederatedLoop(**settings)
+    settings = {"clients_per_round": 4, "local_steps": 2} | kind.loop
+    settings["parts"] = parts + kind.loop.get("parts", [])
+    model, loop = kind.model(), loop_with(**settings)
     model.loop = loop
     data = kind.data() if kind.data else FederatedWrapper(Numbers(), kind.clients)
     saved = ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)

@@ -13,11 +13,7 @@ FEDBISCUIT = [
     *("--model.num_adapters=3", "--data.split.val_share=0.3"),
 ]
 ON_DISK = [
-    *(
-        "--federated.algorithm=Scaffold",
-        "--federated.memory=ClientMemories",
-        "--federated.memory.limit_mib=0",
-    ),
+    "--federated.algorithm=Scaffold",
     *(
         "--model.optimizer.name=SGD",
         "--model.optimizer.args={}",
@@ -82,13 +78,10 @@ def fit(tiny_model, tmp_path):
             ".tau=0.0 must be above 0 at the server",
         ),
         (
-            ["--federated.memory=ClientMemories", "--federated.memory.limit_mib=-1"],
-            "limit_mib=-1.0 must be at least 0",
+            ["--federated.memory=ClientMemories"],
+            "is gone: leave it out: memories are in RAM up to 256 MiB, and then in the run's folder",
         ),
-        (
-            ["--federated.memory=ClientMemories", "--federated.memory.keep=0"],
-            "memory.keep=0 must be at least 1",
-        ),
+        (["--federated.buffers=average"], "add AveragedBuffers or LocalBuffers to parts"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -102,23 +95,17 @@ def test_what_cannot_work_is_refused_before_the_first_round(fit, tmp_path, argum
 
 def test_a_folder_for_memories_that_cannot_be_written(fit, tmp_path, monkeypatch):
     """Even where memories would move there much later, or never."""
-    (tmp_path / "file").write_text("")
-    settings = ["--federated.memory=ClientMemories", f"--federated.memory.folder={tmp_path / 'file/clients'}"]
-    line = refused(fit(*settings))
-    assert (
-        f"federated.memory.folder={tmp_path}/file/clients: nothing can be written in {tmp_path}/file." in line
-    )
     access = os.access
     monkeypatch.setattr(
         "fedlight.federation.client_state.os.access",
-        lambda path, mode, **more: path != tmp_path and access(path, mode, **more),
+        lambda path, mode, **more: path != tmp_path / "run" and access(path, mode, **more),
     )
-    line = refused(fit(settings[0], f"--federated.memory.folder={tmp_path / 'locked'}"))
-    assert f"nothing can be written in {tmp_path}. Set another folder" in line
+    line = refused(fit())
+    assert f"nothing can be written in {tmp_path / 'run'}. Set trainer.default_root_dir to another" in line
     assert not (tmp_path / "run/visits.csv").exists()
 
 
-def test_a_full_disk_while_a_memory_is_written(fit, tmp_path, monkeypatch):
+def test_a_full_disk_while_a_memory_is_written(fit, tmp_path, monkeypatch, on_disk):
     def no_space(path, data, synced):
         if path.exists() or len(list(path.parent.glob("*.pt"))) >= 5:  # all of the first round are there
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -135,7 +122,7 @@ def test_a_full_disk_while_a_memory_is_written(fit, tmp_path, monkeypatch):
     assert weights(tmp_path / "run")
 
 
-def test_memories_that_are_damaged_or_gone(fit, tmp_path):
+def test_memories_that_are_damaged_or_gone(fit, tmp_path, on_disk):
     assert fit(*ON_DISK, "--trainer.max_epochs=1").code == 0
     going_on = [*ON_DISK, f"--ckpt_path={tmp_path / 'run/checkpoints/epoch=0.ckpt'}"]
     whole = tmp_path / "whole"
@@ -147,7 +134,8 @@ def test_memories_that_are_damaged_or_gone(fit, tmp_path):
     assert "is damaged: resume from an earlier checkpoint" in line
     shutil.rmtree(tmp_path / "run/clients")
     assert "5 of the 5 clients' memories of this checkpoint are not in" in refused(fit(*going_on))
-    assert fit(*going_on, f"--federated.memory.folder={whole}").code == 0  # from a copy
+    shutil.copytree(whole, tmp_path / "run/clients")
+    assert fit(*going_on).code == 0  # from a copy
 
 
 def test_a_checkpoint_of_another_server_or_algorithm(fit, tmp_path):

@@ -267,7 +267,7 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
         (["servr=FedAdam"], 2, "has no setting 'servr'"),
         (["aggregation=Median"], 2, "federated.aggregation: there is no class 'Median'"),
         (["aggregation=FedAvg"], 2, "federated.aggregation: "),
-        (["memory=Memories"], 2, "federated.memory: there is no class 'Memories'"),
+        (["parts=[Memories]"], 2, "there is no class 'Memories'"),
         (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], 2, "local=Scaffold changes send"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

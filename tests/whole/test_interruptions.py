@@ -153,11 +153,7 @@ def second_memory_of_a_round(memories, client, memory, round_idx):
 
 
 MEMORIES = [
-    *(
-        "--federated.algorithm=Scaffold",
-        "--federated.memory=ClientMemories",
-        "--federated.memory.limit_mib=0",
-    ),
+    "--federated.algorithm=Scaffold",
     *("--federated.channel=Wire", "--federated.channel.up=TopK", "--federated.channel.up.share=0.2"),
     *("--model.optimizer.name=SGD", "--model.optimizer.args={}", "--model.lr=0.05", "--trainer.max_epochs=4"),
 ]
@@ -168,7 +164,9 @@ MOMENTS_OF_A_FIT = [
 ]
 
 
-def test_a_killed_fit_with_memories_on_disk_leaves_what_an_undisturbed_one_leaves(tiny_model, tmp_path):
+def test_a_killed_fit_with_memories_on_disk_leaves_what_an_undisturbed_one_leaves(
+    tiny_model, tmp_path, on_disk
+):
     """SCAFFOLD's variates and what top-k did not send lie with the clients, in files of their own."""
 
     def arguments(folder):

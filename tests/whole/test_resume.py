@@ -118,9 +118,8 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
         4,
         (1, 3),
         [
-            *("--federated.algorithm=Scaffold", "--federated.memory=ClientMemories", "--model.lr=0.5"),
-            *("--federated.memory.limit_mib=0", "--model.optimizer.name=SGD", "--model.optimizer.args={}"),
-            "--federated.clients_per_round=4",
+            *("--federated.algorithm=Scaffold", "--model.lr=0.5", "--federated.clients_per_round=4"),
+            *("--model.optimizer.name=SGD", "--model.optimizer.args={}"),
         ],
     ),
     "fedadam": (3, (2,), ["--federated.server=FedAdam", "--federated.server.lr=0.01"]),
@@ -128,7 +127,7 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
 
 
 @pytest.mark.parametrize("case", SERVER_SIDE)
-def test_killed_and_resumed_with_what_server_and_clients_remember(case, tiny_model, tmp_path):
+def test_killed_and_resumed_with_what_server_and_clients_remember(case, tiny_model, tmp_path, on_disk):
     rounds, kills, settings = SERVER_SIDE[case]
 
     def arguments(folder):

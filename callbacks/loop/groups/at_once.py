@@ -62,7 +62,7 @@ class AtOnce(Part):
     def check(self, run: Run) -> None:
         """Raise ValueError for a run whose clients cannot be trained side by side; ``auto`` then takes one at a time."""
         try:
-            check_run(run.trainer, run.lightning_module, run.data, run.buffers.name)
+            check_run(run.trainer, run.lightning_module, run.data, run.buffers)
         except ValueError as error:
             self._one_at_a_time(error)
 

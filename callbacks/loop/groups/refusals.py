@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.run import LossPerExample
 from fedlight.callbacks.loop.visits.visit import TakesVisitStart
 from fedlight.federation.protocols import StreamsGroups
@@ -44,7 +45,7 @@ def refusal(reason: str, remedy: str = "") -> ValueError:
     return ValueError(f"clients_at_once above 1: {reason}: {or_else}")
 
 
-def check_run(trainer: L.Trainer, module: L.LightningModule, data: object, buffers: str) -> None:
+def check_run(trainer: L.Trainer, module: L.LightningModule, data: object, buffers: BufferPolicy) -> None:
     """Raise ValueError for a module, data or settings of a trainer that train one client at a time alone."""
     if not isinstance(data, StreamsGroups):
         raise refusal(
@@ -64,8 +65,11 @@ def check_run(trainer: L.Trainer, module: L.LightningModule, data: object, buffe
             "trainer.precision='16-mixed' scales one loss for all clients and leaves out a step of all where one overflows",
             "use 'bf16-mixed' or '32-true'",
         )
-    if buffers != "refuse":
-        raise refusal(f"buffers={buffers} gives each client buffers of its own, and a batch has one set")
+    if type(buffers) is not BufferPolicy:
+        raise refusal(
+            f"{type(buffers).__name__} gives each client buffers of its own, and a batch has one set",
+            "leave it out of parts",
+        )
     _refuse_hooks(module, OF_MODULES)
     if trainer.datamodule is not None:  # type: ignore[attr-defined]
         _refuse_hooks(trainer.datamodule, OF_DATA)  # type: ignore[attr-defined]

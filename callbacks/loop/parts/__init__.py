@@ -1,14 +1,17 @@
 """Parts of the loop: each is one concern of a round, made where the settings need it.
 
 `part` is their base class, `order` makes those of a run, in the order that counts. `optimizers` gives each visit a fresh
-start, `limits` bounds the effect of one client on a round, `buffered` has buffered rounds, `ranks` is for several processes,
+start, `buffers` decides about running statistics and the like, `limits` bounds the effect of one client on a round, `buffered` has buffered rounds, `ranks` is for several processes,
 `privacy_account` counts epsilon, and `product_error` and `core_watch` measure. Groups and forward-only visits have separate
 folders.
 """
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"Part": "part", "ProductError": "product_error", "Limits": "limits", "StepSchedules": "optimizers"}
+_FILES = {
+    "Part": "part", "ProductError": "product_error", "Limits": "limits", "StepSchedules": "optimizers",
+    "AveragedBuffers": "buffers", "LocalBuffers": "buffers",
+}  # fmt: skip
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

@@ -60,8 +60,8 @@ class Buffered(Part):
         refuse_by_round(run.algorithm)
         if run.buffers.name == "average":
             raise refusal(
-                "buffers=average takes the mean over clients that start from one model's buffers",
-                "set buffers=local",
+                "AveragedBuffers takes the mean over clients that start from one model's buffers",
+                "take LocalBuffers",
             )
         if run.is_private:
             raise refusal(

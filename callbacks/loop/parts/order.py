@@ -1,12 +1,13 @@
 """Parts of a run in their order; a part that the settings do not need is neither made nor imported."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import lightning as L
 import torch
 
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.optimizers import LossScale, StepSchedules, scaler_of
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
@@ -86,15 +87,26 @@ def emulated_devices(loop: Any, run: Run) -> NoDevices:
     )
 
 
+Kind = TypeVar("Kind", bound=Part)
+
+
+def part_of_kind(kind: type[Kind], parts: Sequence[Part]) -> Kind:
+    """Return the part of a kind among the given ones, or a new one with its default settings."""
+    given = [part for part in parts if isinstance(part, kind)]
+    if len(given) > 1:
+        raise ValueError(
+            f"parts has {' and '.join(type(part).__name__ for part in given)}: leave one of them out"
+        )
+    return given[0] if given else kind()
+
+
 def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     """Yield the parts of a run; the order matters where a comment says so. ``loop`` is the `FederatedLoop`."""
     yield loop._optimizers  # before all that sets options of optimizers
-    given = [part for part in loop.parts if isinstance(part, StepSchedules)]
-    if len(given) > 1:
-        raise ValueError("parts has StepSchedules twice: leave one out")
-    yield given[0] if given else StepSchedules()
+    yield part_of_kind(StepSchedules, loop.parts)
     if scaler_of(trainer) is not None:  # precision 16-mixed
         yield LossScale()
+    yield loop.buffers
     if loop._buffered is not None:
         yield loop._buffered
     if loop._at_once is not None:
@@ -102,7 +114,7 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     if loop._forward is not None:
         yield loop._forward
     # Before the limits, which hold back updates.
-    yield from (part for part in loop.parts if not isinstance(part, StepSchedules))
+    yield from (part for part in loop.parts if not isinstance(part, (StepSchedules, BufferPolicy)))
     yield loop._limits
     if loop.privacy is not None:
         yield loop.privacy

@@ -278,7 +278,7 @@ class Ranks(Part):
         self._say_what_is_partial()
         memories = SavedMemories(self._memory, run.round_idx, round.saved)
         others = [part for part in run.parts if part is not self]
-        whole: list[Any] = [self._made, self._counts, round.training, run.buffers, *others]
+        whole: list[Any] = [self._made, self._counts, round.training, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
             if isinstance(sums := getattr(holder, "sums", None), (ExactSums, TrimsCoordinates)):

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 
-from fedlight.callbacks.loop.buffers import BufferPolicy, Buffers
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy, Buffers
 from fedlight.callbacks.loop.plan import RoundSchedule
 from fedlight.federation.aggregation import Aggregation, pieces_of
 from fedlight.federation.client import Update, Visit

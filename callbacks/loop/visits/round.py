@@ -69,7 +69,7 @@ class OpenRound:
         visits = [open_visit.visiting.visit for open_visit in group.visits]
         first = group.visits[0].visiting
         use_adapter(module, first)
-        buffers = run.buffers.enter(first.client.memory, self.state, run.parameters)
+        buffers = run.buffers.start_visit(first.client.memory, self.state, run.parameters)
         write(first.start | buffers, run.parameters)
         clear_gradients(module)
         run.devices.enter(visits[0])
@@ -137,14 +137,14 @@ class OpenRound:
             update = None if update is None else part.weighed(group, visiting.visit, update)
         self.contributions.add(visiting.visit, update, buffers, num_examples)
         run.buffers.keep(visiting.client.memory, buffers)
-        run.buffers.leave()
+        run.buffers.end_visit()
         self._save(visiting.client)
 
     def _leave_out(self, visiting: Visiting, work: Work, error: Diverged) -> None:
         """Leave a client out of the round; its memory is that from before the round."""
         run, name = self.run, visiting.client.id
         self.training.leave_out(name)
-        run.buffers.leave()
+        run.buffers.end_visit()
         write(self.state, run.parameters)
         run.algorithm.reply(visiting, visiting.start, work)  # its further visits may need the effect
         if name in self.contributions.diverged:
@@ -171,7 +171,7 @@ class OpenRound:
         for part in run.parts_with(Part.after_step):
             part.after_step(run, state)
         write(state, run.parameters)
-        run.buffers.finish_round()
+        run.buffers.close_round()
         return metrics
 
     def _save(self, client: Client) -> None:

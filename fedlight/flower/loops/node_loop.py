@@ -243,7 +243,7 @@ class NodeLoop(FederatedLoop):
             for name, parts in piece["updates"].items():
                 self.summed[name] += parts
         write(under_way.opened, self._parameters)  # further messages must not find a client's weights
-        self.buffers.finish_round()
+        self.buffers.close_round()
         self._optimizers.forget(trainer.optimizers)
         self.group, self._round = OpenGroup([], LocalWork(())), None
         self.rounds_done += 1

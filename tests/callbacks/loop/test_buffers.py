@@ -8,6 +8,7 @@ import pytest
 import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
+from memories import kept, loop_with
 from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
 from torch import nn
 from torchmetrics import MeanMetric
@@ -15,6 +16,7 @@ from torchmetrics.classification import BinaryAccuracy
 
 from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -52,7 +54,7 @@ class Seen(L.Callback):
 
 
 def run(rounds=3, model=None, callbacks=(), ckpt_path=None, clients=ten_clients, settings=None, **loop):
-    loop = FederatedLoop(**({"clients_per_round": 3, "local_steps": 2} | loop))
+    loop = loop_with(**({"clients_per_round": 3, "local_steps": 2} | loop))
     seen = Seen(loop)
     model = model or module(**PLAIN)
     t = trainer(rounds, [loop, seen, *callbacks], **(settings or {}))
@@ -79,7 +81,7 @@ def of_round(seen, round_idx):
 def test_average_equals_a_loop_written_out():
     """Parameters by FedBis' weights, buffers by the mean over the round's clients; validation sees both."""
     g, names = state_of(module(**PLAIN)), weights(module(**PLAIN))
-    model, _, seen = run(buffers="average")
+    model, _, seen = run(parts=[AveragedBuffers()])
     for round_idx in range(3):
         cohort = of_round(seen, round_idx)
         assert len(cohort) == 3
@@ -105,7 +107,7 @@ def test_local_equals_a_loop_written_out():
     start = state_of(module(**PLAIN))
     g, own = dict(start), {}
     kept = {name for name in g if name.startswith("net.1.")}
-    model, loop, seen = run(rounds=4, buffers="local")
+    model, loop, seen = run(rounds=4, parts=[LocalBuffers()])
     for round_idx in range(4):
         local = {}
         for client, batches in of_round(seen, round_idx).items():
@@ -131,7 +133,7 @@ def test_local_equals_a_loop_written_out():
 def test_one_client_is_plain_training_bit_for_bit(policy):
     """With everything at one client there is nobody to mix with."""
     model, loop, seen = run(
-        2, clients=lambda d: {"all": np.arange(120)}, clients_per_round=1, buffers=policy, local_steps=5
+        2, clients=lambda d: {"all": np.arange(120)}, clients_per_round=1, parts=kept(policy), local_steps=5
     )
     expected = trained_on(state_of(module(**PLAIN)), [b for own in seen.batches.values() for b in own])
     found = state_of(model) | (loop.own_state("all") or {})
@@ -144,15 +146,15 @@ def test_order_of_clients_does_not_matter(policy, algorithm):
     def mirrored(dataset):
         return dict(reversed(ten_clients(dataset).items()))
 
-    first, _, _ = run(buffers=policy, algorithm=algorithm())
-    second, _, _ = run(buffers=policy, algorithm=algorithm(), clients=mirrored)
+    first, _, _ = run(parts=kept(policy), algorithm=algorithm())
+    second, _, _ = run(parts=kept(policy), algorithm=algorithm(), clients=mirrored)
     assert_equal(state_of(first), state_of(second))
 
     class Backwards(algorithm):
         def plan(self, *args):
             return super().plan(*args)[::-1]
 
-    third, _, _ = run(buffers=policy, algorithm=Backwards())
+    third, _, _ = run(parts=kept(policy), algorithm=Backwards())
     assert_equal(state_of(first), state_of(third))
 
 
@@ -162,10 +164,10 @@ def test_order_of_clients_does_not_matter(policy, algorithm):
 def test_resumed_equals_uninterrupted(tmp_path, policy, limit_mib):
     def whole(folder, ckpt_path=None):
         save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True)
-        memory = ClientMemories(str(tmp_path / "clients"), limit_mib, keep=4)
+        memory = ClientMemories(str(tmp_path / "clients"), limit_mib)
         settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
         model, loop, _ = run(
-            4, module(**PLAIN | {"dropout": 0.3}), [save], ckpt_path, settings=settings, memory=memory, buffers=policy
+            4, module(**PLAIN | {"dropout": 0.3}), [save], ckpt_path, settings=settings, memory=memory, parts=kept(policy)
         )  # fmt: skip
         return state_of(model), {client: loop.own_state(client) for client in loop.clients}
 
@@ -188,7 +190,7 @@ def test_a_round_that_was_stopped_is_done_again_from_the_servers_buffers(tmp_pat
     def whole(folder, ckpt_path=None):
         save = ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=1, filename="{step}")
         settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-        model, loop, _ = run(2, callbacks=[save], ckpt_path=ckpt_path, settings=settings, buffers=policy)
+        model, loop, _ = run(2, callbacks=[save], ckpt_path=ckpt_path, settings=settings, parts=kept(policy))
         return state_of(model), {client: loop.own_state(client) or {} for client in loop.clients}
 
     state, own = whole(tmp_path / "whole")
@@ -201,7 +203,7 @@ def test_a_round_that_was_stopped_is_done_again_from_the_servers_buffers(tmp_pat
 
 @pytest.mark.parametrize("server", [{}, {"server": FedAvgM(lr=5.0)}, {"algorithm": FedAvg("uniform")}])
 def test_a_variance_stays_a_mean_whatever_the_server_does(server):
-    model, _, seen = run(4, buffers="average", **server)
+    model, _, seen = run(4, parts=[AveragedBuffers()], **server)
     for state in seen.validated.values():
         assert (state["net.1.running_var"] > 0).all()
     assert model.net[1].num_batches_tracked.item() == 8
@@ -216,9 +218,9 @@ def test_bytes_are_counted_exactly():
     whole = Identity().down_bytes(weights(model))
     shared = Identity().down_bytes({n: p for n, p in weights(model).items() if n not in NORM})
     for policy, expected in (("average", whole + buffers), ("local", shared)):
-        _, loop, _ = run(1, buffers=policy)
+        _, loop, _ = run(1, parts=kept(policy))
         assert {(r["bytes_down"], r["bytes_up"]) for r in loop.visit_records} == {(expected, expected)}
-    _, loop, _ = run(1, buffers="average", channel=Wire(up=Quantize("int8")))
+    _, loop, _ = run(1, parts=[AveragedBuffers()], channel=Wire(up=Quantize("int8")))
     small = Wire(up=Quantize("int8")).up_bytes(weights(model)) + buffers
     assert {(r["bytes_down"], r["bytes_up"]) for r in loop.visit_records} == {(whole + buffers, small)}
 
@@ -226,16 +228,16 @@ def test_bytes_are_counted_exactly():
 @pytest.mark.parametrize("policy", ["average", "local"])
 def test_with_a_fleet_the_planned_bytes_are_those_that_are_sent(tmp_path, caplog, policy):
     fleet = make_fleet(tmp_path, fast={})
-    model, loop, _ = run(2, buffers=policy, fleet=fleet)
+    model, loop, _ = run(2, parts=kept(policy), fleet=fleet)
     assert "the clock of its rounds is off" not in caplog.text
-    alone, _, _ = run(2, buffers=policy)
+    alone, _, _ = run(2, parts=kept(policy))
     assert_equal(state_of(model), state_of(alone))
     assert len({row["bytes_up"] for row in loop.visit_records}) == 1
 
 
 def test_a_lossy_wire_leaves_buffers_as_they_are():
     """With one client the server's statistics are exactly the client's."""
-    one = {"clients": lambda d: {"all": np.arange(120)}, "clients_per_round": 1, "buffers": "average"}
+    one = {"clients": lambda d: {"all": np.arange(120)}, "clients_per_round": 1, "parts": [AveragedBuffers()]}
     model, _, seen = run(1, channel=Wire(up=Quantize("nf4")), **one)
     expected = trained_on(state_of(module(**PLAIN)), seen.batches[0, "all"])
     for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -283,7 +285,7 @@ class Least(Regression):
 
 
 def test_the_mean_of_a_buffer_that_started_at_infinity():
-    model, _, seen = run(rounds=1, model=Least(), buffers="average")
+    model, _, seen = run(rounds=1, model=Least(), parts=[AveragedBuffers()])
     least = {
         client: torch.cat([x for x, *_ in batches]).amin(0) for (_, client), batches in seen.batches.items()
     }
@@ -347,7 +349,7 @@ def test_each_kind_of_buffer_is_refused_by_name_and_the_module_is_as_before(case
     L.seed_everything(0, verbose=False)
     model = make()
     before = state_of(model)
-    with pytest.raises(ValueError, match=r"buffers=average .*buffers=local") as error:
+    with pytest.raises(ValueError, match=r"Add AveragedBuffers .* or LocalBuffers") as error:
         run(2, model)
     assert named in str(error.value)
     assert_equal(state_of(model), before)
@@ -401,7 +403,7 @@ def test_the_batch_norm_template_starts_with_one_setting(policy):
         with pytest.raises(ValueError, match=r"changes net\.1\.running_mean"):
             run(1, model)
     else:
-        run(2, model, buffers=policy)
+        run(2, model, parts=kept(policy))
         assert model.net[1].num_batches_tracked.item() == (4 if policy == "average" else 0)
 
 
@@ -451,7 +453,7 @@ class Teacher(Regression):
 @pytest.mark.parametrize("policy", ["refuse", "average", "local"])
 def test_a_teacher_that_no_optimizer_holds_is_refused_by_name(how, batch_idx, policy):
     """At once, or before validation sees the round in which it first moved."""
-    t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2, buffers=policy)])
+    t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2, parts=kept(policy))])
     with pytest.raises(
         ValueError, match=r"changes teacher\.weight, teacher\.bias: .* Give them to the optimizer"
     ):
@@ -480,7 +482,7 @@ def test_a_teacher_that_the_optimizer_holds_is_averaged():
 
 
 def test_what_a_client_would_go_on_with_is_what_its_own_examples_are_tested_with():
-    _, loop, _ = run(4, buffers="local")
+    _, loop, _ = run(4, parts=[LocalBuffers()])
     model = loop._run.lightning_module
     examples = torch.arange(24.0).reshape(6, 4).cos()
     data = SimpleNamespace(
@@ -524,7 +526,7 @@ def test_a_frozen_batch_norm_and_constants_pass():
 @pytest.mark.parametrize("policy", ["average", "local"])
 def test_policies_change_nothing_where_no_buffer_changes(policy):
     plain, _ = federate(2)
-    other, _, _ = run(2, module(), buffers=policy)
+    other, _, _ = run(2, module(), parts=kept(policy))
     assert_equal(weights(plain), weights(other))
 
 
@@ -539,13 +541,13 @@ def test_policies_change_nothing_where_no_buffer_changes(policy):
 def test_what_has_no_mean_or_is_not_sent_is_refused_under_average(make, message):
     model = make()
     with pytest.raises(ValueError, match=message):
-        run(1, model, buffers="average")
+        run(1, model, parts=[AveragedBuffers()])
 
 
 @pytest.mark.parametrize("make", [lambda: Queue(grows=True, persistent=False), Late])
 def test_local_keeps_what_changes_its_size_or_is_in_no_state_dict(make):
     L.seed_everything(0, verbose=False)
-    model, loop, seen = run(3, make(), buffers="local")
+    model, loop, seen = run(3, make(), parts=[LocalBuffers()])
     visits = {client: sum(len(b[0]) for (_, c), own in seen.batches.items() if c == client for b in own)
               for _, client in seen.batches}  # fmt: skip
     for client, examples in visits.items():
@@ -561,13 +563,13 @@ def test_local_keeps_what_changes_its_size_or_is_in_no_state_dict(make):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"buffers": "mean"}, r"buffers='mean' is not one of refuse, average, local"),
-        ({"buffers": "average", "aggregation": PrivateMean(1.0, 1.0)}, r"differential privacy: set .*local"),
-        ({"buffers": "average", "channel": Wire(up=ClipAndNoise(1.0, 1.0))}, "past the clipping and the noise"),
-        ({"buffers": "average", "aggregation": CoordinateMedian()}, "which CoordinateMedian would not protect"),
-        ({"buffers": "average", "algorithm": LocalOnly()}, "under LocalOnly: set it to refuse or local"),
-        ({"buffers": "local", "algorithm": FedBiscuit()}, "under FedBiscuit: set it to refuse"),
-        ({"buffers": "average", "algorithm": FewFedPIT(0.5)}, "under FewFedPIT: set it to refuse"),
+        ({"parts": [AveragedBuffers(), LocalBuffers()]}, "AveragedBuffers and LocalBuffers: leave one of them out"),
+        ({"parts": [AveragedBuffers()], "aggregation": PrivateMean(1.0, 1.0)}, "differential privacy: take LocalBuffers"),
+        ({"parts": [AveragedBuffers()], "channel": Wire(up=ClipAndNoise(1.0, 1.0))}, "past the clipping and the noise"),
+        ({"parts": [AveragedBuffers()], "aggregation": CoordinateMedian()}, "which CoordinateMedian would not protect"),
+        ({"parts": [AveragedBuffers()], "algorithm": LocalOnly()}, "under LocalOnly: take LocalBuffers"),
+        ({"parts": [LocalBuffers()], "algorithm": FedBiscuit()}, "under FedBiscuit: leave it out of parts"),
+        ({"parts": [AveragedBuffers()], "algorithm": FewFedPIT(0.5)}, "under FewFedPIT: leave it out of parts"),
     ],
 )  # fmt: skip
 def test_what_cannot_go_together_is_refused_before_any_work(settings, message):
@@ -584,12 +586,12 @@ def test_local_only_clients_have_models_of_their_own_whole():
     def even(dataset):  # batch norm cannot train on a last batch of one example
         return {client: own[: len(own) // 2 * 2] for client, own in ten_clients(dataset).items()}
 
-    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, clients=even, buffers="local")
+    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, clients=even, parts=[LocalBuffers()])
     for client in ("c0", "c9"):
         alone, own, _ = run(
             3,
             clients=lambda d, client=client: {client: even(d)[client]},
             clients_per_round=1,
-            buffers="local",
+            parts=[LocalBuffers()],
         )
         assert_equal(loop.own_state(client), state_of(alone) | own.own_state(client))

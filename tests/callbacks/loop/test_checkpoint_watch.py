@@ -5,9 +5,9 @@ import torch
 from damage import damaged
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
+from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client_state import ClientMemories
@@ -21,8 +21,8 @@ pytestmark = [
 def fit(folder, rounds=3, ckpt_path=None, do="fit", **settings):
     """A run with memories on disk, of which one round is kept."""
     saves = ModelCheckpoint(folder / "saved", save_top_k=1)
-    memory = ClientMemories(limit_mib=0, keep=1)
-    loop = FederatedLoop(Scaffold(), clients_per_round=3, local_steps=2, memory=memory)
+    memory = ClientMemories(limit_mib=0)
+    loop = loop_with(algorithm=Scaffold(), clients_per_round=3, local_steps=2, memory=memory)
     model = module(optimizer="SGD")
     run = trainer(rounds, [saves, loop], default_root_dir=folder, enable_checkpointing=True, **settings)
     getattr(run, do)(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)

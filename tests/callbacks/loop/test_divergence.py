@@ -8,6 +8,7 @@ import pytest
 import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
+from memories import kept, loop_with
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 from synthesizing import Synthesizing
 from tastes import Adapters
@@ -70,7 +71,7 @@ def without(algorithm, when):
 
 
 def run(model, algorithm=None, rounds=3, data=None, callbacks=(), ckpt_path=None, settings=None, **loop):
-    loop = FederatedLoop(algorithm or FedAvg(), **({"clients_per_round": 4, "local_steps": 2} | loop))
+    loop = loop_with(algorithm=algorithm or FedAvg(), **({"clients_per_round": 4, "local_steps": 2} | loop))
     model.loop = loop
     t = trainer(rounds, [loop, *callbacks], **(settings or {}))
     t.fit(model, data or FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
@@ -437,7 +438,7 @@ def test_buffers_of_who_diverges_are_left_out_too(policy, bad):
         data = FederatedWrapper(
             Numbers(), lambda d: {f"c{i}": np.arange(12 * i, 12 * i + 12) for i in range(10)}
         )
-        model, loop = run(Dirty(out, norm=True), algorithm, 5, data, buffers=policy)
+        model, loop = run(Dirty(out, norm=True), algorithm, 5, data, parts=kept(policy))
         runs.append((model.state_dict(), numbers(loop)))
     torch.testing.assert_close(*runs, rtol=0, atol=0)
 

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
 )
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from memories import loop_with
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 from tastes import Adapters, Tastes
 from tiny_world import table
@@ -24,6 +25,7 @@ from torch import nn
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.scaffold import Scaffold
@@ -79,8 +81,8 @@ CASES = {
     "fedadam": lambda folder: {"server": FedAdam(lr=0.1)},
     "top_k": lambda folder: {"channel": Wire(up=TopK(0.2))},
     "scheduled": lambda folder: {},
-    "averaged_norm": lambda folder: {"buffers": "average"},
-    "local_norm": lambda folder: {"buffers": "local"},
+    "averaged_norm": lambda folder: {"parts": [AveragedBuffers()]},
+    "local_norm": lambda folder: {"parts": [LocalBuffers()]},
     "fleet": lambda folder: {
         "fleet": make_fleet(folder / "devices", moody={"availability": 0.7}),
         "clients_per_round": 4,
@@ -99,7 +101,7 @@ def run(folder, case="fedavg", callbacks=(), ckpt_path=None, **settings):
         optimizer = "SGD" if case in ("scaffold", "on_disk", "to_disk") else "AdamW"
         model = Scheduled() if case == "scheduled" else Regression(optimizer, norm="norm" in case)
         data = FederatedWrapper(Numbers(), ten_clients)
-    loop = FederatedLoop(**{"clients_per_round": 3, "local_steps": 2, **CASES[case](folder)})
+    loop = loop_with(**{"clients_per_round": 3, "local_steps": 2, **CASES[case](folder)})
     saves = any(isinstance(one, Checkpoint) for one in callbacks)
     fit = trainer(
         settings.pop("rounds", ROUNDS),

@@ -4,11 +4,13 @@ import lightning as L
 import numpy as np
 import pytest
 from fleets import make_fleet
+from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import MAY_CHANGE
+from fedlight.callbacks.loop.parts.buffers import LocalBuffers
 from fedlight.datamodules.federated.by_client import ByClient, FederatedWrapper
 from fedlight.federation.aggregation import TrimmedMean
 from fedlight.federation.algorithm import Algorithm
@@ -43,7 +45,7 @@ def run(rounds=1, ckpt_path=None, data=None, callbacks=(), settings=None, **loop
     model = module()
     fit = trainer(
         rounds,
-        [FederatedLoop(**{"clients_per_round": 3, "local_steps": 2, **loop}), *callbacks],
+        [loop_with(**{"clients_per_round": 3, "local_steps": 2, **loop}), *callbacks],
         **(settings or {}),
     )
     data = data or FederatedWrapper(Numbers(), ten_clients)
@@ -104,7 +106,7 @@ def other(folder):
             "Quantize",
         ),
         "aggregation": ({}, {"aggregation": TrimmedMean(0.2)}, "federated.aggregation=None", "TrimmedMean"),
-        "buffers": ({}, {"buffers": "local"}, "federated.buffers=", "LocalBuffers"),
+        "buffers": ({}, {"parts": [LocalBuffers()]}, "federated.parts=", "LocalBuffers"),
         "fleet": (
             {"fleet": fleets[0]},
             {"fleet": fleets[1]},
@@ -202,7 +204,7 @@ def test_what_changes_no_result_may_change(tmp_path):
     again, _ = run(
         3,
         tmp_path / "two.ckpt",
-        memory=ClientMemories(str(tmp_path / "elsewhere"), limit_mib=1, keep=3),
+        memory=ClientMemories(str(tmp_path / "elsewhere"), limit_mib=1),
         settings={"log_every_n_steps": 1, "default_root_dir": tmp_path / "there"},
     )
     assert_equal(weights(whole), weights(again))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from memories import loop_with
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -210,8 +211,8 @@ def test_resumed_equals_uninterrupted(tmp_path, limit_mib):
 
     def run(folder, ckpt_path=None):
         save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
-        memory = ClientMemories(limit_mib=limit_mib, keep=4)
-        loop = FederatedLoop(Scaffold(), clients_per_round=5, local_steps=2, memory=memory)
+        memory = ClientMemories(limit_mib=limit_mib)
+        loop = loop_with(algorithm=Scaffold(), clients_per_round=5, local_steps=2, memory=memory)
         model = module()
         t = trainer(4, [loop, save], enable_checkpointing=True, default_root_dir=folder)
         t.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)

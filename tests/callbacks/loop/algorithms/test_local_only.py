@@ -3,9 +3,9 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from memories import loop_with
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
@@ -49,8 +49,8 @@ def test_the_model_is_sent_once_and_nothing_comes_back():
 def test_resumed_equals_uninterrupted_with_models_in_ram_and_on_disk(tmp_path, limit_mib):
     def run(folder, ckpt_path=None):
         save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True)
-        memory = ClientMemories(str(tmp_path / "clients"), limit_mib, keep=4)
-        loop = FederatedLoop(LocalOnly(), clients_per_round=5, local_steps=2, memory=memory)
+        memory = ClientMemories(str(tmp_path / "clients"), limit_mib)
+        loop = loop_with(algorithm=LocalOnly(), clients_per_round=5, local_steps=2, memory=memory)
         t = trainer(4, [loop, save], enable_checkpointing=True)
         t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
         return {client: loop.own_state(client) for client in loop.clients}

@@ -8,6 +8,7 @@ from peft import LoraConfig, get_peft_model
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 from torch import nn
 
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 
@@ -189,8 +190,8 @@ def with_optimizer(make):
             {"callbacks": [LambdaCallback(on_train_batch_end=lambda *args: None)]},
             r"LambdaCallback\.on_train_batch_end would see .* takes_stacked = True",
         ),
-        (Lora, {"buffers": "average"}, "buffers=average gives each client buffers of its own"),
-        (Lora, {"buffers": "local"}, "buffers=local gives each client buffers"),
+        (Lora, {"parts": [AveragedBuffers()]}, "AveragedBuffers gives each client buffers of its own"),
+        (Lora, {"parts": [LocalBuffers()]}, "LocalBuffers gives each client buffers"),
     ],
 )
 def test_refused_with_the_reason_and_the_remedy(make, settings, message):

@@ -9,6 +9,7 @@ from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffered import Buffered
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers
 from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -68,7 +69,7 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint, tmp_path):
             {"buffered": FedBuff(11)},
             "buffer_size=11 is more than the 10 clients of the data",
         ),
-        ({"buffers": "average"}, MODE + "buffers=average .* set buffers=local"),
+        ({"parts": [AveragedBuffers()]}, MODE + "AveragedBuffers .* take LocalBuffers"),
         ({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}, MODE + "epsilon is computed for cohorts"),
         ({"channel": Wire(up=ClipAndNoise(1.0, 0.5, delta=0.01))}, MODE + "epsilon is computed for cohorts"),
         ({"algorithm": Scaffold()}, MODE + "Scaffold has start_round, .* take FedAvg, FedProx"),

@@ -6,10 +6,10 @@ import lightning as L
 import pytest
 from fleets import make_fleet, without_wall
 from lightning.pytorch.callbacks import ModelCheckpoint
+from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -35,14 +35,14 @@ def run(
     folder, devices, algorithm=FedProx, ckpt_path=None, rounds=ROUNDS, save=None, callbacks=(), fedbuff=None
 ):
     model = module()
-    loop = FederatedLoop(
-        algorithm(),
-        FedAdam(0.05),
+    loop = loop_with(
+        algorithm=algorithm(),
+        server=FedAdam(0.05),
         clients_per_round=5,
         local_steps=2,
         fleet=make_fleet(devices, buffered=fedbuff or FedBuff(2), **DEVICES),
         channel=Wire(up=[TopK(0.4, error_feedback=True), Quantize("int8")]),
-        memory=ClientMemories(limit_mib=0, keep=ROUNDS),
+        memory=ClientMemories(limit_mib=0),
     )
     log = VisitLog(str(folder / "visits.csv"))
     callbacks = [loop, log, *callbacks, *([save] if save else [])]

@@ -18,6 +18,7 @@ from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.devices import DeviceEmulation
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffered import Buffered
+from fedlight.callbacks.loop.parts.buffers import LocalBuffers
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -65,7 +66,7 @@ def seconds_of_upload(folder, **seconds):
         (lambda: FedProx(mu=0.5), {}),
         (lambda: FedProx(mu=0.5), {"channel": lossy}),
         (lambda: FedAvg("uniform"), {"channel": lossy}),
-        (lambda: FedAvg(), {"buffers": lambda: "local", "model": lambda: module(norm=True)}),
+        (lambda: FedAvg(), {"parts": lambda: [LocalBuffers()], "model": lambda: module(norm=True)}),
         (lambda: Ditto(0.5, 2), {}),
         (lambda: FedRep(["net.3"]), {"clients_per_round": lambda: 10}),  # who comes again is sent less
         (FFALoRA, {"model": lambda: with_lora()}),

@@ -4,27 +4,27 @@ An optimizer does not hold it, so it would pass from one client of a round to th
 before and after a visit, which finds the buffers that training really changes: those of a batch norm in ``eval()`` are not
 among them.
 
-=============  ==================================================================================================
-``refuse``     a buffer that training changes ends the run, by name
-``average``    every visit starts from the server's buffers, and after the round these are the mean over the clients
-               that took part, weighted by their examples, in fp64. The algorithm's weighting and the server's
-               optimizer do not apply: a variance stepped beyond its mean could become negative
-``local``      FedBN: buffers, and weights and biases of the layers that own running statistics, stay with each client
-               in its memory and are not sent; the server's own stay as they were at the start
-=============  ==================================================================================================
+===================  ============================================================================================
+none given           a buffer that training changes ends the run, by name
+`AveragedBuffers`    every visit starts from the server's buffers, and after the round these are the mean over the
+                     clients that took part, weighted by their examples, in fp64. The algorithm's weighting and the
+                     server's optimizer do not apply: a variance stepped beyond its mean could become negative
+`LocalBuffers`       FedBN: buffers, and weights and biases of the layers that own running statistics, stay with each
+                     client in its memory and are not sent; the server's own stay as they were at the start
+===================  ============================================================================================
 
 FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
 https://arxiv.org/abs/2102.07623, Algorithm 1. Deviation: other buffers that training changes stay with the client as well.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm
+from fedlight.callbacks.loop.parts.part import Part
+from fedlight.federation.aggregation import WeightedSum
 from fedlight.federation.channel import serialized_bytes
 from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.state import State, read, refuse_not_finite
@@ -210,22 +210,22 @@ MOST_NAMES = 6
 
 @runtime_checkable
 class LimitsBuffers(Protocol):
-    """Algorithm under which some policies have no meaning; ``buffers``: values of ``federated.buffers`` that have one."""
+    """Algorithm under which some policies have no meaning; ``buffers``: names of those that have one."""
 
     buffers: tuple[str, ...]
 
 
-class BufferPolicy:
+class BufferPolicy(Part):
     """Policy that refuses buffers that training changes, and base of the other policies.
 
     Attributes:
-        name: value of ``federated.buffers``.
+        name: name of the policy in `LimitsBuffers`.
         round_start: name -> buffer before the first visit of the round under way, for a checkpoint that is written inside
             the round; empty outside of a round's visits.
         num_bytes: bytes of the buffers that are sent with the parameters, one way; always the same.
     """
 
-    name: Policy = "refuse"
+    name: ClassVar[Policy] = "refuse"
 
     def __init__(self) -> None:
         self.round_start: Buffers = {}
@@ -233,21 +233,17 @@ class BufferPolicy:
         self._frozen: FrozenParameters | None = None
         self._looked = False
 
-    def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
-        """Raise ValueError, before any work, if the policy does not fit the run.
-
-        ``aggregation`` is None for the algorithm's own; ``is_private`` is whether the run promises differential privacy.
-        """
-        fits = algorithm.buffers if isinstance(algorithm, LimitsBuffers) else (self.name,)
+    def check(self, run: Any) -> None:
+        fits = run.algorithm.buffers if isinstance(run.algorithm, LimitsBuffers) else (self.name,)
         if self.name not in fits:
-            fine = " or ".join(fits)
+            remedy = "take LocalBuffers" if LocalBuffers.name in fits else "leave it out of parts"
             raise ValueError(
-                f"buffers={self.name} has no meaning under {type(algorithm).__name__}: set it to {fine}"
+                f"{type(self).__name__} has no meaning under {type(run.algorithm).__name__}: {remedy}"
             )
 
-    def attach(self, module: nn.Module) -> None:
+    def attach(self, run: Any) -> None:
         """Take the module, before the first round."""
-        self._module = module
+        self._module: nn.Module = run.lightning_module
         self.round_start = {}
         self._frozen = None
         self._looked = False
@@ -256,7 +252,7 @@ class BufferPolicy:
         """Return the federated parameters that are sent and aggregated: here all."""
         return state
 
-    def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
+    def start_visit(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
         """Put the client's initial buffers into the module, before a visit; return parameters of the client's own.
 
         ``state`` holds the server's federated parameters, ``parameters`` the module's.
@@ -266,7 +262,7 @@ class BufferPolicy:
             self._frozen = FrozenParameters(self._module, parameters)
         return {}
 
-    def after_batch(self) -> None:
+    def after_batch(self, run: Any, group: Any) -> None:
         """Check buffers after the run's first batch, so that a run that cannot work ends at once."""
         if not self._looked:
             self._looked = True
@@ -299,22 +295,18 @@ class BufferPolicy:
     def add(self, buffers: Buffers, num_examples: int) -> None:
         """Add the changed buffers of a client that took part in the round to those of the server."""
 
-    def partial(self) -> dict[str, Any]:
-        """Return the sums of this process so far, as tensors and plain values, and start anew."""
-        return {}
-
-    def merge(self, partials: Sequence[Mapping[str, Any]]) -> None:
-        """Add the `partial` of all processes."""
-
-    def leave(self) -> None:
+    def end_visit(self) -> None:
         """Restore the server's buffers after a visit; here nothing has changed them."""
+
+    def abort(self, run: Any) -> None:
+        self.restore()
 
     def restore(self) -> None:
         """Restore the server's buffers where a round was broken off."""
         if self.round_start:
             put_back(self._module, self.round_start)
 
-    def finish_round(self) -> None:
+    def close_round(self) -> None:
         """Put the server's new buffers into the module; raise ValueError if unoptimized parameters changed."""
         self._refuse_moved()
         self.round_start, self._frozen = {}, None
@@ -331,8 +323,8 @@ class BufferPolicy:
         if names:
             raise ValueError(
                 f"training changes {_listed(names)}: buffers, which no optimizer holds, so they would pass from one client "
-                "to the next. Set buffers=average (the mean over a round's clients) or buffers=local "
-                "(they stay with each client, FedBN), or have these layers in eval() where they are not to learn"
+                "to the next. Add AveragedBuffers (the mean over a round's clients) or LocalBuffers (they stay with each "
+                "client, FedBN) to the loop's parts, or have these layers in eval() where they are not to learn"
             )
 
 
@@ -344,35 +336,35 @@ class AveragedBuffers(BufferPolicy):
     form a safetensors file in their own types, which a lossy channel leaves unchanged.
     """
 
-    name: Policy = "average"
+    name: ClassVar[Policy] = "average"
 
-    def check(self, algorithm: Algorithm, aggregation: Aggregation | None, is_private: bool) -> None:
-        super().check(algorithm, aggregation, is_private)
-        if is_private:
+    def check(self, run: Any) -> None:
+        super().check(run)
+        if run.is_private:
             raise ValueError(
-                "buffers=average would send running statistics as they are, past the clipping and the noise of "
-                "differential privacy: set buffers=local"
+                "AveragedBuffers would send running statistics as they are, past the clipping and the noise of "
+                "differential privacy: take LocalBuffers"
             )
-        if aggregation is not None and not isinstance(aggregation, WeightedSum):
+        if run.aggregation is not None and not isinstance(run.aggregation, WeightedSum):
             raise ValueError(
-                f"buffers=average takes the mean of running statistics, which {type(aggregation).__name__} would "
-                "not protect: set buffers=local"
+                f"AveragedBuffers takes the mean of running statistics, which {type(run.aggregation).__name__} would "
+                "not protect: take LocalBuffers"
             )
 
-    def attach(self, module: nn.Module) -> None:
-        super().attach(module)
-        self._travel = frozenset(persistent(module))
-        sent = {name: value for name, value in module.named_buffers() if name in self._travel}
+    def attach(self, run: Any) -> None:
+        super().attach(run)
+        self._travel = frozenset(persistent(self._module))
+        sent = {name: value for name, value in self._module.named_buffers() if name in self._travel}
         self.num_bytes = serialized_bytes(sent)  # of all, to know it before the round
         self.sums = ExactSums()
         self._examples: dict[str, int] = {}
         self._all_examples = 0
 
-    def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
+    def start_visit(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
         self.restore()  # once more: a callback behind the loop may have changed them after the visit
-        return super().enter(memory, state, parameters)
+        return super().start_visit(memory, state, parameters)
 
-    def leave(self) -> None:
+    def end_visit(self) -> None:
         self.restore()
 
     def add(self, buffers: Buffers, num_examples: int) -> None:
@@ -393,7 +385,7 @@ class AveragedBuffers(BufferPolicy):
             for name, examples in partial["examples"].items():
                 self._examples[name] = self._examples.get(name, 0) + examples
 
-    def finish_round(self) -> None:
+    def close_round(self) -> None:
         for name, examples in self._examples.items():
             # Clients whose visits have not changed the buffer have the server's.
             if others := self._all_examples - examples:
@@ -410,7 +402,7 @@ class AveragedBuffers(BufferPolicy):
         self.restore()
         put(self._module, means)
         self._examples, self._all_examples = {}, 0
-        super().finish_round()
+        super().close_round()
 
     def _refuse(self, names: list[str]) -> None:
         now = dict(self._module.named_buffers())
@@ -419,38 +411,38 @@ class AveragedBuffers(BufferPolicy):
             if before is None or after is None or before.shape != after.shape:
                 sizes = [None if value is None else tuple(value.shape) for value in (before, after)]
                 raise ValueError(
-                    f"buffers=average: training changes the size of {name} from {sizes[0]} to {sizes[1]}, so it "
-                    "has no mean: set buffers=local"
+                    f"AveragedBuffers: training changes the size of {name} from {sizes[0]} to {sizes[1]}, so it "
+                    "has no mean: take LocalBuffers"
                 )
         if unsaved := [name for name in names if name not in self._travel]:
             raise ValueError(
-                f"buffers=average: training changes {_listed(unsaved)}, which the module's state_dict leaves out, "
-                "so it is not sent: register it with persistent=True, or set buffers=local"
+                f"AveragedBuffers: training changes {_listed(unsaved)}, which the module's state_dict leaves out, "
+                "so it is not sent: register it with persistent=True, or take LocalBuffers"
             )
 
 
 class LocalBuffers(BufferPolicy):
     """Policy that keeps buffers, and parameters of the layers that own running statistics, with each client."""
 
-    name: Policy = "local"
+    name: ClassVar[Policy] = "local"
 
-    def attach(self, module: nn.Module) -> None:
-        super().attach(module)
-        self._names = normalization_parameters(module)  # FedBN, Algorithm 1
+    def attach(self, run: Any) -> None:
+        super().attach(run)
+        self._names = normalization_parameters(self._module)  # FedBN, Algorithm 1
 
     def shared(self, state: State) -> State:
         return {name: value for name, value in state.items() if name not in self._names}
 
-    def enter(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
+    def start_visit(self, memory: Mapping[str, Any], state: State, parameters: Mapping[str, Tensor]) -> State:
         self.restore()
-        super().enter(memory, state, parameters)
+        super().start_visit(memory, state, parameters)
         self._parameters = {name: p for name, p in parameters.items() if name in self._names}
         kept = memory.get(LOCAL, {"parameters": {}, "buffers": {}})
         put(self._module, kept["buffers"])
         of_server = {name: state[name] for name in self._parameters}
         return of_server | {name: value for name, value in kept["parameters"].items() if name in of_server}
 
-    def leave(self) -> None:
+    def end_visit(self) -> None:
         self.restore()
 
     def trained(self) -> Buffers:
@@ -471,16 +463,6 @@ class LocalBuffers(BufferPolicy):
 
     def _refuse(self, names: list[str]) -> None:
         """Refuse nothing: every buffer stays with its client."""
-
-
-def buffer_policy(name: Policy) -> BufferPolicy:
-    """Return the policy of a setting.
-
-    Examples:
-        >>> type(buffer_policy("local")).__name__
-        'LocalBuffers'
-    """
-    return {policy.name: policy for policy in (BufferPolicy, AveragedBuffers, LocalBuffers)}[name]()
 
 
 def _real(value: Tensor | None) -> Tensor:
