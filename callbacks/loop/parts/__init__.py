@@ -1,7 +1,8 @@
 """Parts of the loop: each is one concern of a round, made where the settings need it.
 
 `part` is their base class, `order` makes those of a run, in the order that counts. `optimizers` gives each visit a fresh
-start, `buffers` decides about running statistics and the like, `limits` bounds the effect of one client on a round, `buffered` has buffered rounds, `ranks` is for several processes,
+start, `buffers` decides about running statistics and the like, `limits` bounds the effect of one client on a round,
+`buffered` has buffered rounds, `ranks` is for several processes,
 `privacy_account` counts epsilon, and `product_error` and `core_watch` measure. Groups and forward-only visits have separate
 folders.
 """
