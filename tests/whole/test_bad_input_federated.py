@@ -79,7 +79,7 @@ def fit(tiny_model, tmp_path):
         ),
         (
             ["--federated.memory=ClientMemories"],
-            "is gone: leave it out: memories are in RAM up to 256 MiB, and then in the run's folder",
+            "any more: leave it out: memories are in RAM up to 256 MiB, and then in the run's folder",
         ),
         (["--federated.buffers=average"], "add AveragedBuffers or LocalBuffers to parts"),
     ],
