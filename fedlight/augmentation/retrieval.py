@@ -17,7 +17,7 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.datamodules.vectors.index_files import has_index
+from fedlight.datamodules.vectors.index_files import has_graph
 from fedlight.datamodules.vectors.recall import SearchRecall, reach_recall
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
 from fedlight.processes.work import is_first, once
@@ -63,8 +63,8 @@ class Retrieval(Augmentation):
 
 
 def check_index_folder(folder: str | None) -> None:
-    """Raise OSError, before any encoding, for a folder that has no index and cannot be written."""
-    if folder is not None and not has_index(Path(folder)):
+    """Raise OSError, before any encoding, for a folder that has no graph and cannot be written."""
+    if folder is not None and not has_graph(Path(folder)):
         refuse_unwritable(Path(folder), "index_folder")
 
 
