@@ -60,10 +60,6 @@ class Visits:
         """Return clients by outcome in each round, ``(outcomes, rounds)``."""
         return self._count(self.outcomes, len(OUTCOMES), self.rounds, self.num_rounds)
 
-    def participation_by_device(self) -> np.ndarray:
-        """Return clients and rounds by outcome for each device, ``(outcomes, devices)``."""
-        return self._count(self.outcomes, len(OUTCOMES), self.devices, len(self.device_names))
-
     def times_taken_part(self) -> dict[str, int]:
         """Return in how many rounds each client that was asked took part."""
         counts = self._count(self.outcomes, len(OUTCOMES), self.clients, len(self.client_names))

@@ -15,16 +15,17 @@ from matplotlib.figure import Figure
 from fedlight.report.figures.privacy_table import PRETRAINED
 from fedlight.report.figures.style import (
     COLORS,
-    HALF_A_PAGE,
+    MOST_LINES,
     STYLE,
     Looks,
     add_legend,
     colors,
     key,
+    looks_of,
     new_chart,
     new_figure,
 )
-from fedlight.report.parts import deviation
+from fedlight.report.parts import Chart, deviation
 
 MOST_POINTS = 300
 
@@ -53,22 +54,50 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
 
 
 @matplotlib.rc_context(STYLE)
-def line_figure(
+def line_chart(
+    name: str,
+    title: str,
+    caption: str,
     lines: Mapping[str, Line],
-    styles: Looks,
+    known: Looks,
     x: str,
     y: str = "",
-    height: float = HALF_A_PAGE[1],
-    whole: bool = False,
-) -> Figure:
-    """Draw lines on a separate chart; ``x`` and ``y`` name its axes, and a ``whole`` x has no ticks between integers."""
-    figure, axes = new_chart(height)
-    draw_lines(axes, lines, styles)
+    column: str = "round",
+    label: str = "run",
+    scale: float | None = None,
+    lowest: float | None = None,
+) -> Chart:
+    """Return a chart of lines, at most `MOST_LINES` of them; its rows have all.
+
+    Args:
+        name: of the chart's files.
+        title: its title.
+        caption: what the lines are; bands and omissions are added.
+        lines: name -> line.
+        known: looks of the methods, see `fedlight.report.figures.style.looks_of`.
+        x: name of the axis across.
+        y: name of the axis upwards; may be empty.
+        column: column of the rows with the positions.
+        label: column of the rows with the names.
+        scale: by what positions are divided in the figure; None: they are whole numbers.
+        lowest: beginning of the axis upwards; None: that of the lines.
+    """
+    shown = dict(list(lines.items())[:MOST_LINES])
+    figure, axes = new_chart()
+    drawn = {each: thinned(line._replace(x=line.x / (scale or 1))) for each, line in shown.items()}
+    draw_lines(axes, drawn, looks_of(shown, known))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.locator_params(axis="x", integer=whole)
+    if lowest is not None:
+        axes.set_ylim(bottom=lowest)
+    axes.locator_params(axis="x", integer=scale is None)
     key(figure, axes)
-    return figure
+    notes = [caption + bands(shown.values())]
+    if len(shown) < len(lines):
+        notes.append(f"{len(shown)} of {len(lines)} lines are drawn; the CSV has all.")
+    if any(len(line.x) > MOST_POINTS for line in shown.values()):
+        notes.append("Neighbouring points are averaged; the CSV has all.")
+    return Chart(name, title, " ".join(notes).strip(), figure, rows_of(lines, column, label))
 
 
 def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
@@ -97,31 +126,17 @@ def ranked(values: Iterable[float]) -> dict[float, float]:
     return {float(rank): value for rank, value in enumerate(sorted(values, reverse=True), start=1)}
 
 
-def whole_rows_of(lines: Mapping[str, Line], x: str, label: str = "run") -> list[dict[str, Any]]:
+def rows_of(lines: Mapping[str, Line], x: str = "round", label: str = "run") -> list[dict[str, Any]]:
     """Return a row for each point of each line, with its band and the number of seeds.
 
     Examples:
-        >>> whole_rows_of({"a": over_seeds([{1.0: 0.5}])}, "round")
+        >>> rows_of({"a": over_seeds([{1.0: 0.5}])})
         [{'run': 'a', 'round': 1.0, 'mean': 0.5, 'low': 0.5, 'high': 0.5, 'seeds': 1}]
     """
     return [
         {label: name, x: at, "mean": middle, "low": low, "high": high, "seeds": line.seeds}
         for name, line in lines.items()
         for at, middle, low, high in zip(*(column.tolist() for column in line[:4]), strict=True)
-    ]
-
-
-def rows_of(lines: Mapping[str, Line], x: str = "round", y: str = "mean") -> list[dict[str, Any]]:
-    """Return a row for each point of each line, with the names of its columns.
-
-    Examples:
-        >>> rows_of({"a": over_seeds([{1: 0.5}])})
-        [{'run': 'a', 'round': 1, 'mean': 0.5}]
-    """
-    return [
-        {"run": name, x: int(at), y: float(value)}
-        for name, line in lines.items()
-        for at, value in zip(line.x, line.middle, strict=True)
     ]
 
 

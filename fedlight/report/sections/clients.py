@@ -76,14 +76,11 @@ def _sorted_chart(table: dict[str, dict[str, Any]], place: int, several: bool, k
         for method, values in table.items()
         for rank, value in enumerate(values["accuracy"], start=1)
     ]
-    numbers = "; ".join(
-        f"{m}: mean {v['mean']:.3f}, worst tenth {v['worst_tenth']:.3f}" for m, v in table.items()
-    )
     title = "Accuracy of each client, worst served first" + (f" ({place + 1})" if several else "")
     caption = "A client's accuracy is that of its own selector where it has one."
     if any(values["seeds"] > 1 for values in table.values()):
         caption += " At each rank the mean over seeds."
-    return Chart(f"clients_sorted_{place + 1}", title, caption, f"{title}. {numbers}", figure, rows, narrow)
+    return Chart(f"clients_sorted_{place + 1}", title, caption, figure, rows, narrow)
 
 
 def _table(table: dict[str, dict[str, Any]]) -> Table:
@@ -164,5 +161,4 @@ def _band_chart(label: str, measure: str, values: dict[str, np.ndarray], color: 
     names = [name for name in values if name != "worst" or measure == "accuracy"]
     columns = (values[name].tolist() for name in names)
     rows = [dict(zip(names, point, strict=True)) for point in zip(*columns, strict=True)]
-    alt = f"{title}. Median {values['q50'][0]:.3g} at first, {values['q50'][-1]:.3g} at last."
-    return Chart(f"spread_{measure}_{slug(label)}", title, caption, alt, figure, rows)
+    return Chart(f"spread_{measure}_{slug(label)}", title, caption, figure, rows)

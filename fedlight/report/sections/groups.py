@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlight.evaluation.group_agreement import group_metrics
-from fedlight.report.figures.lines import bands, line_figure, over_seeds, rows_of
+from fedlight.report.figures.lines import line_chart, over_seeds
 from fedlight.report.figures.plots import draw_groups, groups_of
-from fedlight.report.figures.style import COLORS, Looks, looks_of, method_looks
+from fedlight.report.figures.style import COLORS, Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug, table_of
 from fedlight.runs.rows import Rows, number
 from fedlight.runs.run import Run
@@ -82,14 +82,10 @@ def changes_of(table: Table_) -> dict[int, dict[str, float]]:
 
 
 def _map(label: str, table: Table_) -> Chart:
-    clients, groupings = len(table["client"]), len(table["round"])
-    sizes = Counter(selectors[-1] for selectors in table["selector"] if selectors[-1] is not None)
-    sizes_in_words = ", ".join(f"selector {which} has {size}" for which, size in sorted(sizes.items()))
     return Chart(
         f"groups_{slug(label)}",
         f"Selector of each client: {label}",
         "A line for each client, sorted by known group where there is one, a column for each grouping.",
-        f"Map of {clients:,} clients and {groupings:,} groupings; after the last, {sizes_in_words} clients.",
         draw_groups(table),
         [
             {"client": client, "known_group": group, "round": round_idx, "selector": selector}
@@ -117,24 +113,14 @@ def _change_chart(
     if not series:
         return None
     lines = {method: over_seeds(seeds) for method, seeds in series.items()}
-    ends = "; ".join(
-        f"{method}: {line.middle[0]:.2f} at first, {line.middle[-1]:.2f} at last"
-        for method, line in lines.items()
-    )
     is_share = metric != "fed/group_ari"
-    name = "share of clients" if is_share else SAID[metric]
-    figure = line_figure(lines, looks_of(lines, known), "communication round, counted from 0", name, 3.0)
+    meaning = "Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; "
     lowest = min(0.0, *(float(line.low.min()) for line in lines.values()))
-    figure.axes[0].set_ylim(lowest - 0.02, 1.02)
-    return Chart(
-        slug(metric),
-        capitalized(SAID[metric]),
-        ("Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; ")
-        + f"at each grouping.{bands(lines.values())}",
-        f"Lines over the rounds. {ends}.",
-        figure,
-        rows_of(lines),
-    )
+    name, title = "share of clients" if is_share else SAID[metric], capitalized(SAID[metric])
+    x, caption = "communication round, counted from 0", f"{meaning}at each grouping."
+    chart = line_chart(slug(metric), title, caption, lines, known, x, name, lowest=lowest - 0.02)
+    chart.figure.axes[0].set_ylim(top=1.02)
+    return chart
 
 
 def _table(tables: Mapping[str, Table_], changes: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Table:

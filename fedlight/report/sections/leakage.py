@@ -122,18 +122,15 @@ def _chart(attack: str, target: str, by_method: ByMethod, styles: Looks) -> Char
         if level is not None:
             rows.append({"metric": metric, "run": "before training", "round": 0, "mean": level})
         rows += [{"metric": metric, **row} for row in rows_of(lines)]
-    lines, level = series[metrics[0]]
-    before = "" if level is None else f"{level:.2f} before training; "
-    ends = "; ".join(f"{method} {line.middle[-1]:.2f}" for method, line in lines.items())
+    has_bands = len(by_method) <= MOST_BANDS
+    several = bands(line for lines, _ in series.values() for line in lines.values())
     left = len(by_method) - MOST_LINES
     return Chart(
         f"{slug(attack)}_{target}",
         f"{capitalized(attack.replace('_', ' '))}: {TARGETS[target]}",
-        f"After each round{', mean over the seeds' if bands(lines.values()) else ''}; dashed grey: the model before "
-        "training."
-        + (bands(lines.values()) if len(by_method) <= MOST_BANDS else "")
+        f"After each round{', mean over the seeds' if several else ''}; dashed grey: the model before training."
+        + (several if has_bands else "")
         + (f" {left:,} more runs are in the data alone." if left > 0 else ""),
-        f"Lines over the rounds, a panel for each metric. {in_words(metrics[0])}, at the end: {before}{ends}.",
         draw_leakage_panels(series, styles),
         rows,
     )
@@ -203,15 +200,12 @@ def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], 
         if len({tuple(values["x"]) for values in table.values()}) < 2 or len(charts) == 2:
             continue
         attack = metric.partition("/")[0].replace("_", " ")
-        least = min(table, key=lambda method: fmean(table[method]["x"]))
         charts.append(
             Chart(
                 f"trade_off_{slug(metric)}",
                 f"Utility against leakage: {in_words(metric)}",
                 f"After the last round: the score of {task} against {attack} of the global model, {in_words(metric)}. "
                 "Better is up and to the left. Crosses: standard deviation over the seeds.",
-                f"A point for each of {len(table):,} methods; {least} leaks least, {fmean(table[least]['x']):.2f}, with a "
-                f"score of {fmean(table[least]['y']):.2f}.",
                 draw_scatter(
                     table, f"{attack}, {in_words(metric)}  {LESS}", f"score of {task}  {MORE}", styles=styles
                 ),

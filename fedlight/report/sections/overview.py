@@ -226,7 +226,6 @@ def draw_results(
         for method in shown
         if (seeds := of_metric.get(method))
     ]
-    in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
     caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."
     if all(record["seeds"] == 1 for record in records):
         caption = ""
@@ -236,7 +235,6 @@ def draw_results(
         f"results_{name}",
         f"{title} at a glance",
         caption.strip(),
-        f"{title}. {in_words}",
         _panels(values, shown, 2 * HALF_A_PAGE[0], 0.32, len(metrics), styles),
         records,
         _panels(values, shown, NARROW, 0.26, min(2, len(metrics)), styles) if len(metrics) > 1 else None,
