@@ -107,7 +107,7 @@ class VectorIndex:
         return cls(vectors, graph)
 
     @classmethod
-    def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto", threads: int = 1) -> Self:
+    def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto") -> Self:
         """Return an index of the vectors whose graph is kept in a folder: read there, else built and saved.
 
         A graph of other vectors is replaced. An exact index has no graph, and nothing is saved.
@@ -121,23 +121,20 @@ class VectorIndex:
             return cls(vectors, None)
         digest = vectors_digest(vectors)
         if (file := graph_file(Path(folder), digest)) is None:
-            index = cls.build(vectors, "hnsw", threads=threads)
+            index = cls.build(vectors, "hnsw")
             write_graph(Path(folder), index._graph, digest)
             return index
         graph = _create_graph(vectors.shape[1])
         graph.load_index(str(file))
         return cls(vectors, graph)
 
-    def search(
-        self, queries: np.ndarray, number: int, below: float | None = None, threads: int = 1
-    ) -> list[Hits]:
+    def search(self, queries: np.ndarray, number: int, below: float | None = None) -> list[Hits]:
         """Return the ``number`` rows most similar to each query, among rows with a cosine below ``below``.
 
         Args:
             queries: ``(queries, dimension)``, of any length but 0.
             number: hits per query, >= 1; fewer if the index has fewer.
             below: rows with this cosine or more are skipped; None skips none.
-            threads: threads that search a graph, one query each; the hits do not depend on it.
 
         Returns:
             Hits of each query, best first.
@@ -152,7 +149,7 @@ class VectorIndex:
         asked, waiting = number, np.arange(len(queries))  # queries without enough rows yet
         # From a quarter of the rows on, exact search takes over.
         while self._graph is not None and len(waiting) and asked * 4 <= len(self):
-            proposed = self._propose(queries[waiting], asked, threads)
+            proposed = self._propose(queries[waiting], asked)
             if proposed is None:
                 break
             above = 0
@@ -171,12 +168,12 @@ class VectorIndex:
         results |= dict(zip(waiting.tolist(), exact, strict=True))
         return [results[query] for query in range(len(queries))]
 
-    def _propose(self, queries: np.ndarray, asked: int, threads: int) -> np.ndarray | None:
+    def _propose(self, queries: np.ndarray, asked: int) -> np.ndarray | None:
         """Return rows near each query, ``(queries, asked)``; None if the graph has too few links to reach so many."""
         assert self._graph is not None
         self._graph.set_ef(self.ef(asked))
         try:
-            rows: np.ndarray = self._graph.knn_query(queries, k=asked, num_threads=threads)[0]
+            rows: np.ndarray = self._graph.knn_query(queries, k=asked, num_threads=1)[0]
         except RuntimeError:  # hnswlib: too few links to reach so many
             return None
         return rows.astype(np.int64)

@@ -106,7 +106,12 @@ def draw_bubbles(table: Bubbles) -> Figure:
     axes.grid(color="0.9", linewidth=0.6)
     rest = f", at the right the mean of {table.other_clients:,} others" if table.other_clients else ""
     axes.set_xlabel(f"{wide - bool(rest)} clients{rest}")
-    add_legend(figure, [_bubble(rows, largest * rows / most) for rows in _steps(most)])
+    style: Any = {"marker": "o", "linestyle": "", "color": COLORS[0], "markeredgewidth": 0, "alpha": 0.75}
+    handles = [
+        Line2D([], [], markersize=(largest * n / most) ** 0.5, label=f"{n:,} row{'s' * (n != 1)}", **style)
+        for n in _steps(most)
+    ]
+    add_legend(figure, handles)
     return figure
 
 
@@ -120,12 +125,6 @@ def _steps(most: float) -> list[int]:
     scale = 10.0 ** np.floor(np.log10(max(most, 1)))
     top = max(step * scale for step in (1, 2, 5) if step * scale <= max(most, 1))
     return sorted({max(1, round(float(f"{top / part:.1g}"))) for part in (1, 2.5, 10)})
-
-
-def _bubble(rows: int, area: float) -> Line2D:
-    label = f"{rows:,} row{'s' * (rows != 1)}"
-    style: Any = {"marker": "o", "linestyle": "", "markeredgewidth": 0, "alpha": 0.75}
-    return Line2D([], [], color=COLORS[0], markersize=area**0.5, label=label, **style)
 
 
 def section(runs: Sequence[Run]) -> Section | None:

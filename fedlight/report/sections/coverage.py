@@ -99,7 +99,11 @@ def _categories(addition: Addition) -> dict[str, str]:
 
 
 def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
-    scores = {name: each for name, addition in additions.items() if (each := _scores(addition.added))}
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    for name, addition in additions.items():
+        for client, values in scores_of(addition.added).items():
+            if np.isfinite(values).any():
+                scores.setdefault(name, {})[client] = values[np.isfinite(values)]
     if not scores:
         return []
     shown = dict(list(scores.items())[:HISTOGRAMS])
@@ -127,11 +131,6 @@ def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
             ],
         )
     ]
-
-
-def _scores(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
-    finite = {client: values[np.isfinite(values)] for client, values in scores_of(added).items()}
-    return {client: values for client, values in finite.items() if len(values)}
 
 
 def _table(additions: Mapping[str, Addition]) -> Table:

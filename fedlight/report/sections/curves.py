@@ -109,6 +109,9 @@ def _zeros(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> set[str]:
 
 
 def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
+    def place(item: tuple[str, object]) -> int:  # validation before training
+        return next((at for at, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
+
     metrics = _by_metric(of_methods, axis)
     for name in _zeros(metrics):
         del metrics[name]
@@ -116,7 +119,7 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
     intervals = {metric: [metrics[end] for end in pair] for metric, pair in ends.items()}
     drawn = {
         name: by_method
-        for name, by_method in sorted(metrics.items(), key=_place)
+        for name, by_method in sorted(metrics.items(), key=place)
         if not any(name in pair for pair in ends.values())  # ends are drawn as a band
         # Single values are in tables; beside curves they are points.
         and any(len(curve) > 1 for several in by_method.values() for curve in several)
@@ -178,11 +181,6 @@ def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, l
         for of_end in intervals
     )
     return line._replace(low=low, high=high)
-
-
-def _place(item: tuple[str, object]) -> int:
-    """Return a metric's place in the order of charts: validation before training."""
-    return next((place for place, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
 
 
 def _chart(name: str, title: str, axis: str, lines: Mapping[str, Line], styles: Looks) -> Chart:

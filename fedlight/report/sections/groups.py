@@ -9,7 +9,7 @@ from fedlight.report.figures.lines import line_chart, over_seeds
 from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug, table_of
-from fedlight.runs.rows import Rows, number
+from fedlight.runs.rows import number
 from fedlight.runs.run import Run
 
 MOST = 4
@@ -19,12 +19,18 @@ SAID = {
     "fed/group_ari": "adjusted Rand index",
     "fed/groups_found": "clients that sit with their known group",
 }
+COUNTS = ("round", "selector")
+"""Columns that have to be numbers."""
 Table_ = Mapping[str, Sequence[Any]]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a map of the clients of each run, and how groups change; None without groups."""
-    tables = {run.label: groups_of(rows) for run in runs if (rows := whole_rows(run.csv("groups.csv")))}
+    tables = {}
+    for run in runs:
+        rows = [row for row in run.csv("groups.csv") if None not in map(number, map(row.get, COUNTS))]
+        if rows:
+            tables[run.label] = groups_of(rows)
     if not tables:
         return None
     can_be_drawn = [label for label, table in tables.items() if most_selector(table) < len(COLORS)]
@@ -45,11 +51,6 @@ def section(runs: Sequence[Run]) -> Section | None:
     if left:
         intro += f" Maps of {left:,} more runs, of other seeds or methods, are left out."
     return Section("groups", "Groups of clients", intro, parts)
-
-
-def whole_rows(rows: Rows) -> Rows:
-    """Return the rows whose round and selector are numbers."""
-    return [row for row in rows if all(number(row.get(name)) is not None for name in ("round", "selector"))]
 
 
 def most_selector(table: Table_) -> int:

@@ -65,15 +65,11 @@ def held(runs: Sequence[Curve]) -> Line:
     # Before and after these moments the mean would be over fewer runs.
     first, last = max(min(curve) for curve in runs), min(max(curve) for curve in runs)
     x = np.array(sorted({at for curve in runs for at in curve if first <= at <= last}))
-    values = np.array([_at(curve, x) for curve in runs]).reshape(len(runs), -1)
-    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(runs))
-
-
-def _at(curve: Mapping[float, float], moments: np.ndarray) -> np.ndarray:
-    times = np.array(sorted(curve))
-    values = np.array([curve[at] for at in times])
+    series = [(np.array(sorted(curve)), np.array([curve[at] for at in sorted(curve)])) for curve in runs]
     # The last one at or before each moment.
-    return np.asarray(values[np.searchsorted(times, moments, side="right") - 1])
+    each = [values[np.searchsorted(times, x, side="right") - 1] for times, values in series]
+    values = np.array(each).reshape(len(runs), -1)
+    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(runs))
 
 
 def _chart(metric: str, of_methods: Mapping[str, Sequence[Curve]], known: Looks) -> Chart:

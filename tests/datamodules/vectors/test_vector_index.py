@@ -90,9 +90,7 @@ def test_the_graph_is_asked_again_where_rows_are_above_the_bound(graph, vectors,
     monkeypatch.setattr(
         VectorIndex,
         "_propose",
-        lambda self, some, number, threads: (
-            asked.append((len(some), number)) or propose(self, some, number, threads)
-        ),
+        lambda self, some, number: asked.append((len(some), number)) or propose(self, some, number),
     )
     monkeypatch.setattr(
         index_file, "exact_search", lambda vectors, queries, *rest: [] if not len(queries) else 1 / 0

@@ -152,7 +152,10 @@ def test_devices_over_two_seeds(tmp_path):
     )
     assert {"took part": "3", "MB up": "0.006", "kJ": "7", "dropped out": "25%"}.items() <= line.items()
     of_devices = tables(found)["Devices of m"]
-    assert [line[:5] for line in of_devices.lines] == [["phone", "1", "2", "2", "0"], ["tab", "1", "2", "1", "1"]]
+    assert [line[:5] for line in of_devices.lines] == [
+        ["phone", "1", "2", "2", "0"],
+        ["tab", "1", "2", "1", "1"],
+    ]
     assert of_devices.header[4] == "absent"
 
 
