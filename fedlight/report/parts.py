@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedlight.runs.rows import number
 from fedlight.support.files import result_of
 
-MOST_SAID = 20
+MOST_SAID = 40
 """Lines, bars or points that the words of a figure name."""
 
 
@@ -36,7 +36,11 @@ class Chart(NamedTuple):
             return f"{self.title}. The data have {len(self.rows):,} rows."
         texts = (
             f"{' '.join(filter(None, names))}: "
-            + ", ".join(f"{name} {short(value)}" for name, value in row.items() if not isinstance(value, str))
+            + ", ".join(
+                f"{name} {'-' if value is None else f'{value:,.4g}'}"
+                for name, value in row.items()
+                if not isinstance(value, str) and name not in ("low", "high", "seeds")
+            )
             for names, row in last.items()
         )
         return f"{self.title}. {'; '.join(texts)}."

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedlight.report.visits import OUTCOMES, binned, peaks, visits_of
+from fedlight.report.figures.lines import binned
+from fedlight.report.visits import OUTCOMES, peaks, visits_of
 
 FIELDS = (
     "round",

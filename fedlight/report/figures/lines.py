@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from fedlight.report.figures.privacy_table import PRETRAINED
 from fedlight.report.figures.style import (
     COLORS,
+    HALF_A_PAGE,
     MOST_LINES,
     STYLE,
     Looks,
@@ -28,6 +29,7 @@ from fedlight.report.figures.style import (
 from fedlight.report.parts import Chart, deviation
 
 MOST_POINTS = 300
+MOST_BANDS = 6
 
 
 class Line(NamedTuple):
@@ -100,6 +102,57 @@ def line_chart(
     return Chart(name, title, " ".join(notes).strip(), figure, rows_of(lines, column, label))
 
 
+class Panel(NamedTuple):
+    """Lines of one pair of axes among several."""
+
+    lines: Mapping[str, Line]
+    title: str = ""
+    y: str = ""
+    level: float | None = None  # where a dashed grey line is drawn
+
+
+@matplotlib.rc_context(STYLE)
+def draw_panels(
+    panels: Sequence[Panel], known: Looks, x: str, across: int = 1, from_zero: bool = False
+) -> Figure:
+    """Draw panels in a grid, at most `MOST_LINES` lines in each, without bands where these would hide each other.
+
+    Args:
+        panels: at least one.
+        known: looks of the methods, see `fedlight.report.figures.style.looks_of`; in their order the first are drawn.
+        x: name of the axis that the panels share.
+        across: panels beside each other.
+        from_zero: whether the axes upwards begin at 0; they do where all lines are 0.
+    """
+    names = {name for panel in panels for name in panel.lines}
+    styles = looks_of([name for name in known if name in names][:MOST_LINES], known)
+    across = min(across, len(panels))
+    down = -(-len(panels) // across)
+    height = 0.6 + 1.75 * down + 0.16 * len(styles)
+    figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True).ravel()
+    for place, axes in enumerate(grid):
+        axes.set_visible(place < len(panels))
+    for axes, panel in zip(grid, panels, strict=False):
+        shown = {name: line for name, line in panel.lines.items() if name in styles}
+        if len(styles) > MOST_BANDS:
+            shown = {name: line._replace(low=line.middle, high=line.middle) for name, line in shown.items()}
+        draw_lines(axes, shown, styles)
+        if from_zero or not any(line.middle.any() for line in shown.values()):
+            axes.set_ylim(bottom=0)
+        if panel.level is not None:
+            axes.axhline(panel.level, color="0.45", linestyle=(0, (4, 2)), linewidth=1, zorder=1)
+        axes.set_title(panel.title, fontsize=9)
+        axes.set_ylabel(panel.y, fontsize=9)
+        axes.tick_params(labelsize=8, labelbottom=True)  # shared axes have numbers in the lowest row alone
+        axes.grid(axis="y", color="0.85", linewidth=0.6)
+    for axes in grid[max(len(panels) - across, 0) : len(panels)]:
+        axes.set_xlabel(x, fontsize=9)
+    # The legend of one panel stands for all.
+    key(figure, grid[max(range(len(panels)), key=lambda place: len(panels[place].lines))])
+    return figure
+
+
 def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
     """Return the mean of runs (position -> value) at each position of any run, with a band from the lowest to the highest.
 
@@ -159,10 +212,20 @@ def thinned(line: Line, most: int = MOST_POINTS) -> Line:
     """
     if len(line.x) <= most:
         return line
-    x, middle, low, high = (
-        np.array([part.mean() for part in np.array_split(column, most)]) for column in line[:4]
-    )
+    x, middle, low, high = binned(np.stack(line[:4]), most)
     return Line(x, middle, low, high, line.seeds)
+
+
+def binned(values: np.ndarray, most: int) -> np.ndarray:
+    """Average neighbours along the last axis, so that at most so many values are left.
+
+    Examples:
+        >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)
+        array([2., 6., 9.])
+    """
+    wide = -(-values.shape[-1] // most)  # rounded up
+    starts = range(0, values.shape[-1], wide)
+    return np.stack([values[..., start : start + wide].mean(axis=-1) for start in starts], axis=-1)
 
 
 Point = tuple[float, float]

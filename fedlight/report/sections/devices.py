@@ -14,8 +14,10 @@ from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.devices.outcomes import NO_PART
 from fedlight.report.figures.lines import (
     Line,
+    Panel,
     bands,
-    draw_lines,
+    binned,
+    draw_panels,
     line_chart,
     over_seeds,
     ranked,
@@ -28,12 +30,11 @@ from fedlight.report.figures.style import (
     STYLE,
     Looks,
     add_legend,
-    key,
     looks_of,
     method_looks,
 )
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
-from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, binned, peaks, visits_of
+from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
 from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, three_digits, time_unit
 
@@ -248,12 +249,16 @@ def _cost_chart(
     costs = dict(list(alike(of_methods).items())[:MOST_LINES])
     rounds = {run: _line(seeds) for run, seeds in costs.items()}
     totals = {run: _line([np.cumsum(each) for each in seeds]) for run, seeds in costs.items()}
+    panels = [
+        Panel({run: thinned(line, POINTS) for run, line in lines.items()}, y=f"{unit}\n{which}")
+        for lines, which in ((rounds, "in a round"), (totals, "so far"))
+    ]
     return Chart(
         name,
         title,
         f"Above what a round takes, below all rounds until then, in {unit}.{bands(totals.values())}"
         + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values()),
-        draw_costs(rounds, totals, unit, looks_of(totals, known)),
+        draw_panels(panels, looks_of(totals, known), "rounds that are done", from_zero=True),
         [
             {"run": run, "rounds_done": int(place), "in_a_round": float(cost), "so_far": float(total)}
             for run, line in totals.items()
@@ -317,22 +322,6 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
         axes.set_title(run, **TITLE)
     panels[-1].set_xlabel(f"{unit} at the peak; mark: the device's budget")
     add_legend(figure, [Patch(color=color, label=part) for color, part in zip(COLORS, PARTS, strict=False)])
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Looks) -> Figure:
-    """Draw each run's costs by round, and below them the totals until then; ``name`` labels the axes, with the unit."""
-    figure = Figure(figsize=(HALF_A_PAGE[0], 4.6), layout="constrained")
-    panels = [*figure.subplots(2, 1, sharex=True)]
-    for axes, lines, which in zip(panels, (rounds, totals), ("in a round", "so far"), strict=True):
-        draw_lines(axes, {run: thinned(line, POINTS) for run, line in lines.items()}, styles)
-        axes.set_ylabel(f"{name}\n{which}")
-        axes.set_ylim(bottom=0)
-        axes.tick_params(labelsize=9)
-        axes.grid(axis="y", color="0.85", linewidth=0.6)
-    panels[1].set_xlabel("rounds that are done")
-    key(figure, panels[0])
     return figure
 
 
