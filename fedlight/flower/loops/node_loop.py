@@ -282,15 +282,15 @@ def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
     here = rates_of(trainer)
     if not _is_alike(rates, here):
         raise Refused("the server has other optimizers or schedules than the node: give both the same config")
-    for optimizer, groups in zip(trainer.optimizers, rates["groups"], strict=True):
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            before = {name: value for name, value in group.items() if name in values}
-            # JSON has no tuples.
-            group |= {n: tuple(values[n]) if isinstance(v, tuple) else values[n] for n, v in before.items()}
+    for optimizer, groups, known in zip(trainer.optimizers, rates["groups"], here["groups"], strict=True):
+        for group, values, names in zip(optimizer.param_groups, groups, known, strict=True):
+            # JSON has no tuples. Nothing that the node itself does not have is taken, such as parameters.
+            group |= {n: tuple(values[n]) if isinstance(group[n], tuple) else values[n] for n in names}
     for config, state in zip(trainer.lr_scheduler_configs, rates["schedules"], strict=True):
         # Keys of a dictionary, such as the milestones of a schedule, would come back as texts; they do not change either.
-        kept = [name for name, value in config.scheduler.state_dict().items() if not isinstance(value, dict)]
-        config.scheduler.load_state_dict({name: state[name] for name in kept})
+        kept = config.scheduler.state_dict().items()
+        names = [name for name, value in kept if not isinstance(value, (dict, tuple))]
+        config.scheduler.load_state_dict({name: state[name] for name in names})
 
 
 def _is_alike(given: Any, here: Any) -> bool:
