@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlight.datamodules.vectors.index_files import vectors_digest, write_graph
 from fedlight.datamodules.vectors.recall import reach_recall
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 
@@ -104,17 +105,15 @@ def efforts(index: VectorIndex, queries: np.ndarray, options: argparse.Namespace
             "k": number,
             "below": below,
             "exact_per_second": len(queries) / slow,
-            "searched": found.record()["searched"],
+            "searched": found["searched"],
         }
-        for step, (ef, mean, worst) in enumerate(zip(found.efforts, found.means, found.worsts, strict=True)):
+        for step, tried in enumerate(found["tried"]):
             index.ef_factor = 2**step
             fast, _ = seconds(lambda: index.search(queries, number, below))  # noqa: B023
             rows.append(
                 {
                     **shared,
-                    "ef": ef,
-                    "recall": mean,
-                    "worst_query": worst,
+                    **tried,
                     "hnsw_per_second": len(queries) / fast,
                     "measuring_seconds": measured,
                 }
@@ -148,11 +147,12 @@ def measure(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
     build, index = seconds(lambda: VectorIndex.build(vectors, "hnsw", threads=options.threads))
     row = {"rows": len(vectors), "dimension": vectors.shape[1], "threads": options.threads}
     row |= {"build_seconds": build, "rss_before_gib": before, "rss_built_gib": peak_gib(), "searches": []}
+    digest = vectors_digest(vectors)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        row["save_seconds"], _ = seconds(lambda: index.save(folder))
+        row["save_seconds"], _ = seconds(lambda: write_graph(Path(folder), index._graph, digest))
         row["file_gib"] = sum(file.stat().st_size for file in Path(folder).iterdir()) / 2**30
         del index
-        row["load_seconds"], index = seconds(lambda: VectorIndex.load(folder))
+        row["load_seconds"], index = seconds(lambda: VectorIndex.open(folder, vectors, "hnsw"))
         exact = VectorIndex.build(vectors, "exact")
         for number, below in [(k, None) for k in options.k] + [(k, ALPHA) for k in options.k]:
             slow, right = seconds(lambda: exact.search(queries, number, below))  # noqa: B023

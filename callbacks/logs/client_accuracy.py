@@ -209,7 +209,8 @@ class ClientAccuracy(RoundLog):
         selectors = self._grouping.groups if self._grouping is not None else {}
         weights = weights_of(self._grouping)
 
-        def measure(client: str) -> torch.Tensor | None:
+        def measure(client: str) -> tuple[list[bool], list[float], list[int]] | None:
+            """Return what is right in single orders, what in both, and their comparisons."""
             outcomes = _stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )
@@ -217,16 +218,13 @@ class ClientAccuracy(RoundLog):
             single = None if outcomes is None else outcomes.own(selector, weights=mixed)
             if outcomes is None or single is None:
                 return None
-            # Rows: right in single orders; right in both orders; their comparisons. Some examples lack the other order.
-            joined = np.full((3, len(single)), np.nan)
             right, comparisons = outcomes.own_both_orders(selector, weights=mixed)
-            joined[0], joined[1, : len(right)], joined[2, : len(right)] = single, right, comparisons
-            return torch.from_numpy(joined)
+            return single.tolist(), right.tolist(), comparisons.tolist()
 
         # Several processes share the clients.
-        stacked = dict(zip(clients, for_each(measure, clients), strict=True))
-        measured = {client: rows.numpy() for client, rows in stacked.items() if rows is not None}
-        correct = {client: rows[0] for client, rows in measured.items()}
+        shared = zip(clients, for_each(measure, clients), strict=True)
+        measured = {client: lists for client, lists in shared if lists is not None}
+        correct = {client: np.array(lists[0], dtype=float) for client, lists in measured.items()}
         if len(correct) < len(clients):
             missing = next(client for client in clients if client not in correct)
             return self._say_once(_why_no_own(pl_module, missing, selectors, weights))
@@ -234,8 +232,8 @@ class ClientAccuracy(RoundLog):
         by_client = {f"own/{name}": x for name, x in spread([*accuracies.values()], self.worst).items()}
         without = float(sum(c not in selectors and self._loop.own_state(c) is None for c in clients))
         pooled = float(np.concatenate([*correct.values()]).mean())
-        both = np.concatenate([rows[1:, ~np.isnan(rows[2])] for rows in measured.values()], axis=1)
-        of_both = summarize_both_orders(both[0], both[1].astype(np.int64))
+        rights, comparisons = (np.concatenate([np.array(x[at]) for x in measured.values()]) for at in (1, 2))
+        of_both = summarize_both_orders(rights, comparisons.astype(np.int64))
         both_orders = {f"own/accuracy_both_orders{end}": value for end, value in of_both.items()}
         self.summary = {"own/accuracy": pooled, **both_orders, **by_client, "own/without_own_model": without}
         known = known_groups(trainer)

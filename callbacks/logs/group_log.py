@@ -107,17 +107,9 @@ def group_rows(grouping: GroupsClients, known: Mapping[str, str]) -> list[Record
     """Return the rows of one grouping, in the order of the clients."""
     rows: list[Record] = []
     for client, selector in grouping.groups.items():
-        losses = {f"loss_{index}": loss for index, loss in enumerate(grouping.losses.get(client, ()))}
-        weights = {
-            f"weight_{index}": weight for index, weight in enumerate(weights_of(grouping).get(client, ()))
-        }
-        row: Record = {
-            "round": grouping.grouped_round or 0,
-            "client": client,
-            "selector": selector,
-            **losses,
-            **weights,
-        }
+        row: Record = {"round": grouping.grouped_round or 0, "client": client, "selector": selector}
+        for name, values in (("loss", grouping.losses), ("weight", weights_of(grouping))):
+            row |= {f"{name}_{index}": value for index, value in enumerate(values.get(client, ()))}
         rows.append(row | ({"known_group": known.get(client, "")} if known else {}))
     return rows
 

@@ -130,8 +130,10 @@ class SyntheticInstructionDataModule(InstructionDataModule):
             self.reset_synthesis()
             self._round_idx, self._own = round_idx, self.train_set
             self._pool = CandidatePool(self._own, self.tokenizer, self.template, self.max_tokens)
+        folder = self._choose_folder(self.synthesis_folder, "synthetic")
+        record = None if folder is None else SynthesisRecord(folder)
         others = [part for part in self._parts if not set(part.clients) <= set(client_ids)]
-        return Making(self.synthesis, self.template, module, self.seed, round_idx, self._record(), others)
+        return Making(self.synthesis, self.template, module, self.seed, round_idx, record, others)
 
     def _put(self, parts: Sequence[Part], new: Sequence[Part]) -> None:
         """Take all parts of a round, the new ones among them."""
@@ -255,10 +257,6 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         counts = Counter(part.counts)
         counts.update({TOO_LONG: too_long, SURVIVED: -too_long})
         return counts
-
-    def _record(self) -> SynthesisRecord | None:
-        folder = self._choose_folder(self.synthesis_folder, "synthetic")
-        return None if folder is None else SynthesisRecord(folder)
 
     def _add_candidates(self, client_ids: Sequence[str]) -> None:
         """Add the candidates to the training set; select all of them if a client has no more than it keeps."""

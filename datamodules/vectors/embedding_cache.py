@@ -121,13 +121,10 @@ class EmbeddingCache:
             return None
         except (SafetensorError, KeyError, TypeError):  # the last two of the metadata
             pass
-        self._discard(file)
-        return None
-
-    def _discard(self, file: Path) -> None:
         self.damaged += 1
         self._opened.pop(file, None)
         file.unlink(missing_ok=True)
+        return None
 
 
 def text_keys(texts: Sequence[str]) -> np.ndarray:

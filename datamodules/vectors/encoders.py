@@ -217,30 +217,26 @@ class SentenceEncoder(Encoder):
 
     def _find(self, texts: Sequence[str]) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the vectors of cached texts, if any, and the missing texts; one process looks for all."""
+        import torch
+
+        if (cache := self._cache) is None:
+            return None, np.arange(len(texts))
 
         def look() -> tuple[Any, list[int]]:
-            import torch
+            before = cache.damaged
+            cached = cache.find(texts)
+            if cache.damaged > before:
+                warnings.warn(
+                    f"{cache.damaged - before} damaged files of the embedding cache {cache.folder} were removed; their "
+                    "texts are encoded again",
+                    stacklevel=6,
+                )
+            if cached is None:
+                return None, [*range(len(texts))]
+            return torch.from_numpy(cached[0]), np.flatnonzero(~cached[1]).tolist()
 
-            vectors, missing = self._look_up(texts)
-            return None if vectors is None else torch.from_numpy(vectors), missing.tolist()
-
-        if self._cache is None:
-            return None, np.arange(len(texts))
         vectors, missing = once(look)
         return None if vectors is None else vectors.numpy(), np.array(missing, dtype=np.int64)
-
-    def _look_up(self, texts: Sequence[str]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Look into the cache for `_find`; warn of damaged files."""
-        assert self._cache is not None
-        before = self._cache.damaged
-        cached = self._cache.find(texts)
-        if self._cache.damaged > before:
-            warnings.warn(
-                f"{self._cache.damaged - before} damaged files of the embedding cache {self._cache.folder} were removed; "
-                "their texts are encoded again",
-                stacklevel=6,
-            )
-        return (None, np.arange(len(texts))) if cached is None else (cached[0], np.flatnonzero(~cached[1]))
 
     def _encode_missing(
         self, texts: Sequence[str], vectors: np.ndarray | None, missing: np.ndarray

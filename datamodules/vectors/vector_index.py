@@ -14,14 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from fedlight.datamodules.vectors.index_files import (
-    graph_file,
-    has_index,
-    read_about,
-    read_vectors,
-    vectors_digest,
-    write_index,
-)
+from fedlight.datamodules.vectors.index_files import graph_file, vectors_digest, write_graph
 
 Kind = Literal["auto", "exact", "hnsw"]
 EXACT_BELOW = 50_000
@@ -44,23 +37,20 @@ class Hits(NamedTuple):
 
 
 class VectorIndex:
-    """Searchable unit vectors; create one by `build`, `load` or `open`.
+    """Searchable unit vectors; create one by `build` or `open`.
 
     Attributes:
         kind: ``"exact"`` or ``"hnsw"``.
-        vectors: ``(rows, dimension)`` float32, unit length; a read-only memory map in a loaded index.
-        digest: `vectors_digest` of the vectors.
+        vectors: ``(rows, dimension)`` float32, unit length.
         ef_factor: factor on the candidates that a graph search holds, >= 1; more give better recall and search longer.
             `fedlight.datamodules.vectors.recall` finds it. It is not saved.
     """
 
     ef_factor: int = 1
 
-    def __init__(self, vectors: np.ndarray, graph: Any | None, digest: str) -> None:
+    def __init__(self, vectors: np.ndarray, graph: Any | None) -> None:
         self.kind = "exact" if graph is None else "hnsw"
-        self.vectors = vectors
-        self.digest = digest
-        self._graph = graph
+        self.vectors, self._graph = vectors, graph
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -77,7 +67,7 @@ class VectorIndex:
 
     def exact(self) -> "VectorIndex":
         """Return an exact index of the same vectors, which are not copied."""
-        return VectorIndex(self.vectors, None, self.digest)
+        return VectorIndex(self.vectors, None)
 
     @classmethod
     def build(
@@ -114,64 +104,37 @@ class VectorIndex:
             for start in range(0, len(vectors), ROWS_AT_ONCE):
                 block = np.asarray(vectors[start : start + ROWS_AT_ONCE])
                 graph.add_items(block, np.arange(start, start + len(block)), num_threads=threads)
-        return cls(vectors, graph, vectors_digest(vectors))
+        return cls(vectors, graph)
 
     @classmethod
-    def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto", threads: int = 1) -> Self:
-        """Load the index of these vectors from a folder, or `build` and save it there.
+    def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto") -> Self:
+        """Return an index of the vectors whose graph is kept in a folder: read there, else built and saved.
 
-        An index of other vectors or of another kind is replaced.
+        A graph of other vectors is replaced. An exact index has no graph, and nothing is saved.
 
         Raises:
-            ValueError: see `build`; or the saved index is damaged.
+            ValueError: see `build`; or the saved graph is damaged.
             OSError: the folder cannot be written.
         """
-        folder = Path(folder)
-        if has_index(folder):
-            about = read_about(folder)
-            vectors = _check_vectors(vectors)
-            if about["kind"] == _choose_kind(kind, len(vectors)) and about["digest"] == vectors_digest(
-                vectors
-            ):
-                return cls.load(folder)
-        index = cls.build(vectors, kind, threads=threads)
-        index.save(folder)
-        return index
+        vectors = _check_vectors(vectors)
+        if _choose_kind(kind, len(vectors)) == "exact":
+            return cls(vectors, None)
+        digest = vectors_digest(vectors)
+        if (file := graph_file(Path(folder), digest)) is None:
+            index = cls.build(vectors, "hnsw")
+            write_graph(Path(folder), index._graph, digest)
+            return index
+        graph = _create_graph(vectors.shape[1])
+        graph.load_index(str(file))
+        return cls(vectors, graph)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the index for `load`.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        about = {"kind": self.kind, "rows": len(self), "dimension": self.dimension, "digest": self.digest}
-        write_index(Path(folder), self.vectors, about, None if self._graph is None else self._save_graph)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Open a saved index, the vectors memory-mapped.
-
-        Raises:
-            FileNotFoundError: the folder holds no index.
-            ValueError: a file is damaged or belongs to another index, or hnswlib is missing.
-        """
-        about = read_about(Path(folder))
-        vectors, graph = read_vectors(Path(folder), about), None
-        if about["kind"] == "hnsw":
-            graph = _create_graph(about["dimension"])
-            graph.load_index(str(graph_file(Path(folder), about)))
-        return cls(vectors, graph, about["digest"])
-
-    def search(
-        self, queries: np.ndarray, number: int, below: float | None = None, threads: int = 1
-    ) -> list[Hits]:
+    def search(self, queries: np.ndarray, number: int, below: float | None = None) -> list[Hits]:
         """Return the ``number`` rows most similar to each query, among rows with a cosine below ``below``.
 
         Args:
             queries: ``(queries, dimension)``, of any length but 0.
             number: hits per query, >= 1; fewer if the index has fewer.
             below: rows with this cosine or more are skipped; None skips none.
-            threads: threads that search a graph, one query each; the hits do not depend on it.
 
         Returns:
             Hits of each query, best first.
@@ -186,7 +149,7 @@ class VectorIndex:
         asked, waiting = number, np.arange(len(queries))  # queries without enough rows yet
         # From a quarter of the rows on, exact search takes over.
         while self._graph is not None and len(waiting) and asked * 4 <= len(self):
-            proposed = self._propose(queries[waiting], asked, threads)
+            proposed = self._propose(queries[waiting], asked)
             if proposed is None:
                 break
             above = 0
@@ -205,20 +168,15 @@ class VectorIndex:
         results |= dict(zip(waiting.tolist(), exact, strict=True))
         return [results[query] for query in range(len(queries))]
 
-    def _propose(self, queries: np.ndarray, asked: int, threads: int) -> np.ndarray | None:
+    def _propose(self, queries: np.ndarray, asked: int) -> np.ndarray | None:
         """Return rows near each query, ``(queries, asked)``; None if the graph has too few links to reach so many."""
         assert self._graph is not None
         self._graph.set_ef(self.ef(asked))
         try:
-            rows: np.ndarray = self._graph.knn_query(queries, k=asked, num_threads=threads)[0]
+            rows: np.ndarray = self._graph.knn_query(queries, k=asked, num_threads=1)[0]
         except RuntimeError:  # hnswlib: too few links to reach so many
             return None
         return rows.astype(np.int64)
-
-    def _save_graph(self, file: str) -> int:
-        assert self._graph is not None
-        self._graph.save_index(file)
-        return int(self._graph.index_file_size())
 
     def unit_queries(self, queries: np.ndarray) -> np.ndarray:
         """Return queries ``(queries, dimension)`` as float32 of unit length; raises ValueError like `search`."""

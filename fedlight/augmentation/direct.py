@@ -24,7 +24,7 @@ class DirectRetrieval(retrieval.Retrieval):
         clusters: centres of each client, >= 1.
         alpha: upper bound of a row's cosine to its centre, in (-1, 1]; None, as in the paper: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
-        index_folder: folder that keeps the index for later runs; None: none.
+        index_folder: folder that keeps the graph of an index of kind hnsw for later runs; None: none.
         index_recall: see `FedDCA`.
 
     Raises:

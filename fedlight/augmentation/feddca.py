@@ -28,7 +28,7 @@ class FedDCA(retrieval.Retrieval):
         clusters: xi, centres that a client sends, >= 1; fewer where it has fewer distinct instructions.
         alpha: upper bound of a row's cosine to the client's centre, in (-1, 1]; None: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
-        index_folder: folder that keeps the index for later runs; None: none.
+        index_folder: folder that keeps the graph of an index of kind hnsw for later runs; None: none.
         selection: for the i-th further of N clients ``drop_i`` leaves out the i centres most similar to those selected, as
             the paper's text says; ``keep_n_minus_i`` keeps only the N - i least similar, as printed in its Algorithm 1. With
             ``clusters`` = N both are the same; see `fedlight.datamodules.vectors.selection`.

@@ -6,7 +6,6 @@ nothing else (lines 1 to 4).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +16,8 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.datamodules.vectors.index_files import has_index
-from fedlight.datamodules.vectors.recall import SearchRecall, reach_recall
+from fedlight.datamodules.vectors.index_files import has_graph
+from fedlight.datamodules.vectors.recall import in_words, reach_recall
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
 from fedlight.processes.work import is_first, once
 from fedlight.support.checks import check_range, refuse_below
@@ -63,8 +62,8 @@ class Retrieval(Augmentation):
 
 
 def check_index_folder(folder: str | None) -> None:
-    """Raise OSError, before any encoding, for a folder that has no index and cannot be written."""
-    if folder is not None and not has_index(Path(folder)):
+    """Raise OSError, before any encoding, for a folder that has no graph and cannot be written."""
+    if folder is not None and not has_graph(Path(folder)):
         refuse_unwritable(Path(folder), "index_folder")
 
 
@@ -129,11 +128,10 @@ def tune_index(
     if index.kind == "exact":
         return index, {}
     # One process measures for all, so that each searches with the same effort.
-    measured = once(lambda: asdict(reach_recall(index, queries, number, alpha, target, seed)))
-    recall = SearchRecall(**measured)
-    rank_zero_info(str(recall))
-    index.ef_factor = 2 ** (len(recall.efforts) - 1)  # doubled for each effort after the first
-    return index.exact() if recall.exact else index, {"index": recall.record()}
+    measured = once(lambda: reach_recall(index, queries, number, alpha, target, seed))
+    rank_zero_info(in_words(measured, len(queries)))
+    index.ef_factor = 2 ** (len(measured["tried"]) - 1)  # doubled for each effort after the first
+    return index.exact() if measured["searched"] == "exact" else index, {"index": measured}
 
 
 def to_added(hits: Hits, public: Sequence[Fields]) -> list[Added]:

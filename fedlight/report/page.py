@@ -56,15 +56,12 @@ ACROSS = 2
 
 
 class Drawn(NamedTuple):
-    """Chart as the template needs it: ``data`` is the CSV file as an URL where it is small, else empty."""
+    """Figure as the template needs it."""
 
-    chart: Chart
     svg: str
-    png: str
-    csv: str
-    data: str
+    narrow: str  # for a phone; may be empty
+    csv: str  # the file as an URL of its data where it is small, else of the file
     width: int
-    narrow: str
 
 
 def write_report(
@@ -93,7 +90,7 @@ def write_report(
         figures = new / files.name  # as the page names the folder
         figures.mkdir()
         shown = [with_figures(section, figures, drawn) for section in sections(runs)]
-        text = render(runs, shown, drawn, reload_seconds)
+        text = render(runs, shown, drawn, files.name, reload_seconds)
         with whole_file(page) as whole:
             # Lone surrogates of a run's texts cannot be encoded.
             whole.write_text(text, encoding="utf-8", errors="replace")
@@ -188,15 +185,8 @@ def draw(chart: Chart, files: Path) -> Drawn:
     content = csv_text(chart.rows).encode()
     table.write_bytes(content)
     small = base64.b64encode(content).decode() if len(content) <= EMBEDDED else ""
-    return Drawn(
-        chart,
-        svg,
-        f"{files.name}/{png.name}",
-        f"{files.name}/{table.name}",
-        f"data:text/csv;base64,{small}" if small else "",
-        round(chart.figure.get_figwidth() * 72),
-        narrow,
-    )
+    link = f"data:text/csv;base64,{small}" if small else f"{files.name}/{table.name}"
+    return Drawn(svg, narrow, link, round(chart.figure.get_figwidth() * 72))
 
 
 def save_png(figure: Figure, file: Path) -> None:
@@ -211,9 +201,10 @@ def render(
     runs: Sequence[Run],
     shown: Sequence[Section],
     drawn: dict[str, Drawn],
+    files: str,
     reload_seconds: float | None = None,
 ) -> str:
-    """Return the HTML text; the template escapes whatever a run's files hold."""
+    """Return the HTML text; figures are in the folder ``files`` beside it, and texts of a run's files are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -232,6 +223,7 @@ def render(
         made=datetime.now().strftime("%Y-%m-%d %H:%M"),
         sections=shown,
         drawn=drawn,
+        files=files,
         faults=[f"{run.label}: {name} {what}" for run in runs for name, what in run.faults.items()],
         style=style,
         script=script,

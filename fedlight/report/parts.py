@@ -13,6 +13,9 @@ from matplotlib.figure import Figure
 from fedlight.runs.rows import number
 from fedlight.support.files import result_of
 
+MOST_SAID = 40
+"""Lines, bars or points that the words of a figure name."""
+
 
 class Chart(NamedTuple):
     """Figure with the numbers that it shows."""
@@ -20,11 +23,27 @@ class Chart(NamedTuple):
     name: str  # of its files, ``[a-z0-9_]``; once on a page
     title: str  # short, without a full stop
     caption: str  # the drawn numbers, how they were summed up, and omissions
-    alt: str  # the figure in words, for who cannot see it
     figure: Figure  # on transparent ground; the page's theme replaces the colours of `figures.style`
     rows: list[dict[str, Any]]  # the drawn numbers, the same keys in each; becomes the CSV file
     narrow: Figure | None = None  # for a phone, where texts of a wide figure would be too small
     kind: str = "chart"
+
+    @property
+    def alt(self) -> str:
+        """The figure in words, for who cannot see it: the last numbers of each line, bar or point, by its names."""
+        last = {tuple(v for v in row.values() if isinstance(v, str)): row for row in self.rows}
+        if len(last) > MOST_SAID:
+            return f"{self.title}. The data have {len(self.rows):,} rows."
+        texts = (
+            f"{' '.join(filter(None, names))}: "
+            + ", ".join(
+                f"{name} {'-' if value is None else f'{value:,.4g}'}"
+                for name, value in row.items()
+                if not isinstance(value, str) and name not in ("low", "high", "seeds")
+            )
+            for names, row in last.items()
+        )
+        return f"{self.title}. {'; '.join(texts)}."
 
 
 class Table(NamedTuple):

@@ -58,22 +58,16 @@ class Visits:
 
     def participation(self) -> np.ndarray:
         """Return clients by outcome in each round, ``(outcomes, rounds)``."""
-        return self._count(self.outcomes, len(OUTCOMES), self.rounds, self.num_rounds)
-
-    def participation_by_device(self) -> np.ndarray:
-        """Return clients and rounds by outcome for each device, ``(outcomes, devices)``."""
-        return self._count(self.outcomes, len(OUTCOMES), self.devices, len(self.device_names))
+        first = self._first_visits
+        # Each pair of outcome and round is one number, as bincount counts single ones.
+        pairs = self.outcomes[first] * self.num_rounds + self.rounds[first]
+        return np.bincount(pairs, minlength=len(OUTCOMES) * self.num_rounds).reshape(len(OUTCOMES), -1)
 
     def times_taken_part(self) -> dict[str, int]:
         """Return in how many rounds each client that was asked took part."""
-        counts = self._count(self.outcomes, len(OUTCOMES), self.clients, len(self.client_names))
-        return dict(zip(self.client_names, counts[0].astype(int).tolist(), strict=True))
-
-    def _count(self, lines: np.ndarray, tall: int, columns: np.ndarray, wide: int) -> np.ndarray:
-        first = self._first_visits
-        # Each pair of line and column is one number, as bincount counts single ones.
-        cells = np.bincount(lines[first] * wide + columns[first], minlength=tall * wide)
-        return cells.reshape(tall, wide)
+        took_part = self._first_visits[self.outcomes[self._first_visits] == OUTCOMES.index("")]
+        counts = np.bincount(self.clients[took_part], minlength=len(self.client_names))
+        return dict(zip(self.client_names, counts.tolist(), strict=True))
 
     @cached_property
     def _first_visits(self) -> np.ndarray:
@@ -135,15 +129,3 @@ def peaks(visits: Visits) -> list[Peak]:
         bits, budget = (number(row.get(column)) or 0.0 for column in ("weight_bits", "budget_bytes"))
         largest.append(Peak(name, int(bits), parts, budget))
     return sorted(largest, key=lambda peak: (peak.budget, peak.device))
-
-
-def binned(values: np.ndarray, most: int) -> np.ndarray:
-    """Average neighbours along the last axis, so that at most so many values are left.
-
-    Examples:
-        >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)
-        array([2., 6., 9.])
-    """
-    wide = -(-values.shape[-1] // most)  # rounded up
-    starts = range(0, values.shape[-1], wide)
-    return np.stack([values[..., start : start + wide].mean(axis=-1) for start in starts], axis=-1)

@@ -89,7 +89,7 @@ def test_a_client_without_a_selector_at_the_end_is_not_counted(run, few):
     (run / "groups.csv").write_text("round,client,selector\n0,a,0\n1,a,1\n0,b,0\n")
     (section,) = [found for found in page.sections(read_runs([run])) if found.name == "groups"]
     assert section.notes == ()
-    assert "after the last, selector 1 has 1 clients" in section.parts[0].alt
+    assert "a: round 1, selector 1; b: round 1, selector -" in section.parts[0].alt
 
 
 def test_a_page_that_cannot_be_written_leaves_the_one_before(run, few, monkeypatch):

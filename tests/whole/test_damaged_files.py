@@ -277,23 +277,21 @@ class Vectors:
 
 
 class Index:
-    """One of the files of a vector index."""
+    """One of the files of a kept index."""
 
-    def __init__(self, name, kind="exact"):
-        self.name, self.kind = name, kind
+    def __init__(self, name):
+        self.name = name
+        self.vectors = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+        self.vectors /= np.linalg.norm(self.vectors, axis=1, keepdims=True)
 
     def make(self, folder):
-        if self.kind == "hnsw":
-            pytest.importorskip("hnswlib")
-        vectors = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        VectorIndex.build(vectors, self.kind).save(folder)
+        pytest.importorskip("hnswlib")
+        VectorIndex.open(folder, self.vectors, "hnsw")
         return folder / self.name
 
     def read(self, folder):
-        index = VectorIndex.load(folder)
-        hits = index.search(np.eye(4, dtype=np.float32), 2)
-        return index.kind, [(hit.rows.tolist(), hit.scores.tolist()) for hit in hits]
+        hits = VectorIndex.open(folder, self.vectors, "hnsw").search(np.eye(4, dtype=np.float32), 2)
+        return [(hit.rows.tolist(), hit.scores.tolist()) for hit in hits]
 
 
 class Answers:
@@ -365,10 +363,8 @@ KINDS = {
     **{f"added rows, {name}": AddedRows(name) for name in ("added.jsonl", "private.jsonl", "settings.json")},
     **{f"figures, {name}": AddedRowsForFigures(name) for name in ("added.jsonl", "private.jsonl")},
     "cache of vectors": Vectors(),
-    "vectors of an index": Index("vectors.npy"),
     "about an index": Index("index.json"),
-    "graph of an index": Index("graph.hnsw", "hnsw"),
-    "about an index with a graph": Index("index.json", "hnsw"),
+    "graph of an index": Index("graph.hnsw"),
     "cache of answers": Answers(),
     **{f"page, {name}": OnThePage(name) for name in (*TABLES, "run.json", "results.json")},
 }

@@ -25,7 +25,7 @@ from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refus
 from fedlight.federation.payloads import Payloads, predict_payloads
 from fedlight.federation.protocols import LossesOn
 from fedlight.federation.state import State, read, refuse_not_finite, write
-from fedlight.flower.messages import Refused, layout_of, read_payload, value_of, write_payload
+from fedlight.flower.messages import Refused, layout_of, read_payload, write_payload
 from fedlight.support.settings_record import digest
 
 
@@ -258,16 +258,17 @@ def base_digest(module: nn.Module) -> str:
 
 def rates_of(trainer: L.Trainer) -> dict[str, Any]:
     """Return the settings of the optimizers' groups and the states of schedules, as plain values."""
+    groups = [
+        [
+            _plain({name: value for name, value in group.items() if name != "params"})
+            for group in each.param_groups
+        ]
+        for each in trainer.optimizers
+    ]
     return {
-        "groups": [
-            [_plain(_settings_of(group)) for group in each.param_groups] for each in trainer.optimizers
-        ],
+        "groups": groups,
         "schedules": [_plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
     }
-
-
-def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
@@ -278,40 +279,29 @@ def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
     """
     if rates is None:
         return
-    optimizers, schedules = value_of(rates, "groups", list), value_of(rates, "schedules", list)
-    if len(optimizers) != len(trainer.optimizers) or len(schedules) != len(trainer.lr_scheduler_configs):
-        raise _other_optimizers()
-    for optimizer, groups in zip(trainer.optimizers, optimizers, strict=True):
-        if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
-            raise _other_optimizers()
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(_alike(values, _settings_of(group)))
-    for config, state in zip(trainer.lr_scheduler_configs, schedules, strict=True):
-        kept = config.scheduler.state_dict().items()
+    here = rates_of(trainer)
+    if not _is_alike(rates, here):
+        raise Refused("the server has other optimizers or schedules than the node: give both the same config")
+    for optimizer, groups, known in zip(trainer.optimizers, rates["groups"], here["groups"], strict=True):
+        for group, values, names in zip(optimizer.param_groups, groups, known, strict=True):
+            # JSON has no tuples. Nothing that the node itself does not have is taken, such as parameters.
+            group |= {n: tuple(values[n]) if isinstance(group[n], tuple) else values[n] for n in names}
+    for config, state in zip(trainer.lr_scheduler_configs, rates["schedules"], strict=True):
         # Keys of a dictionary, such as the milestones of a schedule, would come back as texts; they do not change either.
-        plain = {
-            name: value for name, value in kept if isinstance(value, (int, float, str, list, type(None)))
-        }
-        config.scheduler.load_state_dict(_alike(state, plain))
+        kept = config.scheduler.state_dict().items()
+        names = [name for name, value in kept if not isinstance(value, (dict, tuple))]
+        config.scheduler.load_state_dict({name: state[name] for name in names})
 
 
-def _alike(given: Any, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``given`` that are in ``before``, as values of the same types; raise Refused for others."""
-    if not isinstance(given, dict) or not before.keys() <= given.keys():
-        raise _other_optimizers()
-    values = {}
-    for name, old in before.items():
-        value = given[name]
-        numbers = isinstance(value, (int, float)) and isinstance(old, (int, float))
-        lists = isinstance(value, list) and isinstance(old, (list, tuple))
-        if not numbers and not lists and type(value) is not type(old):
-            raise _other_optimizers()
-        values[name] = tuple(value) if isinstance(old, tuple) else value  # JSON has no tuples
-    return values
-
-
-def _other_optimizers() -> Refused:
-    return Refused("the server has other optimizers or schedules than the node: give both the same config")
+def _is_alike(given: Any, here: Any) -> bool:
+    """Return whether a value has all that ``here`` has, with values of the same types."""
+    if isinstance(here, dict):
+        return isinstance(given, dict) and all(n in given and _is_alike(given[n], v) for n, v in here.items())
+    if isinstance(here, list):
+        pairs = zip(given, here, strict=False) if isinstance(given, list) else ()
+        return isinstance(given, list) and len(given) == len(here) and all(_is_alike(*pair) for pair in pairs)
+    numbers = isinstance(given, (int, float)) and isinstance(here, (int, float))
+    return numbers or type(given) is type(here)
 
 
 def _plain(value: Any) -> Any:

@@ -27,11 +27,6 @@ GIVES_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after
 class PassedOver:
     """Batch that is never trained on."""
 
-    @classmethod
-    def collate(cls, examples: list[Any]) -> "PassedOver":
-        """Return such a batch; the loader's ``collate_fn``."""
-        return cls()
-
 
 @contextmanager
 def without_hooks(module: L.LightningModule) -> Iterator[None]:
@@ -101,7 +96,7 @@ class ServerData(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Return as many batches as Lightning needs for an epoch, which are passed over."""
-        return DataLoader([0.0] * self.accumulation, batch_size=1, collate_fn=PassedOver.collate)  # type: ignore[arg-type]
+        return DataLoader([0.0] * self.accumulation, batch_size=1, collate_fn=lambda _: PassedOver())  # type: ignore[arg-type]
 
     def val_dataloader(self) -> Any:
         return self._inner.val_dataloader() if self.validates else []

@@ -1,20 +1,19 @@
 """Accuracy against the simulated time of a run and against the megabytes that it sent, and at equal amounts of both."""
 
-import json
-import math
 from collections.abc import Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from fedlight.devices.outcomes import took_part
 from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, save
-from fedlight.runs.folders import versions
+from fedlight.report.sections.curves import curves
+from fedlight.report.visits import visits_of
 from fedlight.runs.rows import read_rows
-from fedlight.support.files import read_text
+from fedlight.runs.run import read_recipe
 from fedlight.support.words import time_unit
 
 Curve = dict[str, list[float]]
@@ -107,40 +106,26 @@ def _value_by(curve: Curve, name: str, budget: float) -> float | None:
 
 def budget_curve(folder: Path, metric: str) -> Curve:
     """Return simulated seconds, megabytes and the metric at the end of each validated round."""
-    visits = read_rows(folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds"))
-    last = max(int(row["round"]) for row in visits)
-    sent, ends = [0.0] * (last + 1), [math.nan] * (last + 1)
-    for row in visits:
-        sent[int(row["round"])] += (int(row["bytes_down"]) + int(row["bytes_up"])) / 1e6
-        ends[int(row["round"])] = float(row["round_end_seconds"])
-    megabytes = list(accumulate(sent))
-    validated = _validated(folder, metric)
-    rounds = sorted(idx for idx in validated if idx <= last)  # later ones have no visits to be paid for
-    return {
-        "seconds": [ends[idx] for idx in rounds],
-        "megabytes": [megabytes[idx] for idx in rounds],
-        "metric": [validated[idx] for idx in rounds],
-    }
-
-
-def _validated(folder: Path, metric: str) -> dict[int, float]:
-    """Return round -> value; a round that was trained again after a stop has its last value."""
-    values: dict[int, float] = {}
-    for file in versions(folder, "metrics.csv"):
-        rows = read_rows(file, ("epoch",))
-        values |= {int(row["epoch"]): float(row[metric]) for row in rows if row["epoch"] and row.get(metric)}
-    for file in folder.glob("tasks/epoch_*/scores.json"):  # metrics.csv has scores by step, without an epoch
-        scores = json.loads(read_text(file))
-        if metric in scores:
-            # Folders count rounds that are done.
-            values[int(file.parent.name.removeprefix("epoch_")) - 1] = float(scores[metric])
-    if not values:
+    file, columns = folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds")
+    if (visits := visits_of(read_rows(file, columns))) is None:
+        raise ValueError(f"{file}: no row has a round: give the folder of a federated run")
+    sent = (visits.column("bytes_down") + visits.column("bytes_up")) / 1e6
+    megabytes = np.cumsum(np.bincount(visits.rounds, sent))
+    curve = curves(read_recipe(folder)).metrics.get(metric, {})
+    # Later rounds have no visits to be paid for, and 0 is before training.
+    rounds = [int(done) - 1 for done in sorted(curve) if 0 < done <= visits.num_rounds]
+    if not rounds:
         raise ValueError(
             f"{folder}: no metrics/version_*/metrics.csv in it has {metric} of any round, and no tasks/epoch_*/scores.json: "
             "give the folder of a run with a CSVLogger called metrics that validates after its rounds "
             "(trainer.limit_val_batches above 0), or with TaskScores"
         )
-    return values
+    ends = visits.round_ends()
+    return {
+        "seconds": ends[rounds].tolist(),
+        "megabytes": megabytes[rounds].tolist(),
+        "metric": [curve[idx + 1] for idx in rounds],
+    }
 
 
 def _participation(folder: Path) -> dict[str, float]:

@@ -16,17 +16,20 @@ from fedlight.report.figures.privacy_table import PRETRAINED
 from fedlight.report.figures.style import (
     COLORS,
     HALF_A_PAGE,
+    MOST_LINES,
     STYLE,
     Looks,
     add_legend,
     colors,
     key,
+    looks_of,
     new_chart,
     new_figure,
 )
-from fedlight.report.parts import deviation
+from fedlight.report.parts import Chart, deviation
 
 MOST_POINTS = 300
+MOST_BANDS = 6
 
 
 class Line(NamedTuple):
@@ -53,21 +56,100 @@ def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mappi
 
 
 @matplotlib.rc_context(STYLE)
-def line_figure(
+def line_chart(
+    name: str,
+    title: str,
+    caption: str,
     lines: Mapping[str, Line],
-    styles: Looks,
+    known: Looks,
     x: str,
     y: str = "",
-    height: float = HALF_A_PAGE[1],
-    whole: bool = False,
-) -> Figure:
-    """Draw lines on a separate chart; ``x`` and ``y`` name its axes, and a ``whole`` x has no ticks between integers."""
-    figure, axes = new_chart(height)
-    draw_lines(axes, lines, styles)
+    column: str = "round",
+    label: str = "run",
+    scale: float | None = None,
+    lowest: float | None = None,
+) -> Chart:
+    """Return a chart of lines, at most `MOST_LINES` of them; its rows have all.
+
+    Args:
+        name: of the chart's files.
+        title: its title.
+        caption: what the lines are; bands and omissions are added.
+        lines: name -> line.
+        known: looks of the methods, see `fedlight.report.figures.style.looks_of`.
+        x: name of the axis across.
+        y: name of the axis upwards; may be empty.
+        column: column of the rows with the positions.
+        label: column of the rows with the names.
+        scale: by what positions are divided in the figure; None: they are whole numbers.
+        lowest: beginning of the axis upwards; None: that of the lines.
+    """
+    shown = dict(list(lines.items())[:MOST_LINES])
+    figure, axes = new_chart()
+    drawn = {each: thinned(line._replace(x=line.x / (scale or 1))) for each, line in shown.items()}
+    draw_lines(axes, drawn, looks_of(shown, known))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.locator_params(axis="x", integer=whole)
+    if lowest is not None:
+        axes.set_ylim(bottom=lowest)
+    axes.locator_params(axis="x", integer=scale is None)
     key(figure, axes)
+    notes = [caption + bands(shown.values())]
+    if len(shown) < len(lines):
+        notes.append(f"{len(shown)} of {len(lines)} lines are drawn; the CSV has all.")
+    if any(len(line.x) > MOST_POINTS for line in shown.values()):
+        notes.append("Neighbouring points are averaged; the CSV has all.")
+    return Chart(name, title, " ".join(notes).strip(), figure, rows_of(lines, column, label))
+
+
+class Panel(NamedTuple):
+    """Lines of one pair of axes among several."""
+
+    lines: Mapping[str, Line]
+    title: str = ""
+    y: str = ""
+    level: float | None = None  # where a dashed grey line is drawn
+
+
+@matplotlib.rc_context(STYLE)
+def draw_panels(
+    panels: Sequence[Panel], known: Looks, x: str, across: int = 1, from_zero: bool = False
+) -> Figure:
+    """Draw panels in a grid, at most `MOST_LINES` lines in each, without bands where these would hide each other.
+
+    Args:
+        panels: at least one.
+        known: looks of the methods, see `fedlight.report.figures.style.looks_of`; in their order the first are drawn.
+        x: name of the axis that the panels share.
+        across: panels beside each other.
+        from_zero: whether the axes upwards begin at 0; they do where all lines are 0.
+    """
+    names = {name for panel in panels for name in panel.lines}
+    styles = looks_of([name for name in known if name in names][:MOST_LINES], known)
+    across = min(across, len(panels))
+    down = -(-len(panels) // across)
+    height = 0.6 + 1.75 * down + 0.16 * len(styles)
+    figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True).ravel()
+    for place, axes in enumerate(grid):
+        axes.set_visible(place < len(panels))
+    for axes, panel in zip(grid, panels, strict=False):
+        shown = {name: line for name, line in panel.lines.items() if name in styles}
+        if len(styles) > MOST_BANDS:
+            shown = {name: line._replace(low=line.middle, high=line.middle) for name, line in shown.items()}
+        draw_lines(axes, shown, styles)
+        if from_zero or not any(line.middle.any() for line in shown.values()):
+            axes.set_ylim(bottom=0)
+        if panel.level is not None:
+            axes.axhline(panel.level, color="0.45", linestyle=(0, (4, 2)), linewidth=1, zorder=1)
+        axes.set_title(panel.title, fontsize=9)
+        axes.set_ylabel(panel.y, fontsize=9)
+        axes.tick_params(labelsize=8, labelbottom=True)  # shared axes have numbers in the lowest row alone
+        axes.grid(axis="y", color="0.85", linewidth=0.6)
+    for axes in grid[max(len(panels) - across, 0) : len(panels)]:
+        axes.set_xlabel(x, fontsize=9)
+    # The legend of one panel stands for all.
+    key(figure, grid[max(range(len(panels)), key=lambda place: len(panels[place].lines))])
     return figure
 
 
@@ -97,31 +179,17 @@ def ranked(values: Iterable[float]) -> dict[float, float]:
     return {float(rank): value for rank, value in enumerate(sorted(values, reverse=True), start=1)}
 
 
-def whole_rows_of(lines: Mapping[str, Line], x: str, label: str = "run") -> list[dict[str, Any]]:
+def rows_of(lines: Mapping[str, Line], x: str = "round", label: str = "run") -> list[dict[str, Any]]:
     """Return a row for each point of each line, with its band and the number of seeds.
 
     Examples:
-        >>> whole_rows_of({"a": over_seeds([{1.0: 0.5}])}, "round")
+        >>> rows_of({"a": over_seeds([{1.0: 0.5}])})
         [{'run': 'a', 'round': 1.0, 'mean': 0.5, 'low': 0.5, 'high': 0.5, 'seeds': 1}]
     """
     return [
         {label: name, x: at, "mean": middle, "low": low, "high": high, "seeds": line.seeds}
         for name, line in lines.items()
         for at, middle, low, high in zip(*(column.tolist() for column in line[:4]), strict=True)
-    ]
-
-
-def rows_of(lines: Mapping[str, Line], x: str = "round", y: str = "mean") -> list[dict[str, Any]]:
-    """Return a row for each point of each line, with the names of its columns.
-
-    Examples:
-        >>> rows_of({"a": over_seeds([{1: 0.5}])})
-        [{'run': 'a', 'round': 1, 'mean': 0.5}]
-    """
-    return [
-        {"run": name, x: int(at), y: float(value)}
-        for name, line in lines.items()
-        for at, value in zip(line.x, line.middle, strict=True)
     ]
 
 
@@ -144,10 +212,20 @@ def thinned(line: Line, most: int = MOST_POINTS) -> Line:
     """
     if len(line.x) <= most:
         return line
-    x, middle, low, high = (
-        np.array([part.mean() for part in np.array_split(column, most)]) for column in line[:4]
-    )
+    x, middle, low, high = binned(np.stack(line[:4]), most)
     return Line(x, middle, low, high, line.seeds)
+
+
+def binned(values: np.ndarray, most: int) -> np.ndarray:
+    """Average neighbours along the last axis, so that at most so many values are left.
+
+    Examples:
+        >>> binned(np.array([1.0, 3.0, 5.0, 7.0, 9.0]), most=3)
+        array([2., 6., 9.])
+    """
+    wide = -(-values.shape[-1] // most)  # rounded up
+    starts = range(0, values.shape[-1], wide)
+    return np.stack([values[..., start : start + wide].mean(axis=-1) for start in starts], axis=-1)
 
 
 Point = tuple[float, float]

@@ -61,7 +61,14 @@ def retrieval_map(
     rows = load_rows(source)
     check_columns(rows, columns, source)
     domain = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
-    added = {label: _texts(folder) for label, folder in records.items()}
+    added = {
+        label: {
+            instruction_text(row.fields)
+            for rows in AugmentationRecord(folder).read().values()
+            for row in rows
+        }
+        for label, folder in records.items()
+    }
     shown = {label: some(texts, retrieved, seed, "map", label) for label, texts in added.items()}
     ground = some(domain, points, seed, "map", "domain")
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
@@ -136,15 +143,15 @@ def draw_groups_of_points(
     named = {ground_name: "0.82", **shades}
     longest = max(len(shortened(name, MOST_LETTERS)) for name in named)
     fitting = int(figure.get_figwidth() * LETTERS_PER_INCH) // (longest + 5)
-    handles = [_dot(color, shortened(name, MOST_LETTERS)) for name, color in named.items()]
+    style = {"marker": "o", "linestyle": "", "markersize": 5}
+    handles = [
+        Line2D([], [], color=color, label=shortened(name, MOST_LETTERS), **style)
+        for name, color in named.items()
+    ]
     add_legend(figure, handles, columns=max(1, min(3, fitting)))
     for text in figure.legends[0].get_texts():
         text.set_fontsize("small")
     return figure
-
-
-def _dot(color: str, name: str) -> Line2D:
-    return Line2D([], [], color=color, marker="o", linestyle="", markersize=5, label=name)
 
 
 def some(texts: Collection[str], number: int, *seed: int | str) -> list[str]:
@@ -157,9 +164,3 @@ def some(texts: Collection[str], number: int, *seed: int | str) -> list[str]:
     in_order = sorted(texts)  # a set has no order that two runs share
     order = np.random.default_rng(derive_seed(*seed)).permutation(len(in_order))
     return [in_order[index] for index in order[:number]]
-
-
-def _texts(folder: str) -> set[str]:
-    return {
-        instruction_text(row.fields) for rows in AugmentationRecord(folder).read().values() for row in rows
-    }

@@ -148,15 +148,11 @@ def method_looks(runs: Sequence[Run]) -> Looks:
 
     A stage of the same name in several recipes is one method in one colour, told apart by dashes.
     """
-    trained = [run for run in runs if run.command in ("fit", "")]
-    return looks_by_kind({run.method: _kind(run) for run in [*trained, *runs]})
-
-
-def _kind(run: Run) -> str:
-    """Return a run's method without the name of the given folder."""
-    if run.folder == run.home or not run.folder.is_relative_to(run.home):
-        return run.method
-    return methods([(run.folder, run.home)])[0]
+    kinds: dict[str, str] = {}  # method -> the same without the name of the given folder
+    for run in [*(run for run in runs if run.command in ("fit", "")), *runs]:
+        is_below = run.folder != run.home and run.folder.is_relative_to(run.home)
+        kinds[run.method] = methods([(run.folder, run.home)])[0] if is_below else run.method
+    return looks_by_kind(kinds)
 
 
 def looks_of(names: Iterable[str], known: Mapping[str, dict[str, Any]]) -> Looks:

@@ -15,14 +15,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedlight.report.figures.lines import line_figure, over_seeds, ranked
+from fedlight.report.figures.lines import line_chart, over_seeds, ranked
 from fedlight.report.figures.style import (
     COLORS,
     HALF_A_PAGE,
     STYLE,
     Looks,
     add_legend,
-    looks_of,
     method_looks,
     new_chart,
 )
@@ -107,7 +106,12 @@ def draw_bubbles(table: Bubbles) -> Figure:
     axes.grid(color="0.9", linewidth=0.6)
     rest = f", at the right the mean of {table.other_clients:,} others" if table.other_clients else ""
     axes.set_xlabel(f"{wide - bool(rest)} clients{rest}")
-    add_legend(figure, [_bubble(rows, largest * rows / most) for rows in _steps(most)])
+    style: Any = {"marker": "o", "linestyle": "", "color": COLORS[0], "markeredgewidth": 0, "alpha": 0.75}
+    handles = [
+        Line2D([], [], markersize=(largest * n / most) ** 0.5, label=f"{n:,} row{'s' * (n != 1)}", **style)
+        for n in _steps(most)
+    ]
+    add_legend(figure, handles)
     return figure
 
 
@@ -121,12 +125,6 @@ def _steps(most: float) -> list[int]:
     scale = 10.0 ** np.floor(np.log10(max(most, 1)))
     top = max(step * scale for step in (1, 2, 5) if step * scale <= max(most, 1))
     return sorted({max(1, round(float(f"{top / part:.1g}"))) for part in (1, 2.5, 10)})
-
-
-def _bubble(rows: int, area: float) -> Line2D:
-    label = f"{rows:,} row{'s' * (rows != 1)}"
-    style: Any = {"marker": "o", "linestyle": "", "markeredgewidth": 0, "alpha": 0.75}
-    return Line2D([], [], color=COLORS[0], markersize=area**0.5, label=label, **style)
 
 
 def section(runs: Sequence[Run]) -> Section | None:
@@ -242,13 +240,10 @@ def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
         caption += " Clients that never took part are missing."
     if data.by_group:
         caption += " A client's label is the group that it is known to belong to."
-    row, column = divmod(int(table.rows.argmax()), table.rows.shape[1])
     return Chart(
         f"client_data_{index}",
         f"Rows by client and label: {name}",
         caption,
-        f"Bubble plot of {clients:,} clients and {labels:,} labels; the largest is {table.rows.max():,.0f} rows of "
-        f"{table.labels[row]} of client {table.clients[column]}.",
         draw_bubbles(table),
         [
             {"client": client, "label": label, "rows": rows}
@@ -260,26 +255,18 @@ def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
 
 def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
     """Return a line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
-    sizes = {name: _sizes(each.counts) for name, each in data.items()}
-    lines = {name: over_seeds([ranked(falling)]) for name, falling in sizes.items()}
-    rank = "rank of the client, the largest first"
-    figure = line_figure(lines, looks_of(sizes, known), rank, "training rows", 3.0)
-    (axes,) = figure.axes
-    if max(falling[0] for falling in sizes.values()) > 30 * min(falling[-1] for falling in sizes.values()):
-        axes.set_yscale("log")  # else most clients would lie on the axis
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    else:
-        axes.set_ylim(bottom=0)
-    spread = "; ".join(f"{name}: from {rows[-1]:,} to {rows[0]:,} rows" for name, rows in sizes.items())
-    return Chart(
-        "client_sizes",
-        "Sizes of clients",
-        "Training rows of each client, the largest first.",
-        f"Lines that fall from the largest client to the smallest; {spread}.",
-        figure,
-        [
-            {"runs": name, "rank": rank, "rows": rows}
-            for name, falling in sizes.items()
-            for rank, rows in enumerate(falling, start=1)
-        ],
+    lines = {name: over_seeds([ranked(_sizes(each.counts))]) for name, each in data.items()}
+    x, caption = "rank of the client, the largest first", "Training rows of each client, the largest first."
+    chart = line_chart(
+        *("client_sizes", "Sizes of clients", caption, lines, known, x, "training rows"),
+        column="rank",
+        label="runs",
+        lowest=0,
     )
+    smallest = min(line.middle[-1] for line in lines.values())
+    if max(line.middle[0] for line in lines.values()) > 30 * smallest:
+        (axes,) = chart.figure.axes
+        axes.set_yscale("log")  # else most clients would lie on the axis
+        axes.set_ylim(bottom=0.8 * smallest)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    return chart

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +18,9 @@ from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.report.figures.coverage_plots import draw_similarities, scores_of, similarity_table
-from fedlight.report.figures.lines import draw_scatter
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten, some
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.runs import facts
-from fedlight.runs.rows import objects
 from fedlight.runs.run import Run
 from fedlight.support.files import read_text
 
@@ -49,38 +46,14 @@ class Addition(NamedTuple):
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a map, similarities and numbers; None where nothing was added and no coverage was measured."""
     additions, faults = additions_of(runs)
-    measured = measured_of(runs)
-    if not additions and not measured and not faults:
+    if not additions and not faults:
         return None
     parts: list[Part] = []
     if additions:
-        parts += [_map(dict(list(additions.items())[:PANELS])), *_similarities(additions)]
-    if len({method for method, values in measured.items() if "score" in values}) > 1:
-        parts.append(_coverage_and_score(measured))
-    if additions:
-        parts.append(_table(additions))
+        first = dict(list(additions.items())[:PANELS])
+        parts = [_map(first), *_similarities(additions), _table(additions)]
     intro = "What clients train on besides their own rows."
     return Section("coverage", "Added data and coverage", intro, parts, tuple(faults))
-
-
-def measured_of(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
-    """Return coverage and score of the methods in the tables of finished stages: method -> ``coverage``, ``score``.
-
-    The score is the column of that name, else the first one that is neither coverage nor a share of the added rows.
-    """
-    measured: dict[str, dict[str, list[float]]] = {}
-    for run in runs:
-        for row in objects(run.done().get("rows")):
-            if not isinstance(row.get("coverage"), float):
-                continue
-            numbers = [name for name, value in row.items() if isinstance(value, float)]
-            others = [name for name in numbers if name not in ("coverage", "in_domain", "overlap")]
-            score = "score" if "score" in others else next(iter(others), None)
-            columns = measured.setdefault(str(row.get("method", run.method)), {})
-            columns.setdefault("coverage", []).append(row["coverage"])
-            if score is not None:
-                columns.setdefault("score", []).append(row[score])
-    return measured
 
 
 def _map(additions: Mapping[str, Addition]) -> Chart:
@@ -107,8 +80,6 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
         "Map of added rows",
         f"t-SNE of {how}: texts that are alike lie close together. Grey: {len(ground):,} of {len(own_texts):,} own rows; "
         f"colours: at most {each:,} added rows of each run. Distances between far points mean little.",
-        "Clouds of points, a panel for each run. "
-        + " ".join(f"{name}: {len(chosen):,} added rows." for name, chosen in shown.items()),
         draw_groups_of_points(own_places, panels, "clients' own rows"),
         [*map(point, ground), *points],
     )
@@ -128,21 +99,23 @@ def _categories(addition: Addition) -> dict[str, str]:
 
 
 def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
-    scores = {name: each for name, addition in additions.items() if (each := _scores(addition.added))}
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    for name, addition in additions.items():
+        for client, values in scores_of(addition.added).items():
+            if np.isfinite(values).any():
+                scores.setdefault(name, {})[client] = values[np.isfinite(values)]
     if not scores:
         return []
     shown = dict(list(scores.items())[:HISTOGRAMS])
     bounds = {additions[name].alpha for name in shown}
     are_cosines = all(additions[name].encoder for name in shown)
     table = similarity_table(shown)
-    middles = {name: mean(float(values.mean()) for values in each.values()) for name, each in shown.items()}
     left = f" {len(scores) - len(shown):,} more runs are not drawn." if len(scores) > len(shown) else ""
     return [
         Chart(
             "added_similarities",
             "Scores by which rows were chosen",
             f"A thin line for each client, their mean thick; what a score is depends on the method.{left}",
-            "Histograms. " + " ".join(f"{name}: mean {middle:.2f}." for name, middle in middles.items()),
             draw_similarities(
                 table,
                 bounds.pop() if len(bounds) == 1 else None,
@@ -158,34 +131,6 @@ def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
             ],
         )
     ]
-
-
-def _scores(added: Mapping[str, Sequence[Added]]) -> dict[str, np.ndarray]:
-    finite = {client: values[np.isfinite(values)] for client, values in scores_of(added).items()}
-    return {client: values for client, values in finite.items() if len(values)}
-
-
-def _coverage_and_score(measured: Mapping[str, Mapping[str, list[float]]]) -> Chart:
-    table = {
-        name: {"x": values["coverage"], "y": values["score"]}
-        for name, values in measured.items()
-        if len(values.get("score", [])) == len(values["coverage"])
-    }
-    best = max(table, key=lambda name: mean(table[name]["y"]))
-    return Chart(
-        "coverage_and_score",
-        "Coverage and score",
-        "Coverage of the domain by the clients' own and added rows (FedDCA, eq. 5) against the tuned model's score; "
-        "crosses: standard deviation over the seeds.",
-        f"A point for each of {len(table):,} methods; {best} has the highest score, {mean(table[best]['y']):.3f}, with a "
-        f"coverage of {mean(table[best]['x']):.3f}.",
-        draw_scatter(table, "coverage", "score"),
-        [
-            {"method": name, "coverage": x, "score": y}
-            for name, values in table.items()
-            for x, y in zip(values["x"], values["y"], strict=True)
-        ],
-    )
 
 
 def _table(additions: Mapping[str, Addition]) -> Table:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlight.report.figures.lines import MOST_POINTS, Line, line_figure, over_seeds, thinned, whole_rows_of
-from fedlight.report.figures.style import DASHES, MOST_LINES, Looks, looks_of, method_looks
+from fedlight.report.figures.lines import Line, line_chart, over_seeds
+from fedlight.report.figures.style import DASHES, Looks, method_looks
 from fedlight.report.parts import Chart, Section, capitalized, slug
 from fedlight.runs.facts import class_name
 from fedlight.runs.rows import number
@@ -53,7 +53,6 @@ BEGINNINGS = {
 TOGETHER = 6  # lines of several metrics that one chart may hold
 ORDER = [title for title, _ in FAMILIES] + ["Others"]
 FIRST = ("val/", "score/", "win_rate", "fed/", "train/")
-Lines = dict[str, Line]
 
 
 class Curves(NamedTuple):
@@ -76,7 +75,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     if not charts:
         return None
     several = any(len(of_seeds) > 1 for of_seeds in of_methods.values())
-    intro = "Each line is a run; of several seeds the line is the mean and the band reaches from lowest to highest."
+    intro = "Each line is a run; of several seeds it is the mean."
     zeros = {in_words(metric) for axis in axes for metric in _zeros(_by_metric(of_methods, axis))}
     not_drawn = f"0 in all runs at all times, and not drawn: {', '.join(sorted(zeros))}." if zeros else ""
     return Section("curves", "Curves", f"{intro * several} {not_drawn}".strip(), list(charts))
@@ -110,6 +109,9 @@ def _zeros(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> set[str]:
 
 
 def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
+    def place(item: tuple[str, object]) -> int:  # validation before training
+        return next((at for at, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
+
     metrics = _by_metric(of_methods, axis)
     for name in _zeros(metrics):
         del metrics[name]
@@ -117,7 +119,7 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
     intervals = {metric: [metrics[end] for end in pair] for metric, pair in ends.items()}
     drawn = {
         name: by_method
-        for name, by_method in sorted(metrics.items(), key=_place)
+        for name, by_method in sorted(metrics.items(), key=place)
         if not any(name in pair for pair in ends.values())  # ends are drawn as a band
         # Single values are in tables; beside curves they are points.
         and any(len(curve) > 1 for several in by_method.values() for curve in several)
@@ -148,7 +150,7 @@ def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> lis
                     capitalized(in_words(metric)),
                     axis,
                     {m: _line(m, several, intervals.get(metric)) for m, several in by_method.items()},
-                    looks_of(by_method, known),
+                    known,
                 )
                 for metric, by_method in of_family.items()
             ]
@@ -181,33 +183,17 @@ def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, l
     return line._replace(low=low, high=high)
 
 
-def _place(item: tuple[str, object]) -> int:
-    """Return a metric's place in the order of charts: validation before training."""
-    return next((place for place, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
-
-
-def _chart(name: str, title: str, axis: str, lines: Lines, styles: Looks) -> Chart:
-    shown = dict(list(lines.items())[:MOST_LINES])
-    notes = []
-    if any(line.seeds == 1 and (line.high > line.low).any() for line in shown.values()):
-        notes.append("Band of a single seed: the 95 % interval.")
-    if len(shown) < len(lines):
-        notes.append(f"{len(shown)} of {len(lines)} lines are drawn; the CSV has all.")
-    if any(len(line.x) > MOST_POINTS for line in shown.values()):
-        notes.append(f"Each point is the mean of neighbouring {axis}s; the CSV has all.")
-    last = "; ".join(f"{label}: {line.middle[-1]:.3g} at {line.x[-1]:g}" for label, line in shown.items())
-    return Chart(
+def _chart(name: str, title: str, axis: str, lines: Mapping[str, Line], styles: Looks) -> Chart:
+    has_intervals = any(line.seeds == 1 and (line.high > line.low).any() for line in lines.values())
+    return line_chart(
         f"curve_{slug(name)}_{slug(axis)}",
         title,
-        " ".join(notes),
-        f"{title} by {axis}, last value of each line. {last}",
-        line_figure(
-            {label: thinned(line) for label, line in shown.items()},
-            styles,
-            f"{axis}s" if axis == "optimizer step" else f"{axis}s that are done",
-            whole=True,
-        ),
-        whole_rows_of(lines, axis, "line"),
+        "Band of a single seed: the 95 % interval." if has_intervals else "",
+        lines,
+        styles,
+        f"{axis}s" if axis == "optimizer step" else f"{axis}s that are done",
+        column=axis,
+        label="line",
     )
 
 

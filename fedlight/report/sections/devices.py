@@ -14,12 +14,13 @@ from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.devices.outcomes import NO_PART
 from fedlight.report.figures.lines import (
     Line,
+    Panel,
     bands,
-    draw_lines,
-    line_figure,
+    binned,
+    draw_panels,
+    line_chart,
     over_seeds,
     ranked,
-    rows_of,
     thinned,
 )
 from fedlight.report.figures.style import (
@@ -29,12 +30,11 @@ from fedlight.report.figures.style import (
     STYLE,
     Looks,
     add_legend,
-    key,
     looks_of,
     method_looks,
 )
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
-from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, binned, peaks, visits_of
+from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
 from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, three_digits, time_unit
 
@@ -90,32 +90,14 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
     """Return charts of participation and memory for the first seed of the first methods, equal ones once."""
     if not fleets:
         return []
-    by_device = alike({m: (v.device_names, v.participation_by_device()) for m, v in fleets.items()})
     by_round = alike({method: fleet.participation() for method, fleet in fleets.items()})
     memory = alike({method: peaks(fleet) for method, fleet in fleets.items()})
-    every = [peak for devices in memory.values() for peak in devices]
-    over = sum(sum(peak.parts) > peak.budget for peak in every)
-    first = "One seed of each run."
     return [
-        Chart(
-            "participation_by_device",
-            "Who took part, by device",
-            f"Clients that were asked, over all rounds: who took part, and why others did not. {first}{_more(by_device)}",
-            f"Stacked bars for each device. {_shares(fleets)}",
-            draw_participation_by_device(_first(by_device)),
-            [
-                {"run": run, "device": device, "outcome": outcome_in_words(outcome), "clients": int(number)}
-                for run, (devices, counts) in by_device.items()
-                for device, column in zip(devices, counts.T, strict=True)
-                for outcome, number in zip(OUTCOMES, column, strict=True)
-            ],
-        ),
         Chart(
             "participation_by_round",
             "Who took part, by round",
-            f"Clients that were asked in each round, by what became of them. {first}{_more(by_round)}",
-            f"Stacked areas over the rounds. {_shares(fleets)}",
-            draw_participation_by_round(_first(by_round)),
+            f"Clients that were asked in each round, by what became of them. One seed of each run.{_more(by_round)}",
+            draw_participation(_first(by_round)),
             [
                 {
                     "run": run,
@@ -129,8 +111,8 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
         Chart(
             "memory",
             "Memory of devices",
-            f"The largest visit of each device, part by part, and the device's budget. {first}{_more(memory)}",
-            f"Stacked bars for each device. {over:,} of {len(every):,} are above their device's budget.",
+            "The largest visit of each device, part by part, and the device's budget. One seed of each run."
+            + _more(memory),
             draw_memory(_first(memory)),
             [
                 {
@@ -156,38 +138,18 @@ def _more(table: Mapping[str, Any]) -> str:
     return f" {left:,} more are in the data alone." if left > 0 else ""
 
 
-def _shares(fleets: Mapping[str, Visits]) -> str:
-    counts = {run: fleet.participation().sum(axis=1) for run, fleet in _first(fleets).items()}
-    return " ".join(
-        f"{run}: {asked[0]:,} of {asked.sum():,} took part"
-        + "".join(f", {n:,} {outcome_in_words(o)}" for o, n in zip(NO_PART, asked[1:], strict=True) if n)
-        + "."
-        for run, asked in counts.items()
-    )
-
-
 def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
     lines = {
         method: over_seeds([ranked(visits.times_taken_part().values()) for visits in seeds])
         for method, seeds in by_method.items()
     }
-    table = dict(list(alike(lines).items())[:MOST_LINES])
-    rank = "rank of the client, the most frequent first"
-    figure = line_figure(table, looks_of(table, known), rank, "rounds", 3.0)
-    figure.axes[0].set_ylim(bottom=0)
-    return Chart(
-        "times_taken_part",
-        "How often clients took part",
+    caption = (
         "Rounds in which a client took part, clients sorted by it; clients that were never asked are missing."
-        + bands(table.values()),
-        "Falling lines. "
-        + " ".join(
-            f"{run}: from {line.middle[0]:.0f} rounds to {line.middle[-1]:.0f}."
-            for run, line in table.items()
-        ),
-        figure,
-        rows_of(table, "rank", "rounds"),
     )
+    x = "rank of the client, the most frequent first"
+    title = "How often clients took part"
+    name, table = "times_taken_part", alike(lines)
+    return line_chart(name, title, caption, table, known, x, "rounds", column="rank", lowest=0)
 
 
 def _totals(by_method: ByMethod) -> Table:
@@ -287,19 +249,16 @@ def _cost_chart(
     costs = dict(list(alike(of_methods).items())[:MOST_LINES])
     rounds = {run: _line(seeds) for run, seeds in costs.items()}
     totals = {run: _line([np.cumsum(each) for each in seeds]) for run, seeds in costs.items()}
+    panels = [
+        Panel({run: thinned(line, POINTS) for run, line in lines.items()}, y=f"{unit}\n{which}")
+        for lines, which in ((rounds, "in a round"), (totals, "so far"))
+    ]
     return Chart(
         name,
         title,
         f"Above what a round takes, below all rounds until then, in {unit}.{bands(totals.values())}"
         + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values()),
-        "Lines over the rounds. "
-        + " ".join(f"{run}: {line.middle[-1]:,.3g} {unit} in total." for run, line in totals.items()),
-        draw_costs(
-            {run: thinned(line, POINTS) for run, line in rounds.items()},
-            {run: thinned(line, POINTS) for run, line in totals.items()},
-            unit,
-            looks_of(totals, known),
-        ),
+        draw_panels(panels, looks_of(totals, known), "rounds that are done", from_zero=True),
         [
             {"run": run, "rounds_done": int(place), "in_a_round": float(cost), "so_far": float(total)}
             for run, line in totals.items()
@@ -318,19 +277,7 @@ def outcome_in_words(outcome: str) -> str:
 
 
 @matplotlib.rc_context(STYLE)
-def draw_participation_by_device(table: Mapping[str, tuple[list[str], np.ndarray]]) -> Figure:
-    """Draw bars of clients and rounds by outcome for each device: run -> devices' names, counts ``(outcomes, devices)``."""
-    figure, panels = _stacked([len(names) for names, _ in table.values()])
-    for axes, (run, (names, counts)) in zip(panels, table.items(), strict=True):
-        _bars(axes, [name.replace("_", " ") for name in names], counts, SHADES)
-        axes.set_title(run, **TITLE)
-    panels[-1].set_xlabel("clients that were asked, all rounds together")
-    _legend_of_outcomes(figure, sum(counts.sum(axis=1) for _, counts in table.values()))
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
+def draw_participation(table: Mapping[str, np.ndarray]) -> Figure:
     """Draw the clients of each round by outcome as stacked areas: run -> counts ``(outcomes, rounds)``."""
     figure, panels = _stacked([5] * len(table), share_x=True)
     for axes, (run, counts) in zip(panels, table.items(), strict=True):
@@ -345,7 +292,11 @@ def draw_participation_by_round(table: Mapping[str, np.ndarray]) -> Figure:
         axes.set_xlim(0, counts.shape[1])
         axes.set_title(run, **TITLE)
     panels[-1].set_xlabel("communication round")
-    _legend_of_outcomes(figure, sum(counts.sum(axis=1) for counts in table.values()))
+    totals = sum(counts.sum(axis=1) for counts in table.values())
+    there = [index for index, total in enumerate(totals) if total]
+    patches = [Patch(color=SHADES[index], label=outcome_in_words(OUTCOMES[index])) for index in there]
+    # At most four in a row, and rows of like length.
+    add_legend(figure, patches, columns=math.ceil(len(patches) / math.ceil(len(patches) / 4)))
     return figure
 
 
@@ -358,29 +309,19 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
     figure, panels = _stacked([len(bars) for bars in table.values()])
     for axes, (run, bars) in zip(panels, table.items(), strict=True):
         names = [f"{peak.device.replace('_', ' ')}, {peak.weight_bits} bits" for peak in bars]
-        _bars(axes, names, np.array([peak.parts for peak in bars]).T / scale, COLORS)
+        left = np.zeros(len(bars))
+        for part, color in zip(np.array([peak.parts for peak in bars]).T / scale, COLORS, strict=False):
+            axes.barh(range(len(bars)), part, left=left, color=color, height=0.72)
+            left = left + part
         for place, peak in enumerate(bars):
             low, high = place - 0.44, place + 0.44  # a little taller than the bar
             axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0, labelsize=9)
         axes.set_title(run, **TITLE)
     panels[-1].set_xlabel(f"{unit} at the peak; mark: the device's budget")
     add_legend(figure, [Patch(color=color, label=part) for color, part in zip(COLORS, PARTS, strict=False)])
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def draw_costs(rounds: Mapping[str, Line], totals: Mapping[str, Line], name: str, styles: Looks) -> Figure:
-    """Draw each run's costs by round, and below them the totals until then; ``name`` labels the axes, with the unit."""
-    figure = Figure(figsize=(HALF_A_PAGE[0], 4.6), layout="constrained")
-    panels = [*figure.subplots(2, 1, sharex=True)]
-    for axes, lines, which in zip(panels, (rounds, totals), ("in a round", "so far"), strict=True):
-        draw_lines(axes, lines, styles)
-        axes.set_ylabel(f"{name}\n{which}")
-        axes.set_ylim(bottom=0)
-        axes.tick_params(labelsize=9)
-        axes.grid(axis="y", color="0.85", linewidth=0.6)
-    panels[1].set_xlabel("rounds that are done")
-    key(figure, panels[0])
     return figure
 
 
@@ -401,21 +342,3 @@ def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[
     figure = Figure(figsize=(HALF_A_PAGE[0], 0.9 + sum(heights)), layout="constrained")
     rows: Any = {"squeeze": False, "sharex": share_x, "height_ratios": heights}
     return figure, [*figure.subplots(len(lines), 1, **rows)[:, 0]]
-
-
-def _bars(axes: Axes, names: Sequence[str], values: np.ndarray, shades: Sequence[str]) -> None:
-    """Draw horizontal stacked bars of ``values``, ``(parts, bars)``."""
-    left = np.zeros(len(names))
-    for part, color in zip(values, shades, strict=False):  # there are more colours than parts
-        axes.barh(range(len(names)), part, left=left, color=color, height=0.72)
-        left = left + part
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0, labelsize=9)
-
-
-def _legend_of_outcomes(figure: Figure, totals: np.ndarray) -> None:
-    there = [index for index, total in enumerate(totals) if total]
-    patches = [Patch(color=SHADES[index], label=outcome_in_words(OUTCOMES[index])) for index in there]
-    # At most four in a row, and rows of like length.
-    add_legend(figure, patches, columns=math.ceil(len(patches) / math.ceil(len(patches) / 4)))

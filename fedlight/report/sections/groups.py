@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlight.evaluation.group_agreement import group_metrics
-from fedlight.report.figures.lines import bands, line_figure, over_seeds, rows_of
+from fedlight.report.figures.lines import line_chart, over_seeds
 from fedlight.report.figures.plots import draw_groups, groups_of
-from fedlight.report.figures.style import COLORS, Looks, looks_of, method_looks
+from fedlight.report.figures.style import COLORS, Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug, table_of
-from fedlight.runs.rows import Rows, number
+from fedlight.runs.rows import number
 from fedlight.runs.run import Run
 
 MOST = 4
@@ -19,12 +19,18 @@ SAID = {
     "fed/group_ari": "adjusted Rand index",
     "fed/groups_found": "clients that sit with their known group",
 }
+COUNTS = ("round", "selector")
+"""Columns that have to be numbers."""
 Table_ = Mapping[str, Sequence[Any]]
 
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a map of the clients of each run, and how groups change; None without groups."""
-    tables = {run.label: groups_of(rows) for run in runs if (rows := whole_rows(run.csv("groups.csv")))}
+    tables = {}
+    for run in runs:
+        rows = [row for row in run.csv("groups.csv") if None not in map(number, map(row.get, COUNTS))]
+        if rows:
+            tables[run.label] = groups_of(rows)
     if not tables:
         return None
     can_be_drawn = [label for label, table in tables.items() if most_selector(table) < len(COLORS)]
@@ -45,11 +51,6 @@ def section(runs: Sequence[Run]) -> Section | None:
     if left:
         intro += f" Maps of {left:,} more runs, of other seeds or methods, are left out."
     return Section("groups", "Groups of clients", intro, parts)
-
-
-def whole_rows(rows: Rows) -> Rows:
-    """Return the rows whose round and selector are numbers."""
-    return [row for row in rows if all(number(row.get(name)) is not None for name in ("round", "selector"))]
 
 
 def most_selector(table: Table_) -> int:
@@ -82,14 +83,10 @@ def changes_of(table: Table_) -> dict[int, dict[str, float]]:
 
 
 def _map(label: str, table: Table_) -> Chart:
-    clients, groupings = len(table["client"]), len(table["round"])
-    sizes = Counter(selectors[-1] for selectors in table["selector"] if selectors[-1] is not None)
-    sizes_in_words = ", ".join(f"selector {which} has {size}" for which, size in sorted(sizes.items()))
     return Chart(
         f"groups_{slug(label)}",
         f"Selector of each client: {label}",
         "A line for each client, sorted by known group where there is one, a column for each grouping.",
-        f"Map of {clients:,} clients and {groupings:,} groupings; after the last, {sizes_in_words} clients.",
         draw_groups(table),
         [
             {"client": client, "known_group": group, "round": round_idx, "selector": selector}
@@ -117,24 +114,14 @@ def _change_chart(
     if not series:
         return None
     lines = {method: over_seeds(seeds) for method, seeds in series.items()}
-    ends = "; ".join(
-        f"{method}: {line.middle[0]:.2f} at first, {line.middle[-1]:.2f} at last"
-        for method, line in lines.items()
-    )
     is_share = metric != "fed/group_ari"
-    name = "share of clients" if is_share else SAID[metric]
-    figure = line_figure(lines, looks_of(lines, known), "communication round, counted from 0", name, 3.0)
+    meaning = "Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; "
     lowest = min(0.0, *(float(line.low.min()) for line in lines.values()))
-    figure.axes[0].set_ylim(lowest - 0.02, 1.02)
-    return Chart(
-        slug(metric),
-        capitalized(SAID[metric]),
-        ("Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; ")
-        + f"at each grouping.{bands(lines.values())}",
-        f"Lines over the rounds. {ends}.",
-        figure,
-        rows_of(lines),
-    )
+    name, title = "share of clients" if is_share else SAID[metric], capitalized(SAID[metric])
+    x, caption = "communication round, counted from 0", f"{meaning}at each grouping."
+    chart = line_chart(slug(metric), title, caption, lines, known, x, name, lowest=lowest - 0.02)
+    chart.figure.axes[0].set_ylim(top=1.02)
+    return chart
 
 
 def _table(tables: Mapping[str, Table_], changes: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Table:

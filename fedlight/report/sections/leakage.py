@@ -3,18 +3,23 @@
 After Figure 3 of FedDCA (https://arxiv.org/abs/2409.20135) and Figure 3 of FewFedPIT (https://arxiv.org/abs/2403.06131).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
-from fedlight.report.figures.lines import Line, bands, draw_lines, draw_scatter, over_seeds, rows_of
+from fedlight.report.figures.lines import (
+    MOST_BANDS,
+    Line,
+    Panel,
+    bands,
+    draw_panels,
+    draw_scatter,
+    over_seeds,
+    rows_of,
+)
 from fedlight.report.figures.privacy_plots import LESS, MORE
 from fedlight.report.figures.privacy_table import GLOBAL, UPLOADS, Leakage, read_attacks
-from fedlight.report.figures.style import HALF_A_PAGE, MOST_LINES, STYLE, Looks, looks_of, method_looks
-from fedlight.report.figures.style import key as add_key
+from fedlight.report.figures.style import MOST_LINES, Looks, looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
@@ -33,7 +38,6 @@ SAID = {
     "tpr_at_0.01_fpr": "TPR at 0.01 FPR",
     "tpr_at_0.1_fpr": "TPR at 0.1 FPR",
 }
-MOST_BANDS = 6  # of more lines, bands would hide each other
 COUNTED = "left_out"  # rows that were too long for an attack: no leakage
 TRADED = (
     "discoverable_memorization/canaries",
@@ -122,55 +126,19 @@ def _chart(attack: str, target: str, by_method: ByMethod, styles: Looks) -> Char
         if level is not None:
             rows.append({"metric": metric, "run": "before training", "round": 0, "mean": level})
         rows += [{"metric": metric, **row} for row in rows_of(lines)]
-    lines, level = series[metrics[0]]
-    before = "" if level is None else f"{level:.2f} before training; "
-    ends = "; ".join(f"{method} {line.middle[-1]:.2f}" for method, line in lines.items())
+    panels = [Panel(lines, in_words(metric), level=level) for metric, (lines, level) in series.items()]
+    has_bands = len(by_method) <= MOST_BANDS
+    several = bands(line for lines, _ in series.values() for line in lines.values())
     left = len(by_method) - MOST_LINES
     return Chart(
         f"{slug(attack)}_{target}",
         f"{capitalized(attack.replace('_', ' '))}: {TARGETS[target]}",
-        f"After each round{', mean over the seeds' if bands(lines.values()) else ''}; dashed grey: the model before "
-        "training."
-        + (bands(lines.values()) if len(by_method) <= MOST_BANDS else "")
+        f"After each round{', mean over the seeds' if several else ''}; dashed grey: the model before training."
+        + (several if has_bands else "")
         + (f" {left:,} more runs are in the data alone." if left > 0 else ""),
-        f"Lines over the rounds, a panel for each metric. {in_words(metrics[0])}, at the end: {before}{ends}.",
-        draw_leakage_panels(series, styles),
+        draw_panels(panels, styles, "rounds that are done", across=2),
         rows,
     )
-
-
-@matplotlib.rc_context(STYLE)
-def draw_leakage_panels(
-    series: Mapping[str, tuple[Mapping[str, Line], float | None]], styles: Looks
-) -> Figure:
-    """Draw a panel for each metric: lines of the first methods in ``styles``, and the level before training."""
-    there = {method for lines, _ in series.values() for method in lines}
-    styles = dict([(method, look) for method, look in styles.items() if method in there][:MOST_LINES])
-    across = min(2, len(series))
-    down = -(-len(series) // across)
-    legend = 0.16 * len(styles)
-    figure = Figure(figsize=(HALF_A_PAGE[0], 0.6 + 1.75 * down + legend), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=True).ravel()
-    for axes in grid[len(series) :]:
-        axes.set_visible(False)
-    for axes, (metric, (lines, level)) in zip(grid, series.items(), strict=False):
-        shown = {method: line for method, line in lines.items() if method in styles}
-        if len(styles) > MOST_BANDS:
-            shown = {method: line._replace(seeds=1) for method, line in shown.items()}
-        draw_lines(axes, shown, styles)
-        if not any(line.middle.any() for line in shown.values()):
-            axes.set_ylim(-0.02, 1)  # else a line of zeros is in the middle
-        if level is not None:
-            axes.axhline(level, color="0.45", linestyle=(0, (4, 2)), linewidth=1, zorder=1)
-        axes.set_title(in_words(metric), fontsize=9)
-        axes.tick_params(labelsize=8, labelbottom=True)  # shared axes have numbers in the lowest row alone
-        axes.grid(axis="y", color="0.85", linewidth=0.6)
-    for axes in grid[max(len(series) - across, 0) : len(series)]:
-        axes.set_xlabel("rounds that are done", fontsize=9)
-    # The legend of one panel stands for all.
-    fullest = max(range(len(series)), key=lambda index: len(list(series.values())[index][0]))
-    add_key(figure, grid[fullest])
-    return figure
 
 
 def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
@@ -203,15 +171,12 @@ def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], 
         if len({tuple(values["x"]) for values in table.values()}) < 2 or len(charts) == 2:
             continue
         attack = metric.partition("/")[0].replace("_", " ")
-        least = min(table, key=lambda method: fmean(table[method]["x"]))
         charts.append(
             Chart(
                 f"trade_off_{slug(metric)}",
                 f"Utility against leakage: {in_words(metric)}",
                 f"After the last round: the score of {task} against {attack} of the global model, {in_words(metric)}. "
                 "Better is up and to the left. Crosses: standard deviation over the seeds.",
-                f"A point for each of {len(table):,} methods; {least} leaks least, {fmean(table[least]['x']):.2f}, with a "
-                f"score of {fmean(table[least]['y']):.2f}.",
                 draw_scatter(
                     table, f"{attack}, {in_words(metric)}  {LESS}", f"score of {task}  {MORE}", styles=styles
                 ),

@@ -128,11 +128,12 @@ def _facts(runs: Sequence[Run]) -> dict[str, str]:
     done = [facts.rounds(run) for run in runs]
     counts = sorted({str(have) if want in (None, have) else f"{have} of {want}" for have, want in done})
     seeds = [str(run.seed) for run in runs if run.seed is not None]
-    times = [seconds for run in runs if (seconds := _seconds(run)) is not None]
+    taken = [run.json("done.json").get("seconds") or run.record().get("seconds") for run in runs]
+    times = [seconds for value in taken if (seconds := number(value)) is not None]
     ended = sum(run.is_done for run in runs)
-    state = (
-        "done" if ended == len(runs) else f"{ended} of {len(runs)} done" if len(runs) > 1 else _state(first)
-    )
+    state = str(first.record().get("state", "")).replace("running", "under way or killed")
+    if ended == len(runs) or len(runs) > 1:
+        state = "done" if ended == len(runs) else f"{ended} of {len(runs)} done"
     return {
         "algorithm": facts.algorithm(first) or "-",
         "model": facts.model(first) or "-",
@@ -141,17 +142,8 @@ def _facts(runs: Sequence[Run]) -> dict[str, str]:
         "rounds": ", ".join(counts),
         "seeds": ", ".join(seeds) or "-",
         "time": duration(mean(times)) if times else "-",
-        "state": state,
+        "state": state or "no record of an end",
     }
-
-
-def _state(run: Run) -> str:
-    state = str(run.record().get("state", ""))
-    return "under way or killed" if state == "running" else state or "no record of an end"
-
-
-def _seconds(run: Run) -> float | None:
-    return number(run.json("done.json").get("seconds")) or number(run.record().get("seconds"))
 
 
 def stages_table(runs: Sequence[Run], folded: bool) -> Table:
@@ -226,7 +218,6 @@ def draw_results(
         for method in shown
         if (seeds := of_metric.get(method))
     ]
-    in_words = "; ".join(f"{r['method']}, {r['metric']}: {r['mean']:.3g}" for r in records)
     caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."
     if all(record["seeds"] == 1 for record in records):
         caption = ""
@@ -236,7 +227,6 @@ def draw_results(
         f"results_{name}",
         f"{title} at a glance",
         caption.strip(),
-        f"{title}. {in_words}",
         _panels(values, shown, 2 * HALF_A_PAGE[0], 0.32, len(metrics), styles),
         records,
         _panels(values, shown, NARROW, 0.26, min(2, len(metrics)), styles) if len(metrics) > 1 else None,

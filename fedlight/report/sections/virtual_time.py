@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedlight.report.figures.lines import Line, bands, line_figure, thinned, whole_rows_of
-from fedlight.report.figures.style import MOST_LINES, Looks, looks_of, method_looks
+from fedlight.report.figures.lines import Line, line_chart
+from fedlight.report.figures.style import Looks, method_looks
 from fedlight.report.parts import Chart, Section, capitalized, slug
 from fedlight.report.sections.curves import Curve, curves, family, in_words
 from fedlight.report.visits import visits_of
@@ -65,36 +65,29 @@ def held(runs: Sequence[Curve]) -> Line:
     # Before and after these moments the mean would be over fewer runs.
     first, last = max(min(curve) for curve in runs), min(max(curve) for curve in runs)
     x = np.array(sorted({at for curve in runs for at in curve if first <= at <= last}))
-    values = np.array([_at(curve, x) for curve in runs]).reshape(len(runs), -1)
-    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(runs))
-
-
-def _at(curve: Mapping[float, float], moments: np.ndarray) -> np.ndarray:
-    times = np.array(sorted(curve))
-    values = np.array([curve[at] for at in times])
+    series = [(np.array(sorted(curve)), np.array([curve[at] for at in sorted(curve)])) for curve in runs]
     # The last one at or before each moment.
-    return np.asarray(values[np.searchsorted(times, moments, side="right") - 1])
+    each = [values[np.searchsorted(times, x, side="right") - 1] for times, values in series]
+    values = np.array(each).reshape(len(runs), -1)
+    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(runs))
 
 
 def _chart(metric: str, of_methods: Mapping[str, Sequence[Curve]], known: Looks) -> Chart:
     lines = {method: line for method, runs in of_methods.items() if len((line := held(runs)).x)}
-    shown = dict(list(lines.items())[:MOST_LINES])
     scale, unit = time_unit(max((float(line.x[-1]) for line in lines.values()), default=1.0))
-    scaled = {name: thinned(line._replace(x=line.x / scale)) for name, line in shown.items()}
-    title = f"{capitalized(in_words(metric))} over simulated time"
     common = min((float(line.x[-1]) for line in lines.values()), default=0.0)
-    left = len(lines) - len(shown)
-    there = {name: line for name, line in shown.items() if line.x[0] <= common}
     values = "; ".join(
         f"{name}: {line.middle[np.searchsorted(line.x, common, side='right') - 1]:.3g}"
-        for name, line in there.items()
+        for name, line in lines.items()
+        if line.x[0] <= common
     )
-    return Chart(
+    return line_chart(
         f"time_{slug(metric)}",
-        title,
-        f"At {in_largest_unit(common)}, when the first run ends: {values}.{bands(shown.values())}"
-        + (f" {left} more lines are in the CSV." if left else ""),
-        f"{title}, value of each line at {in_largest_unit(common)}. {values}",
-        line_figure(scaled, looks_of(shown, known), f"simulated time, {unit}"),
-        whole_rows_of(lines, "seconds"),
+        f"{capitalized(in_words(metric))} over simulated time",
+        f"At {in_largest_unit(common)}, when the first run ends: {values}.",
+        lines,
+        known,
+        f"simulated time, {unit}",
+        column="seconds",
+        scale=scale,
     )

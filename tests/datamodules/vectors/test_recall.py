@@ -5,7 +5,7 @@ import pytest
 
 from fedlight.datamodules.vectors import recall as recall_file
 from fedlight.datamodules.vectors import vector_index as index_file
-from fedlight.datamodules.vectors.recall import query_recall, reach_recall
+from fedlight.datamodules.vectors.recall import in_words, query_recall, reach_recall
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
 
 ROWS, DIMENSION, NUMBER = 3000, 16, 20
@@ -51,54 +51,59 @@ def recalls(index, vectors, queries, number, below=None):
     return np.array(shares)
 
 
+def columns(found):
+    """ef, mean recall and recall of the worst query of each search that was tried."""
+    return [[tried[name] for tried in found["tried"]] for name in ("ef", "recall", "worst_query")]
+
+
 @pytest.mark.parametrize("below", [None, 0.8])
 def test_ef_is_doubled_until_the_recall_is_reached(poor, vectors, queries, below, monkeypatch):
     monkeypatch.setattr(recall_file, "ROWS_PER_CANDIDATE", 0)
     before = recalls(poor, vectors, queries, NUMBER, below)
     assert before.mean() < 0.9  # otherwise the test says nothing
     found = reach_recall(poor, queries, NUMBER, below, target=0.99, seed=0)
-    assert found.means[0] == pytest.approx(before.mean(), abs=1e-12)
-    assert found.worsts[0] == pytest.approx(before.min(), abs=1e-12)
-    assert found.efforts == tuple(20 * 2**step for step in range(len(found.efforts)))
-    assert all(mean < 0.99 for mean in found.means[:-1])
-    assert found.means[-1] >= 0.99
-    assert not found.exact
+    efforts, means, worsts = columns(found)
+    assert means[0] == pytest.approx(before.mean(), abs=1e-12)
+    assert worsts[0] == pytest.approx(before.min(), abs=1e-12)
+    assert efforts == [20 * 2**step for step in range(len(efforts))]
+    assert all(mean < 0.99 for mean in means[:-1])
+    assert means[-1] >= 0.99
+    assert found["searched"] == "hnsw"
     after = recalls(poor, vectors, queries, NUMBER, below)  # the index keeps the last effort
-    assert after.mean() == pytest.approx(found.means[-1], abs=1e-12)
-    assert (found.queries, found.all_queries) == (50, 50)
+    assert after.mean() == pytest.approx(means[-1], abs=1e-12)
+    assert found["queries"] == 50
 
 
 def test_exact_search_replaces_a_graph_that_costs_more(poor, vectors, queries, monkeypatch):
     monkeypatch.setattr(recall_file, "ROWS_PER_CANDIDATE", 20)  # 2 * 40 * 20 < 3000 <= 2 * 80 * 20
     found = reach_recall(poor, queries, NUMBER, None, target=1.0, seed=0)
-    assert found.exact
-    assert found.efforts == (20, 40, 80)
-    assert found.means[-1] < 1
+    assert found["searched"] == "exact"
+    assert columns(found)[0] == [20, 40, 80]
+    assert columns(found)[1][-1] < 1
     assert recalls(poor.exact(), vectors, queries, NUMBER).min() == 1
-    assert "below 1.0; searched exactly, which is cheaper than ef 160" in str(found)
-    assert found.record()["searched"] == "exact"
-    assert [tried["ef"] for tried in found.record()["tried"]] == [20, 40, 80]
+    assert "below 1.0; searched exactly, which is cheaper than ef 160" in in_words(found, len(queries))
 
 
 def test_a_target_of_0_measures_alone(poor, queries):
     found = reach_recall(poor, queries, NUMBER, None, target=0.0, seed=0)
-    assert (found.efforts, found.exact, poor.ef_factor) == ((20,), False, 1)
+    assert (columns(found)[0], found["searched"], poor.ef_factor) == ([20], "hnsw", 1)
 
 
 def test_a_sample_is_measured_and_drawn_by_the_seed(poor, vectors, queries, monkeypatch):
     monkeypatch.setattr(recall_file, "SAMPLE", 7)
     one, again, other = (reach_recall(poor, queries, NUMBER, None, 0.0, seed) for seed in (0, 0, 1))
     assert one == again != other
-    assert (one.queries, one.all_queries) == (7, 50)
+    assert one["queries"] == 7
     shares = recalls(poor, vectors, queries, NUMBER)
-    assert one.worsts[0] >= shares.min()
-    assert round(one.means[0] * 7 * NUMBER) == pytest.approx(one.means[0] * 7 * NUMBER)
+    _, (mean,), (worst,) = columns(one)
+    assert worst >= shares.min()
+    assert round(mean * 7 * NUMBER) == pytest.approx(mean * 7 * NUMBER)
 
 
 def test_a_repeated_measurement_starts_at_the_least_effort(poor, queries, monkeypatch):
     monkeypatch.setattr(recall_file, "ROWS_PER_CANDIDATE", 0)
     one = reach_recall(poor, queries, NUMBER, None, 0.99, seed=0)
-    assert len(one.efforts) > 1
+    assert len(one["tried"]) > 1
     assert reach_recall(poor, queries, NUMBER, None, 0.99, seed=0) == one
 
 

@@ -1,13 +1,12 @@
 """Exact search against a full sort, the graph against exact search, and what a saved index refuses."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 
+from fedlight.datamodules.vectors import index_files
 from fedlight.datamodules.vectors import vector_index as index_file
-from fedlight.datamodules.vectors.index_files import vectors_digest
 from fedlight.datamodules.vectors.vector_index import VectorIndex, exact_search
 
 ROWS, DIMENSION = 1500, 12
@@ -91,9 +90,7 @@ def test_the_graph_is_asked_again_where_rows_are_above_the_bound(graph, vectors,
     monkeypatch.setattr(
         VectorIndex,
         "_propose",
-        lambda self, some, number, threads: (
-            asked.append((len(some), number)) or propose(self, some, number, threads)
-        ),
+        lambda self, some, number: asked.append((len(some), number)) or propose(self, some, number),
     )
     monkeypatch.setattr(
         index_file, "exact_search", lambda vectors, queries, *rest: [] if not len(queries) else 1 / 0
@@ -125,29 +122,23 @@ def test_many_equal_vectors_in_a_graph():
 def test_one_thread_builds_the_same_graph_each_time(vectors, tmp_path):
     pytest.importorskip("hnswlib")
     for name in ("one", "two"):
-        VectorIndex.build(vectors[:300], "hnsw").save(tmp_path / name)
+        VectorIndex.open(tmp_path / name, vectors[:300], "hnsw")
     one, two = ((tmp_path / name / "graph.hnsw").read_bytes() for name in ("one", "two"))
     assert one == two
 
 
-@pytest.mark.parametrize("kind", ["exact", "hnsw"])
-def test_a_loaded_index_gives_the_same_hits(kind, vectors, queries, tmp_path):
-    if kind == "hnsw":
-        pytest.importorskip("hnswlib")
-    index = VectorIndex.build(vectors, kind)
-    index.save(tmp_path / "index")
-    loaded = VectorIndex.load(tmp_path / "index")
-    assert isinstance(loaded.vectors, np.memmap)
-    assert (loaded.kind, len(loaded), loaded.dimension) == (kind, ROWS, DIMENSION)
-    assert loaded.digest == vectors_digest(vectors)
-    for one, other in zip(index.search(queries, 20, 0.8), loaded.search(queries, 20, 0.8), strict=True):
+def test_a_kept_graph_gives_the_same_hits(vectors, queries, graph, tmp_path, monkeypatch):
+    VectorIndex.open(tmp_path / "index", vectors, "hnsw")
+    monkeypatch.setattr(VectorIndex, "build", None)  # it is read
+    loaded = VectorIndex.open(tmp_path / "index", vectors, "hnsw")
+    assert (loaded.kind, len(loaded), loaded.dimension) == ("hnsw", ROWS, DIMENSION)
+    for one, other in zip(graph.search(queries, 20, 0.8), loaded.search(queries, 20, 0.8), strict=True):
         np.testing.assert_array_equal(one.rows, other.rows)
         np.testing.assert_array_equal(one.scores, other.scores)
-    loaded.save(tmp_path / "index")  # onto the files that are mapped
-    assert VectorIndex.load(tmp_path / "index").digest == index.digest
 
 
 def test_open_builds_once_and_anew_for_other_vectors(vectors, tmp_path, monkeypatch):
+    pytest.importorskip("hnswlib")
     built = []
     build = VectorIndex.build
     monkeypatch.setattr(
@@ -160,9 +151,14 @@ def test_open_builds_once_and_anew_for_other_vectors(vectors, tmp_path, monkeypa
         (vectors[::-1], 2),
         (vectors[:50], 3),
     ]:
-        index = VectorIndex.open(tmp_path / "index", some)
+        index = VectorIndex.open(tmp_path / "index", some, "hnsw")
         np.testing.assert_array_equal(index.vectors, some)
         assert len(built) == total
+
+
+def test_an_exact_index_leaves_no_file(vectors, tmp_path):
+    assert VectorIndex.open(tmp_path / "index", vectors).kind == "exact"
+    assert not (tmp_path / "index").exists()
 
 
 def cut(file):
@@ -176,47 +172,47 @@ def turned(file):
 
 
 @pytest.mark.parametrize("harm", [cut, turned, lambda file: file.unlink()], ids=["cut", "turned", "gone"])
-@pytest.mark.parametrize("name", ["vectors.npy", "graph.hnsw"])
-def test_damage_is_noticed(graph, tmp_path, name, harm):
-    graph.save(tmp_path)
-    harm(tmp_path / name)
-    with pytest.raises(ValueError, match=rf"{name} is damaged .*remove the folder"):
-        VectorIndex.load(tmp_path)
+def test_damage_is_noticed(vectors, tmp_path, harm):
+    pytest.importorskip("hnswlib")
+    VectorIndex.open(tmp_path, vectors, "hnsw")
+    harm(tmp_path / "graph.hnsw")
+    with pytest.raises(ValueError, match=r"graph\.hnsw is damaged .*remove the folder"):
+        VectorIndex.open(tmp_path, vectors, "hnsw")
 
 
-def test_files_of_two_indexes_do_not_fit(vectors, tmp_path):
-    VectorIndex.build(vectors).save(tmp_path / "one")
-    VectorIndex.build(vectors[::-1]).save(tmp_path / "other")
-    (tmp_path / "one/vectors.npy").write_bytes((tmp_path / "other/vectors.npy").read_bytes())
-    with pytest.raises(ValueError, match="not what was saved"):
-        VectorIndex.load(tmp_path / "one")
-
-
-@pytest.mark.parametrize("text", ["", "[]", json.dumps({"format": 99})])
+@pytest.mark.parametrize("text", ["", "[]", '{"vectors": "x", "graph": "y", "digest": "0"}'])
 def test_an_unreadable_description(vectors, tmp_path, text):
-    VectorIndex.build(vectors).save(tmp_path)
+    pytest.importorskip("hnswlib")
+    VectorIndex.open(tmp_path, vectors, "hnsw")
     (tmp_path / "index.json").write_text(text)
     with pytest.raises(ValueError, match=r"index\.json is damaged"):
-        VectorIndex.load(tmp_path)
+        VectorIndex.open(tmp_path, vectors, "hnsw")
 
 
-def test_no_index_and_an_interrupted_one(vectors, tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="holds no index"):
-        VectorIndex.load(tmp_path)
-    index = VectorIndex.build(vectors)
-    index.save(tmp_path)
-    monkeypatch.setattr(np, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+def test_an_interrupted_writing_leaves_no_graph(vectors, tmp_path, monkeypatch):
+    pytest.importorskip("hnswlib")
+    VectorIndex.open(tmp_path, vectors, "hnsw")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index_files, "_file_digest", fail)
     with pytest.raises(OSError, match=r"cannot be written \(No space left on device\): free some space"):
-        index.save(tmp_path)
-    with pytest.raises(FileNotFoundError, match="holds no index"):
-        VectorIndex.load(tmp_path)
+        VectorIndex.open(tmp_path, vectors[::-1], "hnsw")
+    assert not index_files.has_graph(tmp_path)
 
 
-def test_a_graph_that_was_not_written_whole(graph, tmp_path, monkeypatch):
-    real = graph._save_graph
-    monkeypatch.setattr(graph, "_save_graph", lambda file: real(file) + 1)
+def test_a_graph_that_was_not_written_whole(graph, tmp_path):
+    class Short:
+        """A graph whose file should be longer."""
+
+        save_index = graph._graph.save_index
+
+        def index_file_size(self):
+            return graph._graph.index_file_size() + 1
+
     with pytest.raises(OSError, match=r"graph\.hnsw has not all of its"):
-        graph.save(tmp_path)
+        index_files.write_graph(tmp_path, Short(), "x")
 
 
 @pytest.mark.parametrize(

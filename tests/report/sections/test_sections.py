@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from fedlight.report.page import write_report
 from fedlight.report.sections import answers, clients, configuration, curves, overview
 from fedlight.report.sections.outcomes import tasks
@@ -74,35 +72,20 @@ def test_clients_are_sorted_and_the_worst_tenth_is_told(tmp_path):
     old = "".join(f"val,0,c{n},10,,0,0,\n" for n in range(20))
     new = "".join(f"test,,c{n},10,,0,{n / 20},{0.95 if n == 0 else ''}\n" for n in range(20))
     stage(tmp_path, "fit", clients_csv=header + old + new)
-    chart, table = clients.section(read_runs([tmp_path])).parts
+    (chart,) = clients.section(read_runs([tmp_path])).parts
     accuracies = [row["accuracy"] for row in chart.rows]
     assert accuracies == sorted([n / 20 for n in range(1, 20)] + [0.95])  # the selector of c0 is at 0.95
-    assert table.lines == [["fit", "20", "0.522", "0.075", "0.284", "0.050"]]
+    (label,) = [text.get_text() for text in chart.figure.legends[0].get_texts()]
+    assert label == "fit: mean 0.522, worst tenth 0.075"
+    assert chart.caption.endswith("Standard deviation over the 20 clients: fit 0.284.")
 
 
 def test_runs_whose_labels_differ_in_odd_characters_have_figures_of_their_own(tmp_path):
-    for name, loss in (("\u043c\u0438\u0440", 1.0), ("\u043b\u0435\u0441", 2.0)):
-        visits = "round,client,examples,loss\n" + "".join(
-            f"{n},c{c},4,{loss + c}\n" for n in (1, 2) for c in range(3)
-        )
-        stage(tmp_path, name, **{"visits.csv": visits})
+    for name, selector in (("\u043c\u0438\u0440", 1), ("\u043b\u0435\u0441", 2)):
+        stage(tmp_path, name, groups_csv=f"round,client,selector\n0,a,0\n0,b,{selector}\n")
     write_report([tmp_path], tmp_path / "report.html")
-    drawn = [file.read_text() for file in (tmp_path / "report_files").glob("spread_loss_*.csv")]
-    assert sorted(text.splitlines()[1].split(",")[1] for text in drawn) == ["1.2", "2.2"]
-
-
-def test_the_spread_over_rounds_by_hand(tmp_path):
-    rows = "".join(f"val,{place},c{n},1,,,{(n + place) / 10},\n" for place in range(2) for n in range(5))
-    stage(
-        tmp_path,
-        "fit",
-        clients_csv="stage,round,client,examples,group,selector,accuracy,own_accuracy\n" + rows,
-    )
-    chart = clients.section(read_runs([tmp_path])).parts[-1]
-    assert chart.name == "spread_accuracy_fit"
-    assert [row["q50"] for row in chart.rows] == pytest.approx([0.2, 0.3])
-    assert [row["q25"] for row in chart.rows] == pytest.approx([0.1, 0.2])
-    assert [row["worst"] for row in chart.rows] == pytest.approx([0.0, 0.1])
+    drawn = [file.read_text() for file in (tmp_path / "report_files").glob("groups_*.csv")]
+    assert sorted(text.splitlines()[2].split(",")[-1] for text in drawn) == ["1", "2"]
 
 
 def test_the_same_prompt_by_two_methods_with_what_a_judge_said(tmp_path):

@@ -117,25 +117,6 @@ def test_an_encoders_vectors_are_taken_from_its_cache_and_only_if_all_are_there(
     assert how.startswith("hashed words, as no encoder's")
 
 
-def test_coverage_of_finished_tables_is_drawn_against_the_score(tmp_path):
-    for seed, shift in ((0, 0.0), (1, 0.2)):
-        folder = tmp_path / f"r/seed{seed}/table"
-        folder.mkdir(parents=True)
-        rows = [
-            {"method": "none", "coverage": 0.5, "in_domain": 1.0, "kitchen": 0.3 + shift},
-            {"method": "dca", "coverage": 0.9, "kitchen": 0.7},
-            {"method": "no score", "coverage": 0.8},
-        ]
-        (folder / "done.json").write_text(json.dumps({"result": {"rows": rows}}))
-    chart = charts(coverage.section(read_runs([tmp_path / "r"])))["coverage_and_score"]
-    assert chart.rows[:3] == [
-        {"method": "none", "coverage": 0.5, "score": 0.3},
-        {"method": "none", "coverage": 0.5, "score": 0.5},
-        {"method": "dca", "coverage": 0.9, "score": 0.7},
-    ]
-    assert "dca has the highest score, 0.700, with a coverage of 0.900" in chart.alt
-
-
 def attacked(folder, canaries, score, own=None):
     """Attacked before training, after round 2 (with two uploads) and after round 4."""
     (folder / "attacks").mkdir(parents=True)

@@ -42,7 +42,10 @@ def answer(runs: Sequence[Run]) -> str:
 
 def _of_runs(runs: Sequence[Run]) -> str:
     trained = [run for run in runs if run.has_trained]
-    if compared := _compared(trained):
+    # The first measure that all methods have on the same rows; nothing is said where none can be compared.
+    methods = {run.method for run in trained}
+    common = [(name, each) for (name, _), each in measures(trained).items() if {*each} == methods]
+    if common and (compared := _best(*common[0])):
         return compared
     first = {run.method: run for run in reversed(trained or runs)}  # reversed: the first seed stays
     shown = list(first.values())[::-1][:MOST]
@@ -50,15 +53,6 @@ def _of_runs(runs: Sequence[Run]) -> str:
     more = f", and {len(first) - MOST} more" if len(first) > MOST else ""
     text = "; ".join(texts) + more
     return f"{text if len(first) > 1 else capitalized(text)}."
-
-
-def _compared(runs: Sequence[Run]) -> str:
-    """Compare the methods by the first measure that all of them have on the same rows; empty without any."""
-    methods = {run.method for run in runs}
-    for (name, _), of_methods in measures(runs).items():
-        if set(of_methods) == methods:
-            return _best(name, of_methods)
-    return ""
 
 
 def _best(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> str:
@@ -81,7 +75,9 @@ def _best(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> str:
 def _of_run(run: Run) -> str:
     """Return the most telling metric of a run before and after training, or its settings."""
     known, last = curves(run), last_metrics(run)
-    begin = _begun(run)
+    done, wanted = facts.rounds(run)
+    unit = "epochs" if facts.algorithm(run) == "centralised" else "rounds"
+    begin = "" if run.is_done or not wanted else f"not finished, {done} of {wanted} {unit}: "
     for pattern in MEASURES:
         for metric in (name for name in {**last, **known.metrics} if re.search(pattern, name)):
             curve = known.metrics.get(metric, {})
@@ -93,15 +89,8 @@ def _of_run(run: Run) -> str:
                 ends = Interval(*(float("nan") if end is None else end for end in (low, high)))
                 return f"{begin}tuned answers win {win_share(value, ends)} against the raw model, by {metric[9:]}"
             return f"{begin}{in_words(metric)} {_before(known, metric, value)}"
-    done, _ = facts.rounds(run)
     words = [run.command, facts.algorithm(run), facts.model(run), f"{done} rounds" if done else ""]
     return f"{begin}nothing was measured" + "".join(f", {word}" for word in words if word)
-
-
-def _begun(run: Run) -> str:
-    done, wanted = facts.rounds(run)
-    unit = "epochs" if facts.algorithm(run) == "centralised" else "rounds"
-    return "" if run.is_done or not wanted else f"not finished, {done} of {wanted} {unit}: "
 
 
 def _before(known: Curves, metric: str, value: float) -> str:

@@ -72,16 +72,11 @@ def _chart(run: Run, beside: Sequence[Run]) -> tuple[Chart, int]:
         for person, at in place.items()
     ]
     ground = np.array([*place.values()]).reshape(-1, 2)
-    in_words = "; ".join(
-        f"{title}: " + ", ".join(f"{name} has {len(points):,}" for name, points in sets.items())
-        for title, sets in groups.items()
-    )
     return Chart(
         f"opinions_{slug(run.label)}",
         "People by their votes",
         f"The two directions in which the votes of {len(place):,} people differ most (principal components; a missing vote "
         "counts as the mean of its statement). Grey: people who are no clients of the method, or in no group.",
-        f"A panel of points for each grouping. {in_words}.",
         draw_groups_of_points(ground, groups, OTHERS),
         rows,
         draw_groups_of_points(ground, groups, OTHERS, across=2) if len(groups) > 1 else None,
