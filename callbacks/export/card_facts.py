@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from fedlight.pretrained.hub import EMBEDDED, NAME
+from fedlight.pretrained.hub import EMBEDDED, NAME, find_licence
 from fedlight.pretrained.named import PRETRAINED, is_dequantized
 
 SCORE = re.compile(r"(val|test|score|group_mean|win_rate)(/|$)|win_rate_")
@@ -107,9 +107,45 @@ def public_name(text: Any) -> str:
     return text.replace("\\", "/").rstrip("/").rpartition("/")[2]  # a path of Windows
 
 
-def base_form(model: Any, base: str) -> str:
-    """Return the number form of the base in training: ``base``, or the source of a dequantized model."""
-    return "dequantized GGUF" if base == "plain" and is_dequantized(str(model)) else base
+def card_facts(
+    kind: type,
+    algorithm: type | None,
+    settings: Sequence[Mapping[str, Any]],
+    last: Mapping[str, float],
+    visits: Iterable[Mapping[str, Any]],
+    record: Mapping[str, Any],
+    ask_hub: bool = False,
+    **counts: Any,
+) -> CardFacts:
+    """Return the facts of a run.
+
+    Args:
+        kind: class of the module.
+        algorithm: class of the federated algorithm; None for pooled training.
+        settings: of module, loop and datamodule.
+        last: last value of each metric.
+        visits: rows of ``visits.csv``.
+        record: the run's entry of ``run.json``.
+        ask_hub: ask the hub for the base's licence where its folder does not say it.
+        counts: further arguments of `CardFacts`, such as the number of clients.
+    """
+    model = str(settings[0].get("model", ""))
+    base, versions = str(settings[0].get("base", "plain")), record.get("versions")
+    named = versions.items() if isinstance(versions, Mapping) else ()
+    known: dict[str, Any] = {
+        "module": kind.__name__,
+        "algorithm": algorithm.__name__ if algorithm else "",
+        "papers": papers_of(each for each in (kind, algorithm) if each is not None),
+        "base": public_name(model) or kind.__name__,
+        "base_form": "dequantized GGUF" if base == "plain" and is_dequantized(model) else base,
+        "licence": find_licence(model, ask_hub) if model else "unknown",
+        "privacy": privacy_of(last),
+        "scores": scores_of(last),
+        "settings": settings_of(*settings),
+        "command": command_line(record),
+        "versions": {str(name): str(version) for name, version in named},
+    }
+    return CardFacts(**{**known, **traffic_of(visits), **counts})
 
 
 def scores_of(last: Mapping[str, float]) -> list[Score]:
@@ -119,12 +155,11 @@ def scores_of(last: Mapping[str, float]) -> list[Score]:
         >>> scores_of({"val/accuracy": 0.7, "val/accuracy_low": 0.6, "val/accuracy_high": 0.8, "train/loss": 1.0})
         [Score(name='val/accuracy', value=0.7, low=0.6, high=0.8)]
     """
-    names = [name for name in last if SCORE.match(name)]
-    kept = [name for name in names if not _is_end(name, last)]
+    ends = {name + end for name in last for end in ENDS}
     return [
         Score(name, float(last[name]), *(_number(last.get(name + end)) for end in ENDS))
-        for name in sorted(kept)
-        if last[name] == last[name]  # NaN is no score
+        for name in sorted(last)
+        if SCORE.match(name) and name not in ends and last[name] == last[name]  # NaN is no score
     ]
 
 
@@ -171,11 +206,6 @@ def papers_of(classes: Iterable[type]) -> dict[str, str]:
     return {name: match[0] for name, match in matches.items() if match}
 
 
-def _is_end(name: str, last: Mapping[str, float]) -> bool:
-    """Tell whether a metric is an end of another one's interval."""
-    return any(name.endswith(end) and name.removesuffix(end) in last for end in ENDS)
-
-
 def _number(value: Any) -> float | None:
     try:
         number = float(value)
@@ -215,6 +245,5 @@ def command_line(entry: Mapping[str, Any]) -> str:
     """
     if not entry.get("command"):
         return ""
-    names = [public_name(name) for name in entry.get("configs") or []]
-    more = ["..."] if entry.get("other_arguments") else []
-    return " ".join(["fedlight", str(entry["command"]), *(f"--config {name}" for name in names), *more])
+    named = "".join(f" --config {public_name(name)}" for name in entry.get("configs") or [])
+    return f"fedlight {entry['command']}{named}{' ...' if entry.get('other_arguments') else ''}"

@@ -59,11 +59,8 @@ class PredictionWriter(Checked, L.Callback):
     """
 
     def __init__(self, path: str, fields: Sequence[str], copy: Sequence[str] = ("index",)) -> None:
-        self.path = Path(path)
-        self.fields = list(fields)
-        self.copy = list(copy)
-        self._partial = self.path.with_name(self.path.name + ".partial")
-        self._progress = self.path.with_name(self.path.name + ".progress")
+        self.path, self.fields, self.copy = Path(path), list(fields), list(copy)
+        self._partial, self._progress = Path(f"{path}.partial"), Path(f"{path}.progress")
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Cut a partial file back to its complete batches and have the datamodule skip them."""
@@ -122,8 +119,7 @@ class PredictionWriter(Checked, L.Callback):
     ) -> None:
         """Append the lines of this batch, or of one batch of each process once all of them are predicted."""
         if is_own_turn(batch_idx):
-            lines = _lines(batch, outputs, self.fields, self.copy)
-            self._own = "".join(line + "\n" for line in lines)
+            self._own = "".join(f"{line}\n" for line in _lines(batch, outputs, self.fields, self.copy))
         self._num_open += 1
         if self._num_open == current_team().size:
             self._append()
@@ -206,27 +202,20 @@ def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[s
     if missing:
         has = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
         raise ValueError(f"PredictionWriter.copy={list(copy)}: the batch has no {missing[0]!r}, it has {has}")
-    columns = [_plain(batch[key]) for key in copy] + _columns(predictions, fields)
-    names = [*copy, *fields]
-    return [
-        # JSON has no NaN.
-        json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False)
-        for row in zip(*columns, strict=True)
-    ]
-
-
-def _columns(predictions: Any, fields: Sequence[str]) -> list[list[Any]]:
-    """Return a column for each field, from either form of predictions."""
-    if len(fields) == 1:
-        return [_plain(predictions)]
-    shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
-    if len(shape) not in (2, 3) or shape[1] != len(fields):
-        raise ValueError(
-            f"PredictionWriter.fields={list(fields)} names {len(fields)} numbers per example, but predict_step returns "
-            f"{shape or type(predictions).__name__}: it must be a tensor (batch, {len(fields)}), or "
-            f"(batch, {len(fields)}, U) for U numbers under each name"
-        )
-    return [_plain(column) for column in predictions.unbind(dim=1)]
+    columns = [predictions]
+    if len(fields) > 1:
+        shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
+        if len(shape) not in (2, 3) or shape[1] != len(fields):
+            raise ValueError(
+                f"PredictionWriter.fields={list(fields)} names {len(fields)} numbers per example, but predict_step returns "
+                f"{shape or type(predictions).__name__}: it must be a tensor (batch, {len(fields)}), or "
+                f"(batch, {len(fields)}, U) for U numbers under each name"
+            )
+        columns = [*predictions.unbind(dim=1)]
+    rows = zip(*map(_plain, [*(batch[key] for key in copy), *columns]), strict=True)
+    named = (dict(zip([*copy, *fields], row, strict=True)) for row in rows)
+    # JSON has no NaN.
+    return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in named]
 
 
 def _plain(column: Any) -> list[Any]:

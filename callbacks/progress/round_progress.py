@@ -130,11 +130,9 @@ class RoundProgress(Checked, ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._time_left.batch_ends()
-        if self._loop is not None and self._loop.visits:
-            self._client = name_clients(
-                [visit.client_id for visit in self._loop.visits], self._loop.device_name
-            )
-            self._client += model_age(self._loop.visits, trainer.current_epoch)
+        if self._loop is not None and (visits := self._loop.visits):
+            self._client = name_clients([visit.client_id for visit in visits], self._loop.device_name)
+            self._client += model_age(visits, trainer.current_epoch)
         if (losses := step_losses(trainer, outputs)) is not None:
             self._losses.append(losses)
         self._foretell(trainer, batch, batch_idx + 1)
@@ -146,31 +144,24 @@ class RoundProgress(Checked, ProgressBar):
         """Say once, in the first minute, the remaining work of a run that takes longer than a minute."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         self._tokens.append(0 if ids is None else ids.numel())
-        if (
-            self._foretold
-            or self._rounds_after is None
-            or time.monotonic() - self._fit_started < FORETOLD_AFTER
-        ):
+        is_early = time.monotonic() - self._fit_started < FORETOLD_AFTER
+        # The first batch also loads and compiles.
+        if self._foretold or is_early or self._rounds_after is None or len(self._tokens) < 2:
             return
         share = min(done / self._total, BEFORE_ITS_END)
         seconds = self._time_left.seconds(share, self._rounds_after, self._validations_left)
-        if len(self._tokens) < 2 or seconds is None:  # the first batch also loads and compiles
-            return
-        self._foretold = True
-        if seconds <= MINUTE:
+        self._foretold = seconds is not None
+        if seconds is None or seconds <= MINUTE:
             return
         batches = round((self._rounds_after + 1) * self._total) - done
         tokens = round(sum(self._tokens) / len(self._tokens) * batches)
         said = [f"{batches:,} batches", *([f"about {tokens:,} tokens"] if tokens else []), self._left(share)]
         peak = hardware.peak_memory()
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if between := dict.fromkeys(
-            type(callback).__name__ for callback in callbacks if works_between_rounds(type(callback))
-        ):
+        kinds = dict.fromkeys(map(type, trainer.callbacks))  # type: ignore[attr-defined]
+        if between := [kind.__name__ for kind in kinds if works_between_rounds(kind)]:
             said.append(f"not counted: {', '.join(between)}")
-        self._print_line(
-            ", ".join(said) + (f"; {peak / 1e9:.1f} GB of memory at the peak so far" if peak else "")
-        )
+        memory = f"; {peak / 1e9:.1f} GB of memory at the peak so far" if peak else ""
+        self._print_line(", ".join(said) + memory)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         shown = {"loss": torch.cat(self._losses).mean().item()} if self._losses else {}
@@ -181,10 +172,9 @@ class RoundProgress(Checked, ProgressBar):
         seconds = time.monotonic() - self._started
         self._validations_left = _validations(trainer, trainer.current_epoch + 1)
         left = self._left(1.0) if self._rounds_after else ""
+        took = f"{seconds:.1f} s{f', {left}' if left else ''}"
         ages = staleness_in_words(self._records.visit_records) if self._records is not None else ""
-        self._print_line(
-            f"{self._round_name(trainer)}: {values}{ages}  ({seconds:.1f} s{f', {left}' if left else ''})"
-        )
+        self._print_line(f"{self._round_name(trainer)}: {values}{ages}  ({took})")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
@@ -275,10 +265,8 @@ class RoundProgress(Checked, ProgressBar):
         if self._is_due(self._done):
             self._show(self._done, "")
         elif self._live is None and self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
-            self._print_line(
-                # At most ten such lines.
-                f"{name}: {self._done}/{self._total} batches  ({time.monotonic() - self._started:.1f} s)"
-            )
+            seconds = time.monotonic() - self._started
+            self._print_line(f"{name}: {self._done}/{self._total} batches  ({seconds:.1f} s)")  # at most ten
 
     def _print_line(self, line: str) -> None:
         if self._enabled:
@@ -289,8 +277,8 @@ class RoundProgress(Checked, ProgressBar):
         unit = "epoch" if self._loop is None else "round"
         seconds = time.monotonic() - self._fit_started
         self.console.print(self._metrics.table(unit, seconds))
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        rows = [row for log in callbacks if isinstance(log, LogsVisits) for row in log.visit_rows()]
+        log: LogsVisits | None = find_callback(trainer, LogsVisits)
+        rows = [] if log is None else log.visit_rows()
         if rows and "device" in rows[0]:
             self.console.print(device_table(rows))
         elif rows:

@@ -1,8 +1,10 @@
 """``fedlight init DATA [--method METHOD] [--model MODEL] [--output FILE] [--dry-run] ...``."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from fedlight.datamodules.rows.rows import TEXT_ENDINGS
@@ -62,13 +64,15 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"written: {file}\nnext:    fedlight fit --config {file}\nthen:    fedlight report runs/{file.stem}"
     )
-    if options.dry_run:
-        sys.exit(_check(file))
     # Late: the import takes seconds, and the lines above need not wait for it.
-    from fedlight.preflight.dry_run import foretell
+    from fedlight.preflight import dry_run, finding
 
-    for finding in foretell(file):
-        print(f"{finding.what}: {finding.detail}")
+    if options.dry_run:
+        findings = dry_run.check({"stages": {"fit": {"fit": str(file)}}}, Path("runs") / file.stem, [0])
+        finding.show(f"{file}: before the run", findings)
+        sys.exit(finding.exit_code(findings))
+    for each in dry_run.foretell(file):
+        print(f"{each.what}: {each.detail}")
 
 
 def _write_opinions(options: argparse.Namespace) -> None:
@@ -154,30 +158,18 @@ def _stem(source: str) -> str:
     name = Path(source.rstrip("/")).name
     for ending in (".gz", *TEXT_ENDINGS, ".parquet", ".xlsx"):  # the outer ending first
         name = name.removesuffix(ending)
-    return (
-        "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")
-        or "data"
-    )
+    return re.sub(r"[^\w.-]", "_", name).strip("._") or "data"
 
 
 def _show(title: str, guesses: Sequence[Guess]) -> None:
     from rich.text import Text
 
     rows = []
-    for guess in guesses:
-        value = guess.value if guess.value is not None else "none"
-        shown = " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        sure = Text("yes", "green") if guess.sure else Text("no", "yellow")
-        rows.append((guess.what, shown, sure, guess.reason))
+    for what, value, reason, sure in map(astuple, guesses):
+        shown = (
+            " and ".join(map(str, value))
+            if isinstance(value, tuple)
+            else str("none" if value is None else value)
+        )
+        rows.append((what, shown, Text("yes", "green") if sure else Text("no", "yellow"), reason))
     print_table(title, ("what", "guess", "sure", "why"), rows)
-
-
-def _check(file: Path) -> int:
-    """Check the written config like a recipe, print the findings and return the exit code."""
-    from fedlight.preflight.dry_run import check
-    from fedlight.preflight.finding import exit_code, show
-
-    recipe = {"stages": {"fit": {"fit": str(file)}}}
-    findings = check(recipe, Path("runs") / file.stem, [0])
-    show(f"{file}: before the run", findings)
-    return exit_code(findings)

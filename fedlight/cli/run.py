@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedlight.cli.listing import first_comment
+from fedlight.cli.listing import titles
 from fedlight.conf import path as conf_path
 from fedlight.support.console import OneLineArguments
 
@@ -61,6 +61,6 @@ def main(argv: list[str]) -> None:
 
 
 def _listing() -> str:
-    files = sorted(conf_path("recipes").glob("*.yaml"))
-    width = max(len(file.stem) for file in files)
-    return "Recipes:\n" + "\n".join(f"  {file.stem:<{width}}  {first_comment(file)}" for file in files)
+    recipes = titles(conf_path("recipes"))
+    width = max(len(name) for name, _ in recipes)
+    return "Recipes:\n" + "\n".join(f"  {name:<{width}}  {title}" for name, title in recipes)

@@ -128,44 +128,34 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     settings = dict(spec.get("init_args") or {})
     if model is not None:
         settings["model"] = model
-    kind = _class_of(str(spec.get("class_path", "")), run)
-    # An adapter of an earlier end is older than the checkpoints.
-    adapter = None if checkpoint or _has_gone_on(run) else _adapter(run)
-    if adapter is not None:
-        return Opened(run, kind, settings, adapter, None)
-    return Opened(run, kind, settings, None, _checkpoint(run, checkpoint or LAST))
-
-
-def _class_of(path: str, run: Run) -> type[LanguageModule]:
+    path = str(spec.get("class_path", ""))
     kind = class_of(path)
     if kind is None or not issubclass(kind, LanguageModule):
         raise ValueError(
             f"{run.label} trained {path or 'a module that its config does not name'}, which is no LanguageModule of "
             "fedlight, or cannot be imported from here: only language models with adapters can be exported"
         )
-    return kind
+    # After the end that wrote an adapter the run may have gone on: its checkpoints are newer.
+    has_gone_on = run.record().get("state", "done") != "done" and _checkpoints(run)
+    adapter = None if checkpoint or has_gone_on else _adapter(run)
+    return Opened(run, kind, settings, adapter, None if adapter else _checkpoint(run, checkpoint or LAST))
 
 
 def _adapter(run: Run) -> Path | None:
     """Return the folder that `AdapterExport` wrote: by its own name in the run's folder, which may have moved."""
-    callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
     written = [
-        str((each.get("init_args") or {}).get("folder", ""))
-        for each in callbacks
-        if isinstance(each, dict) and str(each.get("class_path", "")).endswith("AdapterExport")
+        Path(str(within(each, "init_args", "folder") or "")).name
+        for each in _callbacks(run)
+        if str(each.get("class_path", "")).endswith("AdapterExport")
     ]
-    for name in dict.fromkeys([*(Path(folder).name for folder in written), ADAPTER]):
-        folder = run.folder / name
-        if (name and (folder / "adapter_config.json").is_file()) or any(
-            folder.glob("adapter*/adapter_config.json")
-        ):
-            return folder
-    return None
+    folders = [run.folder / name for name in dict.fromkeys([*written, ADAPTER]) if name]
+    files = ("adapter_config.json", "adapter*/adapter_config.json")  # of one, and of several
+    return next((folder for folder in folders if any(any(folder.glob(file)) for file in files)), None)
 
 
-def _has_gone_on(run: Run) -> bool:
-    """Return whether the run was continued after the end that wrote its adapter, and has checkpoints of that time."""
-    return run.record().get("state", "done") != "done" and bool(_checkpoints(run))
+def _callbacks(run: Run) -> list[dict[str, Any]]:
+    callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
+    return [each for each in callbacks if isinstance(each, dict)]
 
 
 def _checkpoints(run: Run) -> list[Path]:
@@ -193,8 +183,7 @@ def _checkpoint(run: Run, wanted: str) -> Path:
             raise FileNotFoundError(
                 f"--checkpoint {wanted}: there is no such file; {LAST} takes the run's newest"
             )
-        callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
-        written = [within(each, "init_args", "dirpath") for each in callbacks if isinstance(each, dict)]
+        written = [within(each, "init_args", "dirpath") for each in _callbacks(run)]
         places = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
         # Links are followed, as checkpoints may be on another disk.
         if not any(Path(wanted).resolve().is_relative_to(folder.resolve()) for folder in places):

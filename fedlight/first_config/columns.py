@@ -206,14 +206,13 @@ def score_name(name: str, role: str) -> int:
         >>> [score_name(name, "client") for name in ("worker", "worker_id", "source", "sources_seen", "turn")]
         [4, 3, 2, 0, 0]
     """
-    words = split_name(name)
+    words, (strong, weak) = split_name(name), map(str.split, NAMES[role])
     forms = {*words, *(word.removesuffix("s") for word in words)}
-    for weight, known in zip((4, 2), map(str.split, NAMES[role]), strict=True):
-        if name.lower() in known or (len(words) == 1 and not forms.isdisjoint(known)):
-            return weight
-        if weight == 4 and not forms.isdisjoint(known):  # weak words count alone: task_title is no question
-            return weight - 1
-    return 0
+    is_one, is_strong = len(words) == 1, not forms.isdisjoint(strong)
+    if name.lower() in strong or is_strong:
+        return 4 if is_one or name.lower() in strong else 3
+    # Weak words count alone: task_title is no question.
+    return 2 * (name.lower() in weak or (is_one and not forms.isdisjoint(weak)))
 
 
 def pick(

@@ -57,8 +57,8 @@ def make_opinions(
     few = [column for column in statement_columns if column.values and {*column.values} <= {*MODERATED}]
     moderation = pick(few, "moderated", None)
     item, theirs = _shared_ids(vote_columns, statement_columns)
-    left = [column for column in vote_columns if column.name != item and column not in opinions]
-    left = [column for column in left if column.distinct > 1]
+    used = [item, *(column.name for column in opinions)]
+    left = [column for column in vote_columns if column.name not in used and column.distinct > 1]
     # A group has fewer values than there are people, but could be taken for them as well.
     people = [column for column in left if not score_name(column.name, "group")]
     client = pick(people, "client", given.get("client"))
@@ -143,11 +143,8 @@ def _shared_ids(votes: Sequence[Column], statements: Sequence[Column]) -> tuple[
         if column.distinct > 1 and set(column.different) <= set(other.different)
     ]
     # Small numbers, such as counts, are ids as well by their values: names decide.
-    pairs = (
-        [pair for pair in pairs if score_name(pair[0], "item")]
-        or [pair for pair in pairs if pair[0] == pair[1]]
-        or pairs
-    )
+    named = [pair for pair in pairs if score_name(pair[0], "item")]
+    pairs = named or [pair for pair in pairs if pair[0] == pair[1]] or pairs
     if len(pairs) != 1:
         raise GuessError(
             "no single column holds the ids of the statements in both files: name it alike in both"

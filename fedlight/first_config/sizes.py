@@ -58,19 +58,11 @@ def choose_sizes(rows_of_clients: Sequence[int]) -> Sizes:
 def explain(sizes: Sizes, rows_of_clients: Sequence[int]) -> list[Guess]:
     """Return the numbers with their reasons."""
     low, middle, high = (f"{value:,.0f}" for value in np.percentile(rows_of_clients, (0, 50, 100)))
-    return [
-        Guess(
-            "clients",
-            f"{sizes.clients:,}, {sizes.clients_per_round} in a round",
-            f"{low} to {high} rows each, {middle} in the middle",
-            sure=sizes.clients > 1,
-        ),
-        Guess(
-            "rounds",
-            f"{sizes.rounds} of {sizes.local_steps} steps with {sizes.batch_size} examples",
-            f"a first run: one pass, but {FEWEST_ROUNDS} to {MOST_ROUNDS} rounds; half of the clients fill a batch",
-        ),
-    ]
+    clients = f"{sizes.clients:,}, {sizes.clients_per_round} in a round"
+    rounds = f"{sizes.rounds} of {sizes.local_steps} steps with {sizes.batch_size} examples"
+    reason = f"a first run: one pass, but {FEWEST_ROUNDS} to {MOST_ROUNDS} rounds; half of the clients fill a batch"
+    spread = f"{low} to {high} rows each, {middle} in the middle"
+    return [Guess("clients", clients, spread, sure=sizes.clients > 1), Guess("rounds", rounds, reason)]
 
 
 def choose_tokens(lengths: Sequence[int], positions: int | None) -> tuple[int, float]:

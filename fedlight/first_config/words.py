@@ -46,11 +46,9 @@ def choice_template(has_question: bool, choices: tuple[str, str], chat: bool = F
         >>> choice_template(False, ("a", "b"))
         'Which answer is better?\nANSWER a: {response_a}\nANSWER b: {response_b}\nCHOICE:'
     """
-    lines = ["Which answer is better?", *(["QUESTION: {prompt}"] if has_question else [])]
-    answers = [
-        f"ANSWER {word}: {{{slot}}}" for word, slot in zip(choices, ("response_a", "response_b"), strict=True)
-    ]
-    return f"{CHAT}:" * chat + "\n".join([*lines, *answers, "CHOICE:"])
+    question = "QUESTION: {prompt}\n" * has_question
+    answers = f"ANSWER {choices[0]}: {{response_a}}\nANSWER {choices[1]}: {{response_b}}"
+    return f"{CHAT}:" * chat + f"Which answer is better?\n{question}{answers}\nCHOICE:"
 
 
 def response_template(

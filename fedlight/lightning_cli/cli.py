@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
+from fedlight.lightning_cli.class_changes import DROPPED, arguments_go_with_their_class
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part, whole_path
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
@@ -88,8 +89,7 @@ class OneLineParser(LightningArgumentParser):
         jsonargparse 4.53 turns such a ``null`` into the text None.
         """
         given, texts = typed_templates(sys.argv[1:] if args is None else args)
-        args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
-        args = with_layers(args)
+        args = with_layers([re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given])
         try:
             with arguments_go_with_their_class(), loaded_as_written(self.parser_mode, texts):
                 return super().parse_args(args, *others, **options)
@@ -122,19 +122,16 @@ class OneLineParser(LightningArgumentParser):
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
             super().error(message, ex)
         print(
-            f"fedlight: {one_line(message, self._keys(), dropped_so_far())}\n(FEDLIGHT_TRACEBACK=1 shows more)",
+            f"fedlight: {one_line(message, self._keys(), DROPPED)}\n(FEDLIGHT_TRACEBACK=1 shows more)",
             file=sys.stderr,
         )
         sys.exit(2)
 
     def _keys(self) -> set[str]:
         """Return all keys, including those of the command."""
-        parsers = [self, *(parser for action in self._actions for parser in _parsers_of(action))]
+        below = [action.choices.values() for action in self._actions if isinstance(action.choices, dict)]
+        parsers = [self, *chain.from_iterable(below)]
         return {action.dest for parser in parsers for action in parser._actions if action.option_strings}
-
-
-def _parsers_of(action: Any) -> list[Any]:
-    return list(action.choices.values()) if isinstance(action.choices, dict) else []
 
 
 def find_by_name() -> None:
@@ -276,9 +273,13 @@ class FedlightCLI(LightningCLI):
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, ChecksSettings):
                     callback.check_settings(self.model, self.datamodule)
+        folder = Path(self.trainer.default_root_dir)
+        alone = alone_in(folder, "--trainer.default_root_dir") if self._has_folder() else nullcontext()
         try:
-            with full_disk_named(Path(self.trainer.default_root_dir)), self._alone():
-                run = self._run_in_folder()
+            with full_disk_named(folder), alone:
+                run = None  # without a folder, or where the caller says how it goes on
+                if subcommand == "fit" and self._resumes and self._names_folder():
+                    run = FitFolder(folder, self.config[subcommand].as_dict(), checkpoints_of(self.trainer))
                 if run is not None and not self._finds_work(run):
                     return
                 with self._recorded() as ended:
@@ -291,13 +292,6 @@ class FedlightCLI(LightningCLI):
             if isinstance(stop.__context__, KeyboardInterrupt):
                 raise type(stop.__context__)(self._how_to_resume()) from None
             raise
-
-    def _run_in_folder(self) -> FitFolder | None:
-        """Return the run in the folder of ``fit``; None where it has no folder or goes on by the caller's word."""
-        if self.command != "fit" or not self._resumes or not self._names_folder():
-            return None
-        config = self.config[self.command].as_dict()
-        return FitFolder(Path(self.trainer.default_root_dir), config, checkpoints_of(self.trainer))
 
     def _finds_work(self, run: FitFolder) -> bool:
         """Return whether there is something to do; set the checkpoint where the run goes on, and say so."""
@@ -326,12 +320,6 @@ class FedlightCLI(LightningCLI):
         """Return whether the command has a folder for its results and this process writes there."""
         return self._names_folder() and self.trainer.is_global_zero
 
-    def _alone(self) -> AbstractContextManager[None]:
-        """Return a context that keeps other commands out of the folder."""
-        if not self._has_folder():
-            return nullcontext()
-        return alone_in(Path(self.trainer.default_root_dir), "--trainer.default_root_dir")
-
     def _recorded(self) -> AbstractContextManager[dict[str, Any]]:
         """Return a context that records the command in ``run.json``."""
         if not self._has_folder():
@@ -341,11 +329,8 @@ class FedlightCLI(LightningCLI):
 
     def _how_to_resume(self) -> str:
         newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        way = (
-            "the same command goes on from it"
-            if self._resumes and self._names_folder()
-            else f"--ckpt_path {newest} goes on"
-        )
+        by_itself = self._resumes and self._names_folder()
+        way = "the same command goes on from it" if by_itself else f"--ckpt_path {newest} goes on"
         return f"after a checkpoint: {way}" if newest else ""
 
 

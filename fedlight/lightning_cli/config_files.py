@@ -33,12 +33,12 @@ def check_config(config: str) -> dict[str, Any]:
     if path.is_dir():
         raise ValueError(f"config {config!r} is a folder: give a YAML file")
     if not path.exists():
-        names = configs()
-        stems = [Path(name).stem for name in names if "/" not in name]
-        hint = near(path.stem, stems).replace("'?", ".yaml'?")
-        raise ValueError(
-            f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(names)}"
+        stems = [Path(name).stem for name in configs() if "/" not in name]
+        hint = (
+            near(path.stem, stems).replace("'?", ".yaml'?")
+            + f"; fedlight's own configs are {', '.join(configs())}"
         )
+        raise ValueError(f"config {config!r}: there is no such file{hint}")
     try:
         # Nodes have lines and show a key that is given twice; a dict would hide it.
         root = yaml.compose(read_yaml(path))
@@ -128,12 +128,9 @@ def with_layers(arguments: list[str]) -> list[str]:
     seen: set[Path] = set()
     for argument in rest:
         option, equals, value = argument.partition("=")
-        if option not in OPTIONS:
+        config = value if equals else next(rest, None) if option in OPTIONS else None
+        if option not in OPTIONS or config is None:
             words.append(argument)
-            continue
-        config = value if equals else next(rest, None)
-        if config is None:
-            words.append(option)
             continue
         *below, last = layers(config)
         # The same file a second time would undo all settings in between.

@@ -12,16 +12,6 @@ ENDING = "template"
 """Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
 
 
-def as_written(text: str) -> str:
-    r"""Return a typed template: ``\n`` begins a new line.
-
-    Examples:
-        >>> as_written(r"Question: {prompt}\nAnswer:").splitlines()
-        ['Question: {prompt}', 'Answer:']
-    """
-    return text.replace("\\n", "\n")
-
-
 def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
     r"""Return arguments with templates as ``--KEY=TEXT``, and the texts.
 
@@ -31,17 +21,14 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
     """
     rewritten, texts, rest = [], set(), iter(arguments)
     for argument in rest:
-        key, equals, text = argument.partition("=")
-        value = text if equals else None
-        if (
-            key.startswith("--")
-            and key.endswith(ENDING)
-            and (equals or (value := next(rest, None)) is not None)
-        ):
-            texts.add(as_written(str(value)))
-            rewritten.append(f"{key}={as_written(str(value))}")
-        else:
-            rewritten.append(argument)
+        key, equals, value = argument.partition("=")
+        is_template = key.startswith("--") and key.endswith(ENDING)
+        given = value if equals else next(rest, None) if is_template else None
+        if is_template and given is not None:
+            text = given.replace("\\n", "\n")  # as shells pass a line break on
+            texts.add(text)
+            argument = f"{key}={text}"
+        rewritten.append(argument)
     return rewritten, texts
 
 

@@ -80,13 +80,11 @@ def _check(
     findings += rows.findings + models.findings
     # One line for all names: a hub that does not answer is asked once.
     if unasked := [*dict.fromkeys(rows.unasked), *models.unasked]:
-        findings.append(
-            unknown(
-                "hub",
-                f"it cannot be reached ({hub.silent}), so nothing is known of {', '.join(unasked)}: check the "
-                "network, HF_ENDPOINT and HF_HUB_OFFLINE, or give files and folders instead of names",
-            )
+        reason = (
+            f"it cannot be reached ({hub.silent}), so nothing is known of {', '.join(unasked)}: check the network, "
+            "HF_ENDPOINT and HF_HUB_OFFLINE, or give files and folders instead of names"
         )
+        findings.append(unknown("hub", reason))
     trained, uncounted = trainings(parsed, models.configs)
     findings += check_memory(trained) + check_durations(parsed, trained) + uncounted
     findings += check_disk(parsed, trained, folder, len(seeds), models.downloads, rows.downloads, rows.counts)
@@ -117,21 +115,18 @@ def _package(package: Package, stages: Sequence[str]) -> Finding:
 
 
 def _memory(memory: Memory, stages: Sequence[str]) -> Finding:
-    here = memory_of(cuda=False)
-    what = f"memory of {memory.what}"
+    here, what = memory_of(cuda=False), f"memory of {memory.what}"
     detail = f"{size_text(memory.bytes)} for {', '.join(stages)}; {here.words}"
-    return (
-        ok(what, detail) if memory.bytes <= here.size else problem(what, f"{detail}: take a larger machine")
-    )
+    if memory.bytes > here.size:
+        return problem(what, f"{detail}: take a larger machine")
+    return ok(what, detail)
 
 
 def _key(server: Server, stages: Sequence[str]) -> Finding:
-    what = f"server {server.url}"
+    what, whose = f"server {server.url}", ", ".join(stages)
     if server.key is None:
-        return ok(what, f"wants no key; asked by {', '.join(stages)}")
+        return ok(what, f"wants no key; asked by {whose}")
     if not os.environ.get(server.key, "").strip():
-        return problem(
-            what,
-            f"the environment variable {server.key} is not set: put the key there for {', '.join(stages)}",
-        )
-    return ok(what, f"the key is in {server.key}; asked by {', '.join(stages)}; it may cost")
+        reason = f"the environment variable {server.key} is not set: put the key there for {whose}"
+        return problem(what, reason)
+    return ok(what, f"the key is in {server.key}; asked by {whose}; it may cost")

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fedlight.support.console import print_table
+from fedlight.support.words import count_noun
 
 
 class State(Enum):
@@ -67,11 +68,11 @@ def verdict(findings: Sequence[Finding]) -> str:
     wrong, open_ = (
         sum(finding.state is state for finding in findings) for state in (State.PROBLEM, State.UNKNOWN)
     )
-    problems = f"{wrong} problem{'s' if wrong != 1 else ''}"
-    checks = f"{open_} check{'s' if open_ != 1 else ''} that could not be made"
+    checks = f"{count_noun(open_, 'check')} that could not be made"
     if wrong:
         them = "problem" if wrong == 1 else "problems"
-        return f"{problems}{f' and {checks}' if open_ else ''}: mend the {them} before the run"
+        problems = count_noun(wrong, "problem") + (f" and {checks}" if open_ else "")
+        return f"{problems}: mend the {them} before the run"
     return f"no problem, but {checks}" if open_ else "nothing is wrong: the run can start"
 
 

@@ -6,8 +6,11 @@ Requests are small: a list of files, a card, parts of a file. A hub that cannot 
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
+
+from fedlight.preflight.finding import Finding
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
@@ -35,6 +38,30 @@ class Repository(NamedTuple):
     license: str
     gated: bool
     revision: str
+
+    @property
+    def terms(self) -> str:
+        """License and access, for a finding."""
+        licence = f"; license {self.license}" if self.license else "; its card names no license"
+        return licence + ("; gated, and there is access" if self.gated else "")
+
+
+@dataclass
+class Report:
+    """Result of the checks of all models, or of all data sets.
+
+    Attributes:
+        downloads: hub name -> bytes to be fetched, as far as they are known.
+        unasked: hub names that could not be looked up.
+        configs: hub name of a model -> its ``config.json``, fetched for the memory plan.
+        counts: (source, split) of rows -> their number, as far as it is known.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    downloads: dict[str, int] = field(default_factory=dict)
+    unasked: list[str] = field(default_factory=list)
+    configs: dict[str, bytes] = field(default_factory=dict)
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Hub:
@@ -88,10 +115,9 @@ class Hub:
         from huggingface_hub.errors import HfHubHTTPError
 
         def question() -> T:
+            place = f"{_path(repo.name, kind)}/{path}"
             try:
-                with self._files.open(
-                    _path(repo.name, kind) + f"/{path}", revision=repo.revision, **options
-                ) as file:
+                with self._files.open(place, revision=repo.revision, **options) as file:
                     return read(file)
             except HfHubHTTPError as error:
                 raise ValueError(f"{path}: the hub answers {error.response.status_code}") from None
@@ -107,27 +133,22 @@ class Hub:
         return HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
 
     def _ask(self, question: Callable[[], T]) -> T:
+        from huggingface_hub.errors import HfHubHTTPError
+
         if self.silent is not None:
             raise HubUnreachableError(self.silent)
         try:
             return question()
         except ValueError:  # in some libraries a ValueError is an OSError as well
             raise
-        except _failures() as error:
+        # The client has changed its HTTP library twice; the library's own error is a base of the client's.
+        except (OSError, *HfHubHTTPError.__bases__) as error:
             self.silent = type(error).__name__
             raise HubUnreachableError(self.silent) from None
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """Return the errors of the HTTP library under the hub's client."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # The client has changed its library twice; the library's own error is a base of the client's.
-    return OSError, *HfHubHTTPError.__bases__
-
-
 def _repository(name: str, kind: str, revision: str) -> Repository:
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = HfApi(endpoint=constants.ENDPOINT)
@@ -136,18 +157,15 @@ def _repository(name: str, kind: str, revision: str) -> Repository:
     level = quiet.level
     quiet.setLevel(logging.ERROR)  # the table shows its warnings
     try:
-        info: Any = ask(
-            name,
-            revision=None if revision == "main" else revision,
-            timeout=TIMEOUT_SECONDS,
-            files_metadata=True,
-        )
+        at = None if revision == "main" else revision
+        info: Any = ask(name, revision=at, timeout=TIMEOUT_SECONDS, files_metadata=True)
         if info.gated:  # anyone may list the files, but not read them
             api.auth_check(name, repo_type=kind)
     except GatedRepoError:
-        remedy = "accept its terms there and run `hf auth login`"
+        who = "this account has" if get_token() else "without an account there is"
         raise ValueError(
-            f"gated, and {_who()} no access: {remedy}; {constants.ENDPOINT}/{_path(name, kind)}"
+            f"gated, and {who} no access: accept its terms there and run `hf auth login`; "
+            f"{constants.ENDPOINT}/{_path(name, kind)}"
         ) from None
     except RepositoryNotFoundError:
         raise ValueError(
@@ -159,22 +177,13 @@ def _repository(name: str, kind: str, revision: str) -> Repository:
         quiet.setLevel(level)
     card = info.card_data.to_dict() if info.card_data is not None else {}
     files = {file.rfilename: int(file.size or 0) for file in info.siblings or []}
-    return Repository(name, files, card, _license(card), bool(info.gated), revision)
-
-
-def _who() -> str:
-    from huggingface_hub import get_token
-
-    return "this account has" if get_token() else "without an account there is"
+    names = card.get("license_name") or card.get("license") or ""
+    licence = ", ".join(names) if isinstance(names, list) else str(names)
+    return Repository(name, files, card, licence, bool(info.gated), revision)
 
 
 def _path(name: str, kind: str) -> str:
     return name if kind == "model" else f"datasets/{name}"
-
-
-def _license(card: dict[str, Any]) -> str:
-    names = card.get("license_name") or card.get("license") or ""
-    return ", ".join(names) if isinstance(names, list) else str(names)
 
 
 def first_json(text: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import read_config, width_of
+from fedlight.modules.language.module import LanguageModule
 from fedlight.plan.duration import step_seconds, steps_of
 from fedlight.plan.plan import workload, works_by_device
 from fedlight.preflight.command import ParsedStage
@@ -95,11 +96,6 @@ class Training:
         return sum(len(side["input_ids"]) for side in sides)
 
     @property
-    def base_bytes(self) -> int:
-        """Bytes of the frozen weights as they are loaded here."""
-        return self.at_rest.base_bytes
-
-    @property
     def process_bytes(self) -> int:
         """Bytes of this machine's memory for libraries and tokenizer; 0 of a GPU's."""
         module: Any = self.work.meter.module
@@ -138,7 +134,7 @@ class Training:
     @property
     def peak_bytes(self) -> int:
         """Bytes at the peak of the process, or of the GPU."""
-        return self.process_bytes + self.base_bytes + self.trained_bytes + self.activation_bytes
+        return self.process_bytes + self.at_rest.base_bytes + self.trained_bytes + self.activation_bytes
 
 
 def trainings(
@@ -158,25 +154,21 @@ def trainings(
         if stage.calls(merge_adapter) and "model" in config
     }
     for parsed in stages:
-        if (
-            parsed.stage.command != "fit"
-            or parsed.stage.is_done
-            or parsed.namespace is None
-            or not _is_language_model(parsed)
-        ):
+        if not _is_counted(parsed):
             continue
-        options = parsed.config["model"]["init_args"]
-        base = options["model"]
+        model, data = (parsed.config[part]["init_args"] for part in ("model", "data"))
+        loop = (parsed.config.get("federated") or {}).get("init_args") or {}
+        base = model["model"]
         while base in merged:  # an adapter merged into its base has the base's shape
             base = merged[base]
+        names = ("lora", "base", "dtype", "optimizer", "execution")
         key = (
             parsed.config["model"]["class_path"],
             base,
-            *_sizes(parsed.config),
+            *(str(model.get(name)) for name in names),  # as texts: maps cannot be in a key
+            *(data.get(name) for name in ("batch_size", "max_tokens")),
             # Only a fleet's devices depend on the settings of a round; how clients train counts here, too.
-            str(parsed.config["federated"])
-            if _has_fleet(parsed.config)
-            else _loop_settings(parsed.config).get("train"),
+            str(loop) if loop.get("fleet") else loop.get("train"),
         )
         try:
             if key not in kinds:
@@ -209,7 +201,7 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     trained = "a copy" if shape.get("train") == "forward" else "gradients and moments"
     parts = (
         f"{size_text(peak)} at the peak: libraries and tokenizer {size_text(training.process_bytes)}, base "
-        f"{size_text(training.base_bytes)}, adapter with {trained} "
+        f"{size_text(training.at_rest.base_bytes)}, adapter with {trained} "
         f"{size_text(training.trained_bytes)}, activations {size_text(training.activation_bytes)} for {training.texts} "
         f"texts of {shape['max_tokens']} tokens; {memory.words}"
     )
@@ -267,45 +259,27 @@ def announce(what: str) -> None:
 
 
 def _fleet(training: Training) -> Finding:
-    loop = training.loop
-    reasons = {
-        device.name: forecast_at_largest(
-            device, training.by_device[device.name], loop.fleet.deadline_seconds
-        )[0].reason
-        for device in loop.fleet.devices.values()
-    }
+    fleet, works = training.loop.fleet, training.by_device
+    forecasts = (
+        forecast_at_largest(device, works[device.name], fleet.deadline_seconds)[0]
+        for device in fleet.devices.values()
+    )
+    reasons = {forecast.device.name: forecast.reason for forecast in forecasts}
     out = [f"{name} ({reason.replace('_', ' ')})" for name, reason in reasons.items() if reason]
     what = f"fleet of {training.name}"
+    named = ", ".join(out)
     if len(out) == len(reasons):
-        return problem(
-            what, f"no device can take part: {', '.join(out)}; `fedlight plan` says with what they could"
-        )
-    return ok(
-        what,
-        f"{len(reasons) - len(out)} of {len(reasons)} devices can take part"
-        + (f"; not {', '.join(out)}" if out else ""),
-    )
+        return problem(what, f"no device can take part: {named}; `fedlight plan` says with what they could")
+    able = f"{len(reasons) - len(out)} of {len(reasons)} devices can take part"
+    return ok(what, able + (f"; not {named}" if out else ""))
 
 
-def _is_language_model(parsed: ParsedStage) -> bool:
-    from fedlight.modules.language.module import LanguageModule
-
+def _is_counted(parsed: ParsedStage) -> bool:
+    """Return whether a stage is still to train a language model."""
+    if parsed.stage.command != "fit" or parsed.stage.is_done or parsed.namespace is None:
+        return False
     kind = class_of(parsed.config["model"]["class_path"])
     return kind is not None and issubclass(kind, LanguageModule)
-
-
-def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    model, data = config["model"]["init_args"], config["data"]["init_args"]
-    names = ("lora", "base", "dtype", "optimizer", "execution")  # as texts: maps cannot be in a key
-    return (*(str(model.get(name)) for name in names), data.get("batch_size"), data.get("max_tokens"))
-
-
-def _has_fleet(config: Mapping[str, Any]) -> bool:
-    return bool(_loop_settings(config).get("fleet"))
-
-
-def _loop_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return (config.get("federated") or {}).get("init_args") or {}
 
 
 def count_training(
@@ -325,11 +299,10 @@ def count_training(
     """
     options = config["model"]["init_args"]
     parsed = namespace.clone()
-    for key in ("adapter", "merge_adapter"):  # its weights do not exist yet, and its shape is the same
+    # An adapter's weights do not exist yet, and its shape is the same; of several, equally large, one is trained at a time.
+    for key, value in {"adapter": None, "merge_adapter": False, "num_adapters": 1}.items():
         if f"model.init_args.{key}" in parsed:
-            parsed[f"model.init_args.{key}"] = None if key == "adapter" else False
-    if "model.init_args.num_adapters" in parsed:  # one is trained at a time, and all are equally large
-        parsed["model.init_args.num_adapters"] = 1
+            parsed[f"model.init_args.{key}"] = value
     cuda = hardware.has_cuda() and config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
     with _shape(base, configs) as folder:
         width = width_of(read_config(folder))
@@ -342,10 +315,8 @@ def count_training(
         here = replace(work, meter=CostMeter(module.skeleton(chosen.name)))
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
-        number_bytes = chosen.dtype.itemsize
-        training = Training(
-            name, base, options["base"], here, works, loop, settings, number_bytes, cuda, parsed
-        )
+        size = chosen.dtype.itemsize
+        training = Training(name, base, options["base"], here, works, loop, settings, size, cuda, parsed)
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training
 

@@ -37,19 +37,16 @@ def hub_errors(
 
     try:
         yield
-    except GatedRepoError:
-        raise OSError(
-            f"{what}={model!r} is gated: accept its terms on the hub and run `hf auth login`"
-        ) from None
-    except RepositoryNotFoundError:
-        raise OSError(
-            f"{what}={model!r}: neither a folder here nor a model on the hub; check the name"
-        ) from None
     except Exception as error:  # its class depends on the HTTP library, which has changed several times
-        raise OSError(
-            f"{what}={model!r} is no folder here, and the hub cannot be reached ({type(error).__name__}): "
-            f"give the folder of a downloaded model, {instead}"
-        ) from None
+        reason = (
+            f" is no folder here, and the hub cannot be reached ({type(error).__name__}): give the folder of a downloaded "
+            f"model, {instead}"
+        )
+        if isinstance(error, GatedRepoError):  # a RepositoryNotFoundError, too
+            reason = " is gated: accept its terms on the hub and run `hf auth login`"
+        elif isinstance(error, RepositoryNotFoundError):
+            reason = ": neither a folder here nor a model on the hub; check the name"
+        raise OSError(f"{what}={model!r}{reason}") from None
 
 
 def check_hub_name(model: str, what: str = "model") -> None:
