@@ -12,6 +12,16 @@ ENDING = "template"
 """Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
 
 
+def as_written(text: str) -> str:
+    r"""Return a typed template: ``\n`` begins a new line.
+
+    Examples:
+        >>> as_written(r"Question: {prompt}\nAnswer:").splitlines()
+        ['Question: {prompt}', 'Answer:']
+    """
+    return text.replace("\\n", "\n")
+
+
 def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
     r"""Return arguments with templates as ``--KEY=TEXT``, and the texts.
 
@@ -25,9 +35,8 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
         is_template = key.startswith("--") and key.endswith(ENDING)
         given = value if equals else next(rest, None) if is_template else None
         if is_template and given is not None:
-            text = given.replace("\\n", "\n")  # as shells pass a line break on
-            texts.add(text)
-            argument = f"{key}={text}"
+            argument = f"{key}={as_written(given)}"
+            texts.add(as_written(given))
         rewritten.append(argument)
     return rewritten, texts
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -171,13 +171,23 @@ def workload(
     return loop, work, settings
 
 
-def build(config: Any) -> tuple[Any, FederatedLoop]:
-    """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``."""
+def build(config: Any, parts: Sequence[str] = ("model", "federated")) -> tuple[Any, FederatedLoop]:
+    """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``.
+
+    Args:
+        config: parsed settings of ``fedlight fit``.
+        parts: what is made of it, besides these maybe ``"data"``; made objects load nothing, and refuse wrong values.
+    """
     parser = OneLineParser(parser_mode="omegaconf+")
-    parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
-    parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
-    parts = {key: config[key] for key in ("model", "federated") if config.get(key) is not None}
-    made = parser.instantiate(parser.parse_object(parts))
+    kinds: dict[str, Any] = {
+        "model": LightningModule,
+        "data": LightningDataModule,
+        "federated": FederatedLoop,
+    }
+    for part in parts:
+        parser.add_lightning_class_args(kinds[part], part, subclass_mode=True, required=part != "federated")
+    given = {part: config[part] for part in parts if config.get(part) is not None}
+    made = parser.instantiate(parser.parse_object(given))
     return made["model"], made.get("federated") or FederatedLoop()
 
 

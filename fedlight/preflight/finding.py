@@ -1,5 +1,6 @@
 """Result of a check, the table of all results, and the exit code that follows from them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -65,9 +66,8 @@ def verdict(findings: Sequence[Finding]) -> str:
         >>> verdict([ok("a", ""), problem("b", ""), unknown("c", "")])
         '1 problem and 1 check that could not be made: mend the problem before the run'
     """
-    wrong, open_ = (
-        sum(finding.state is state for finding in findings) for state in (State.PROBLEM, State.UNKNOWN)
-    )
+    counts = Counter(finding.state for finding in findings)
+    wrong, open_ = counts[State.PROBLEM], counts[State.UNKNOWN]
     checks = f"{count_noun(open_, 'check')} that could not be made"
     if wrong:
         them = "problem" if wrong == 1 else "problems"

@@ -73,7 +73,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.silent: str | None = None
-        self._asked: dict[tuple[str, str, str], Repository | ValueError] = {}
+        self._known: dict[tuple[str, str, str], Repository] = {}
 
     def repository(self, name: str, kind: str, revision: str = "main") -> Repository:
         """Return a model (``kind="model"``) or data set (``"dataset"``) that can be read.
@@ -83,15 +83,9 @@ class Hub:
             HubUnreachableError: the hub cannot be reached.
         """
         key = (name, kind, revision)
-        if key not in self._asked:
-            try:
-                self._asked[key] = self._ask(lambda: _repository(name, kind, revision))
-            except ValueError as error:
-                self._asked[key] = error
-        answer = self._asked[key]
-        if isinstance(answer, ValueError):
-            raise answer
-        return answer
+        if key not in self._known:
+            self._known[key] = self._ask(lambda: _repository(name, kind, revision))
+        return self._known[key]
 
     def head(self, repo: Repository, kind: str, path: str, size: int = HEAD_BYTES) -> bytes:
         """Return the first bytes of a file; raise as `read` does."""

@@ -97,13 +97,9 @@ def _missing(
         return None
     if any(place in path.parents for place in written.paths):
         return None
-    return f"stage {name} does not write it: {_remedy(rest[-1])}"
-
-
-def _remedy(file: str) -> str:
-    """Return what would write a file of this name."""
     classes: dict[str, Any] = {name: class_of(name) for name in CLASS_FILES}
-    writers = [name for name, kind in classes.items() if isinstance(kind, KeepsLog) and kind.log_name == file]
-    if writers:
-        return f"give it the callback {writers[0]}"
-    return "name this place in one of its settings, such as the folder of AdapterExport"
+    logs = {kind.log_name: name for name, kind in classes.items() if isinstance(kind, KeepsLog)}
+    remedy = "name this place in one of its settings, such as the folder of AdapterExport"
+    if rest[-1] in logs:
+        remedy = f"give it the callback {logs[rest[-1]]}"
+    return f"stage {name} does not write it: {remedy}"
