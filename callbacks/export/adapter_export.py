@@ -109,7 +109,7 @@ class AdapterExport(Checked, L.Callback):
         epoch, score = best["epoch"] + 1, keeper.best_model_score
         trainer.callback_metrics["exported/epoch"] = torch.tensor(float(epoch))
         rank_zero_info(
-            f"AdapterExport: epoch {epoch} of {trainer.current_epoch}, the best by {self.monitor}: {score:.4f}"
+            f"AdapterExport: epoch {epoch}/{trainer.current_epoch}, best by {self.monitor}: {score:.4f}"
         )
         return {str(self.monitor): score}, epoch
 

@@ -107,6 +107,11 @@ def public_name(text: Any) -> str:
     return text.replace("\\", "/").rstrip("/").rpartition("/")[2]  # a path of Windows
 
 
+def base_form(model: Any, base: str) -> str:
+    """Return the number form of the base in training: ``base``, or the source of a dequantized model."""
+    return "dequantized GGUF" if base == "plain" and is_dequantized(str(model)) else base
+
+
 def card_facts(
     kind: type,
     algorithm: type | None,
@@ -130,14 +135,14 @@ def card_facts(
         counts: further arguments of `CardFacts`, such as the number of clients.
     """
     model = str(settings[0].get("model", ""))
-    base, versions = str(settings[0].get("base", "plain")), record.get("versions")
+    versions = record.get("versions")
     named = versions.items() if isinstance(versions, Mapping) else ()
     known: dict[str, Any] = {
         "module": kind.__name__,
         "algorithm": algorithm.__name__ if algorithm else "",
         "papers": papers_of(each for each in (kind, algorithm) if each is not None),
         "base": public_name(model) or kind.__name__,
-        "base_form": "dequantized GGUF" if base == "plain" and is_dequantized(model) else base,
+        "base_form": base_form(model, str(settings[0].get("base", "plain"))),
         "licence": find_licence(model, ask_hub) if model else "unknown",
         "privacy": privacy_of(last),
         "scores": scores_of(last),

@@ -136,10 +136,8 @@ def adapter_notes(facts: CardFacts, is_on_merged_base: bool) -> list[str]:
 
 def _training(facts: CardFacts) -> list[list[str]]:
     papers = facts.papers
-    cited = {
-        name: f"{name} ({papers[name]})" if name in papers else name
-        for name in (facts.module, facts.algorithm)
-    }
+    names = facts.module, facts.algorithm
+    cited = {name: f"{name} ({papers[name]})" if name in papers else name for name in names}
     trained_on = "" if facts.base_form == "plain" else f", trained on its {facts.base_form} form"
     embedded = " (the model embedded in fedlight)" if facts.base in EMBEDDED else ""
     counts = [

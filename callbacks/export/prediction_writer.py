@@ -67,9 +67,7 @@ class PredictionWriter(Checked, L.Callback):
         if stage != "predict":
             return
         if trainer.world_size > 1:
-            raise ValueError(
-                f"PredictionWriter writes {self.path} from one process: set devices=1 and num_nodes=1"
-            )
+            raise ValueError(f"PredictionWriter writes {self.path} in one process: set devices=1 num_nodes=1")
         data = trainer.datamodule  # type: ignore[attr-defined]
         can_skip = isinstance(data, SkipsPredictBatches)
         self._digest = hashlib.blake2b(digest_size=16)
@@ -102,9 +100,7 @@ class PredictionWriter(Checked, L.Callback):
     ) -> None:
         """Note that all batches before this one are complete."""
         if dataloader_idx > 0:
-            raise ValueError(
-                f"PredictionWriter writes {self.path} from one predict loader, the datamodule has several"
-            )
+            raise ValueError(f"PredictionWriter writes {self.path} of one predict loader, here are several")
         if self._num_open == 0 and is_first():
             self._write_progress()
 

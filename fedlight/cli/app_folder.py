@@ -135,9 +135,7 @@ def with_root(text: str, folder: Path) -> str:
     trainer = _value_of(yaml.compose(text), "trainer")
     if not isinstance(trainer, yaml.MappingNode) or not trainer.value:
         if trainer is not None:
-            raise ValueError(
-                "trainer: in the config holds no settings: write some, such as max_epochs: 3, or leave it out"
-            )
+            raise ValueError("the config's trainer: is empty: give it max_epochs: 3, or leave it out")
         return f"{text.rstrip()}\n\ntrainer:\n  default_root_dir: {value}\n"
     # The text is edited in place: written anew by yaml it would lose its comments.
     old = _value_of(trainer, "default_root_dir")

@@ -48,9 +48,8 @@ $settings
 def pyproject(name: str, config: str, settings: Sequence[str]) -> str:
     """Return the pyproject.toml of an app."""
     values = {"config": config, **DEFAULTS, "set": shlex.join(settings)}  # both ends split it by shlex
-    lines = [
-        f"# {OF_APP[key]}\n{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
-    ]
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    lines = [f"# {OF_APP[key]}\n{key} = {text}" for key, text in texts.items()]
     return PYPROJECT.substitute(name=name, config=config, settings="\n".join(lines))
 
 

@@ -132,9 +132,7 @@ def _rows(data: Any) -> str:
         return "it can be read; its clients are counted when the node joins"
     sizes = np.array([*data.client_sizes().values()])
     if not len(sizes):
-        raise ValueError(
-            "there are no clients in it: check data.init_args.source and the column of the clients"
-        )
+        raise ValueError("there are no clients in it: check data.init_args.source and the clients' column")
     report = getattr(data, "report", None)
     long = "" if report is None else f"; {count_noun(report.too_long, 'example')} too long and left out"
     spread = f"{sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} in all"

@@ -62,8 +62,6 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    init.add_argument(
-        "--config", required=True, metavar="FILE", help="config of fedlight, of your own or by name"
-    )
+    init.add_argument("--config", required=True, metavar="FILE", help="your config, or the name of one")
     init.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the app: a new or an empty one")
     return parser

@@ -80,9 +80,7 @@ def _write_opinions(options: argparse.Namespace) -> None:
     from fedlight.first_config.opinions import make_opinions, write_opinions
 
     if options.method not in (None, "fedbis"):
-        raise ValueError(
-            f"--method {options.method} cannot use votes on --statements: take fedbis, or leave it out"
-        )
+        raise ValueError(f"--method {options.method} cannot use --statements: take fedbis, or leave it out")
     given = {role: getattr(options, role) for role in ROLES}
     # The default model writes text and is no encoder of sentences.
     encoder = "hashed" if options.model == DEFAULT_MODEL else options.model
@@ -114,9 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "data", metavar="DATA", help="JSON lines, JSON, CSV, Parquet or Excel file, folder, or hub name"
-    )
+    parser.add_argument("data", metavar="DATA", help="JSON, CSV, Parquet or Excel file, folder, or hub name")
     parser.add_argument("--method", choices=METHODS, help="default: fedbis for votes, sft for instructions")
     parser.add_argument(
         "--model",
@@ -130,21 +126,11 @@ def make_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{role}", metavar="COLUMN", help=words)
     parser.add_argument("--answers", nargs=2, metavar="COLUMN", help="the two answers, A first")
     for name, words in {"a": "A won", "b": "B won", "tie": "neither won"}.items():
-        parser.add_argument(
-            f"--{name}", nargs="+", metavar="VALUE", help=f"values of the choice that mean: {words}"
-        )
-    parser.add_argument(
-        "--choices", nargs=2, metavar="WORD", help="two words that are single tokens of the model"
-    )
-    parser.add_argument(
-        "--template", metavar="TEXT", help=r"text with slots such as {prompt}; \n is a line break"
-    )
-    parser.add_argument(
-        "--statements", metavar="DATA", help="texts of what DATA agrees and disagrees with, as in Polis"
-    )
-    parser.add_argument(
-        "--public", metavar="DATA", help="the server's rows, for feddca; default: half of DATA"
-    )
+        parser.add_argument(f"--{name}", nargs="+", metavar="VALUE", help=f"values that mean: {words}")
+    parser.add_argument("--choices", nargs=2, metavar="WORD", help="two words, single tokens of the model")
+    parser.add_argument("--template", metavar="TEXT", help=r"text with slots as {prompt}; \n is a line break")
+    parser.add_argument("--statements", metavar="DATA", help="what DATA agrees or disagrees with (Polis)")
+    parser.add_argument("--public", metavar="DATA", help="the server's rows for feddca; default: half")
     return parser
 
 

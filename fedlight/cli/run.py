@@ -38,9 +38,7 @@ def main(argv: list[str]) -> None:
         help="check settings, data, models, memory, disk and keys, and do nothing; ends with 0 if all is well, 2 at a "
         "problem, 3 if something could not be checked",
     )
-    parser.add_argument(
-        "set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the recipe: rounds=3"
-    )
+    parser.add_argument("set", nargs="*", default=[], metavar="KEY=VALUE", help="as rounds=3, of the recipe")
     # Removed first: argparse would read those after --seeds as seeds.
     changes = [word for word in argv if "=" in word and not word.startswith("-")]
     # Intermixed: words for `set` may also come after options.

@@ -29,9 +29,7 @@ def take_threads(arguments: list[str]) -> list[str]:
 
 def _set(number: str) -> None:
     if not number.isascii() or not number.isdecimal() or int(number) < 1:  # other scripts have digits too
-        raise ValueError(
-            f"{NAME} {number}".rstrip() + f" needs a number of threads of at least 1, as in {NAME} 1"
-        )
+        raise ValueError(f"{NAME} {number}".rstrip() + f" needs a number of at least 1, as in {NAME} 1")
     # Before a command imports the libraries, which read these when they are loaded; processes inherit them.
     os.environ.update(dict.fromkeys(VARIABLES, number))
     if "torch" in sys.modules:  # in a process that has run another command

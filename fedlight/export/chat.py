@@ -38,15 +38,9 @@ def make_parser() -> argparse.ArgumentParser:
         description="Answers of a run's tuned model beside those of its raw base, to lines that are typed or piped in; "
         "each line is a prompt of its own.",
     )
-    parser.add_argument(
-        "run", help="folder of a run, or of a stage of a recipe, that trained a model to write"
-    )
-    parser.add_argument(
-        "--selector", metavar="RUN", help="folder of a FedBis or FedBiscuit run, which compares both"
-    )
-    parser.add_argument(
-        "--checkpoint", metavar="FILE", help="these weights, or `last`; default: the adapter of the end"
-    )
+    parser.add_argument("run", help="folder of a run, or of a recipe's stage, that trained a model to write")
+    parser.add_argument("--selector", metavar="RUN", help="folder of a FedBis or FedBiscuit run, to compare")
+    parser.add_argument("--checkpoint", metavar="FILE", help="these weights, or `last`; default: the adapter")
     parser.add_argument("--model", help="hub name or folder of the base, where it has moved since the run")
     parser.add_argument("--max-new-tokens", type=int, default=80, help="of an answer; default: 80")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, the likeliest answer")

@@ -115,9 +115,7 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     runs = [run for run in read_runs([folder]) if _adapter(run) is not None or _checkpoints(run)]
     if len(runs) > 1:
         names = ", ".join(str(run.folder.relative_to(run.home)) for run in runs[:6])
-        raise ValueError(
-            f"{folder}: there are {len(runs)} trained models in it: give the folder of one, such as {names}"
-        )
+        raise ValueError(f"{folder}: it has {len(runs)} trained models: give one of them, such as {names}")
     if not runs:
         raise ValueError(
             f"{folder}: no run in it has written an adapter or a checkpoint: train with the callback AdapterExport or "
@@ -180,9 +178,7 @@ def _progress(file: Path) -> tuple[int, int]:
 def _checkpoint(run: Run, wanted: str) -> Path:
     if wanted != LAST:
         if not Path(wanted).is_file():
-            raise FileNotFoundError(
-                f"--checkpoint {wanted}: there is no such file; {LAST} takes the run's newest"
-            )
+            raise FileNotFoundError(f"--checkpoint {wanted}: there is no such file; {LAST} takes the newest")
         written = [within(each, "init_args", "dirpath") for each in _callbacks(run)]
         places = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
         # Links are followed, as checkpoints may be on another disk.
@@ -194,7 +190,5 @@ def _checkpoint(run: Run, wanted: str) -> Path:
         return Path(wanted)
     files = _checkpoints(run)
     if not files:
-        raise FileNotFoundError(
-            f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out for its adapter"
-        )
+        raise FileNotFoundError(f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out")
     return files[0] if len(files) == 1 else max(files, key=_progress)  # one alone need not be read

@@ -166,9 +166,7 @@ def make_draft(wishes: Wishes) -> Draft:
     shape = Template.named(template, paths, "choice" if choices else asks).for_tokenizer(model.tokenizer)
     max_tokens, fitting = _tokens(sample, paths, is_votes, shape, choices, model)
     if not fitting:
-        remedy = (
-            "the most of a first run: shorten the texts, or write the config by hand, with data.max_tokens"
-        )
+        remedy = "the most of a first run: shorten the texts, or write a config by hand, with data.max_tokens"
         if max_tokens == model.positions:
             remedy = f"all that {wishes.model} reads: name a model that reads more with --model"
         raise GuessError(f"no text fits into {max_tokens} tokens, {remedy}")
@@ -205,9 +203,7 @@ def _find_roles(columns: Sequence[Column], wishes: Wishes) -> tuple[FoundColumns
     try:
         if given.get("response"):
             are_votes = False
-            raise GuessError(
-                "--response names the answer of an instruction; votes have --answers COLUMN COLUMN"
-            )
+            raise GuessError("--response is the answer to an instruction; votes have --answers COLUMN COLUMN")
         chosen = find_votes(columns, given, wishes.answers, wishes.values)
     except GuessError as error:
         if are_votes or wanted in ON_VOTES:  # the user has said that they are votes
@@ -255,9 +251,7 @@ def read_model(name: str) -> ModelFacts:
         raise OSError(f"{error}; {remedy}") from None
     kinds = config.architectures or []
     if kinds and not any(kind.endswith(("CausalLM", "LMHeadModel")) for kind in kinds):
-        raise GuessError(
-            f"--model {name} is a {kinds[0]}: give one that writes text, a causal language model"
-        )
+        raise GuessError(f"--model {name} is a {kinds[0]}: name a causal language model, which writes text")
     return ModelFacts(tokenizer, getattr(config, "max_position_embeddings", None), config.hidden_size)
 
 
@@ -290,9 +284,7 @@ def _text(
         template = words.choice_template("prompt" in paths, tokens.value, chat)
         reason = "shows both answers and ends with a colon, before the choice token"
     elif is_votes and "prompt" not in paths:
-        raise GuessError(
-            f"--method {method} writes answers to a question: say which column it is with --question COLUMN"
-        )
+        raise GuessError(f"--method {method} answers a question: say which column with --question COLUMN")
     else:
         slot = "prompt" if is_votes else "instruction"
         template, reason = words.response_template("input" in paths, model.positions, slot, chat)

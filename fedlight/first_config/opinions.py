@@ -71,7 +71,7 @@ def make_opinions(
         )
     if item != theirs:
         raise GuessError(
-            f"the ids of the statements are {item} in one file and {theirs} in the other: name them alike"
+            f"the statements' ids are {item} in one file, {theirs} in the other: name both alike"
         )
     ids = Guess("statement id", item, "the same ids are in both files")
     names = {"participant": client, "group": group, "statement_id": ids, "vote": vote}
@@ -146,7 +146,5 @@ def _shared_ids(votes: Sequence[Column], statements: Sequence[Column]) -> tuple[
     named = [pair for pair in pairs if score_name(pair[0], "item")]
     pairs = named or [pair for pair in pairs if pair[0] == pair[1]] or pairs
     if len(pairs) != 1:
-        raise GuessError(
-            "no single column holds the ids of the statements in both files: name it alike in both"
-        )
+        raise GuessError("no single column holds the statements' ids in both files: name it alike in both")
     return pairs[0]

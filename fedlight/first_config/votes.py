@@ -66,9 +66,7 @@ def find_votes(
     question = _shared_turns(left, named) if not given.get("question") else None
     question = question or pick(left, "question", given.get("question"))
     if question is None:
-        guesses.append(
-            Guess("question", None, "no other column has text: the answers are compared alone", sure=False)
-        )
+        guesses.append(Guess("question", None, "no other column has text: none is shown", sure=False))
         return FoundColumns(guesses, named, meaning)
     return FoundColumns([question, *guesses], {"prompt": question.value, **named}, meaning)
 
@@ -120,9 +118,8 @@ def read_choice(
         ({'a': '1', 'b': '2'}, {})
     """
     if given:
-        return {
-            name: values[0] if len(values) == 1 else list(values) for name, values in given.items() if values
-        }
+        named = {name: values for name, values in given.items() if values}
+        return {name: values[0] if len(values) == 1 else list(values) for name, values in named.items()}
     ties = [value for value in raw if TIES & {*split_name(value)}]
     decided = [value for value in raw if value not in ties]
     if set(decided) == {"-1", "0", "1"}:  # else three values that are no ties are no choice

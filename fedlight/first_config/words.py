@@ -32,9 +32,8 @@ def show(template: Template, columns: Container[str], talk: str = "") -> str:
     slots = (*template.slots, "response_a", "response_b")
     texts = {slot: "" if slot == "input" and slot not in columns else f"{{{slot}}}" for slot in slots}
     if MESSAGES in template.slots:
-        texts[MESSAGES] = write_turns(
-            [{**turn, "content": f"{{{turn['role']}}}"} for turn in read_turns(talk)]
-        )
+        turns = [{**turn, "content": f"{{{turn['role']}}}"} for turn in read_turns(talk)]
+        texts[MESSAGES] = write_turns(turns)
     answer = " {choice}" if template.opening else template.continuation("{response}") + template.closing
     return template.render(texts, answer).text
 

@@ -74,9 +74,8 @@ def drop_callbacks(config: Namespace) -> None:
             f"drop_callbacks: {unknown[0]!r} is none of trainer.callbacks{near(unknown[0], there)}; there are "
             f"{', '.join(there) or 'none'}"
         )
-    config.trainer.callbacks = [
-        callback for callback, name in zip(callbacks, there, strict=True) if name not in dropped
-    ]
+    kept = (callback for callback, name in zip(callbacks, there, strict=True) if name not in dropped)
+    config.trainer.callbacks = [*kept]
     config.drop_callbacks = []
 
 
@@ -121,10 +120,8 @@ class OneLineParser(LightningArgumentParser):
         """End the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
             super().error(message, ex)
-        print(
-            f"fedlight: {one_line(message, self._keys(), DROPPED)}\n(FEDLIGHT_TRACEBACK=1 shows more)",
-            file=sys.stderr,
-        )
+        line = one_line(message, self._keys(), DROPPED)
+        print(f"fedlight: {line}\n(FEDLIGHT_TRACEBACK=1 shows more)", file=sys.stderr)
         sys.exit(2)
 
     def _keys(self) -> set[str]:
@@ -236,9 +233,8 @@ class FedlightCLI(LightningCLI):
             trainer = super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
         except (TypeError, ValueError, MisconfigurationException) as error:
             names = ("accelerator", "devices", "strategy", "precision")
-            given = ", ".join(
-                f"{name}={config[name]}" for name in names if config.get(name) not in (None, "auto")
-            )
+            named = {name: config[name] for name in names if config.get(name) not in (None, "auto")}
+            given = ", ".join(f"{name}={value}" for name, value in named.items())
             other = config.get("accelerator") not in (None, "auto", "cpu")
             way = "; --trainer.accelerator auto takes what is there" if other else ""
             raise ValueError(f"trainer with {given or 'these settings'}: {error}{way}") from error

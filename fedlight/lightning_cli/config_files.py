@@ -34,11 +34,9 @@ def check_config(config: str) -> dict[str, Any]:
         raise ValueError(f"config {config!r} is a folder: give a YAML file")
     if not path.exists():
         stems = [Path(name).stem for name in configs() if "/" not in name]
-        hint = (
-            near(path.stem, stems).replace("'?", ".yaml'?")
-            + f"; fedlight's own configs are {', '.join(configs())}"
-        )
-        raise ValueError(f"config {config!r}: there is no such file{hint}")
+        hint = near(path.stem, stems).replace("'?", ".yaml'?")
+        known = f"fedlight's own configs are {', '.join(configs())}"
+        raise ValueError(f"config {config!r}: there is no such file{hint}; {known}")
     try:
         # Nodes have lines and show a key that is given twice; a dict would hide it.
         root = yaml.compose(read_yaml(path))
@@ -61,9 +59,7 @@ def check_config(config: str) -> dict[str, Any]:
             f"config {config!r} holds no keys: write one to a line as in trainer: {{max_epochs: 3}}; {EXAMPLE} is an example"
         )
     if any(key.value == OF_RECIPES for key, _ in root.value):
-        raise ValueError(
-            f"config {config!r} is a recipe: fedlight run {config} --output FOLDER does its stages"
-        )
+        raise ValueError(f"config {config!r} is a recipe: run it with fedlight run {config} --output FOLDER")
     if twice:
         raise ValueError(f"config {config!r}{twice}: YAML would take the last one alone; delete one of them")
     return cast(dict[str, Any], values)
@@ -102,9 +98,7 @@ def _add_layers(config: str, above: tuple[Path, ...], files: dict[Path, Path]) -
     file = Path(config)
     names = [below] if isinstance(below, str) else below or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"config {config!r}: {EXTENDS}={below!r} has to be the name of a config, or a list of them"
-        )
+        raise ValueError(f"config {config!r}: {EXTENDS}={below!r} has to be the name of a config or a list")
     above = (*above, file.resolve())
     for name in names:
         beside = file.parent / name
@@ -113,9 +107,7 @@ def _add_layers(config: str, above: tuple[Path, ...], files: dict[Path, Path]) -
         if other.resolve() in above:
             raise ValueError(f"config {config!r} extends {name!r}, which extends it in turn")
         if len(above) + len(files) >= MOST_LAYERS:
-            raise ValueError(
-                f"config {config!r}: more than {MOST_LAYERS} configs extend each other; join some"
-            )
+            raise ValueError(f"config {config!r}: over {MOST_LAYERS} configs extend each other; join some")
         if other.resolve() not in files:
             _add_layers(str(other), above, files)
     # After the files that it extends: a later one overrides an earlier one.

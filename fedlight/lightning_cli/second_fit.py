@@ -84,9 +84,7 @@ class FitFolder:
         if not done:
             self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
             if self.checkpoint is None:
-                self.said = (
-                    f"{self.folder}: the run there was stopped and left no checkpoint, so it starts over"
-                )
+                self.said = f"{self.folder}: the run was stopped without a checkpoint, so it starts over"
                 return True
         changes = self.made.differences()
         raised = _raised_epochs(changes)

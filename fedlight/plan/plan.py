@@ -140,9 +140,8 @@ def workload(
     # For a single number: its moments are counted for each weight.
     optimizer = make_optimizer(name, [nn.Parameter(torch.zeros(1))], options.lr, args)
     # The visit that trains most takes most memory.
-    trains = max(
-        (message.start for message in sent), key=lambda start: sum(value.numel() for value in start.values())
-    )
+    starts = [message.start for message in sent]
+    trains = max(starts, key=lambda start: sum(value.numel() for value in start.values()))
     work = Workload(
         meter,
         set(trains),

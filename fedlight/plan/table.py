@@ -90,9 +90,7 @@ def advice(plan: Plan) -> list[str]:
     later, jobs = plan.settings["later_bytes_down"], [forecast.job for forecast in plan.forecasts]
     if jobs and all(job.bytes_down > later for job in jobs):
         size = f"{three_digits(later / 1e6)} MB"
-        lines.append(
-            f"download s and MB down are those of a client's first visit; in later ones it receives {size}"
-        )
+        lines.append(f"download s and MB down are of a client's first visit; in later ones it gets {size}")
     return [*lines, *filter(None, (_advice(plan, forecast) for forecast in plan.forecasts))]
 
 

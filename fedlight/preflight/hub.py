@@ -162,9 +162,7 @@ def _repository(name: str, kind: str, revision: str) -> Repository:
             f"{constants.ENDPOINT}/{_path(name, kind)}"
         ) from None
     except RepositoryNotFoundError:
-        raise ValueError(
-            f"no such {kind} at the hub: check the name; a private one needs `hf auth login`"
-        ) from None
+        raise ValueError(f"no such {kind} at the hub: check the name, or use `hf auth login`") from None
     except RevisionNotFoundError:
         raise ValueError(f"it has no revision {revision}") from None
     finally:

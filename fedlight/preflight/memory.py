@@ -206,10 +206,8 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
         f"texts of {shape['max_tokens']} tokens; {memory.words}"
     )
     if resting > memory.size:
-        smaller = "a smaller model" if training.base == "nf4" else "base=nf4 (int8), or a smaller model"
-        return problem(
-            what, f"{parts}: it does not even hold the weights; take {smaller}, or a larger machine"
-        )
+        smaller = "a smaller model" if training.base == "nf4" else "base=nf4 (int8), a smaller model"
+        return problem(what, f"{parts}: does not even hold the weights; take {smaller} or a larger machine")
     if peak <= memory.size:
         return ok(what, parts)
     # Activations grow with the examples, and at least as fast with the tokens.
@@ -238,9 +236,8 @@ def takes(training: Training) -> Finding:
         seconds = training.batch_seconds
     except (ValueError, OSError) as error:
         return unknown(what, " ".join(str(error).split()))
-    said = [
-        f"{in_largest_unit(seconds)} for a batch of {training.texts} texts of {shape.tokens} tokens, measured here"
-    ]
+    batch = f"a batch of {training.texts} texts of {shape.tokens} tokens"
+    said = [f"{in_largest_unit(seconds)} for {batch}, measured here"]
     for name, steps in training.steps.items():
         if steps is None:
             said.append(f"{name}: as many batches as the data have")

@@ -149,9 +149,7 @@ def find_model(model: str) -> str:
     """
     where = _folder_or_name(model, "model")
     if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
-        raise FileNotFoundError(
-            f"model={model!r}: the folder has no config.json; give a folder of save_pretrained"
-        )
+        raise FileNotFoundError(f"model={model!r}: it has no config.json; give a folder of save_pretrained")
     return where
 
 
@@ -178,16 +176,12 @@ def load_tokenizer(
         with hub_asked_once(where):
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        remedy = (
-            "give the folder of a downloaded model, check the name, or set HF_ENDPOINT to a reachable mirror"
-        )
+        remedy = "give a folder of a downloaded model, check the name, or set HF_ENDPOINT to a mirror"
         if "trust_remote_code" in str(error):
             remedy = "it is code that only a module's trust_remote_code runs; data need a folder with its tokenizer.json"
         raise OSError(f"{what}={name!r} cannot be loaded ({first_line(error)}): {remedy}") from None
     if fast and not tokenizer.is_fast:
-        raise ValueError(
-            f"{what}={name!r} is not a fast one; save it with a tokenizer.json next to the model"
-        )
+        raise ValueError(f"{what}={name!r} is not fast; save it with a tokenizer.json next to the model")
     return tokenizer
 
 

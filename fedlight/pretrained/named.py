@@ -139,9 +139,7 @@ def made_alone(folder: Path) -> Iterator[None]:
     lock, end = folder.with_name(f".{folder.name}.lock"), time.monotonic() + WAIT_SECONDS
     while (handle := hold(lock)) is None:
         if time.monotonic() > end:
-            raise OSError(
-                f"another process makes {folder}: wait for its end, or delete {lock} if there is none"
-            )
+            raise OSError(f"another process makes {folder}: wait for its end; without one delete {lock}")
         time.sleep(0.2)
     try:
         yield
