@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.export.card_facts import CardFacts, card_facts, public_name
+from fedlight.callbacks.export.card_facts import card_facts, public_name
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
@@ -122,19 +122,6 @@ def _write_card(
     rounds: int | None,
 ) -> None:
     """Write the card of a run that has just ended, with these metrics; ``rounds``: of an earlier epoch."""
-    facts = _facts(trainer, module, metrics, rounds)
-    # Each of several adapters has a folder.
-    names = sorted(file.parent.name for file in folder.glob("*/adapter_config.json")) or ["default"]
-    task = getattr(module, "task", "CAUSAL_LM")
-    what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters"
-    use = adapter_use(facts.base, task, names, getattr(module, "num_labels", None) or 1)
-    is_on_merged_base = bool(getattr(module, "hparams", {}).get("merge_adapter"))
-    write_card(facts, folder, what=what, use=use, task=task, notes=adapter_notes(facts, is_on_merged_base))
-
-
-def _facts(
-    trainer: L.Trainer, module: L.LightningModule, metrics: Mapping[str, Any], rounds: int | None
-) -> CardFacts:
     loop: TrainsClients | None = find_callback(trainer, TrainsClients)
     visits: VisitLog | None = find_callback(trainer, VisitLog)
     data = trainer.datamodule  # type: ignore[attr-defined]
@@ -143,7 +130,7 @@ def _facts(
     if loop is not None:
         of_loop = {"clients_per_round": loop.clients_per_round, "local_steps": loop.local_steps}
         clients, rounds_done = [*loop.clients.values()], loop.rounds_done
-    return card_facts(
+    facts = card_facts(
         type(module),
         None if loop is None else type(loop.algorithm),
         [dict(module.hparams), of_loop, {"batch_size": data.batch_size} if reads else {}],
@@ -156,6 +143,13 @@ def _facts(
         added=sum(map(len, data.added.values())) if isinstance(data, AddsRows) else 0,
         rounds=rounds or rounds_done,
     )
+    # Each of several adapters has a folder.
+    names = sorted(file.parent.name for file in folder.glob("*/adapter_config.json")) or ["default"]
+    task = getattr(module, "task", "CAUSAL_LM")
+    what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters"
+    use = adapter_use(facts.base, task, names, getattr(module, "num_labels", None) or 1)
+    is_on_merged_base = bool(getattr(module, "hparams", {}).get("merge_adapter"))
+    write_card(facts, folder, what=what, use=use, task=task, notes=adapter_notes(facts, is_on_merged_base))
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -36,49 +36,30 @@ class Privacy(NamedTuple):
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts about a run in its card; unknown ones are empty, None or 0.
+    """Facts about a run in its card; unknown ones are empty, None or 0."""
 
-    Attributes:
-        module: name of the Lightning module's class.
-        algorithm: name of the federated algorithm's class; empty for pooled training.
-        papers: name of a class -> address of the paper that its file names.
-        base: hub name, folder's name or ``toy`` of the base model.
-        base_form: number form of the base in training: ``plain``, ``int8`` or ``nf4``.
-        licence: identifier of the base's licence, or ``unknown``.
-        source: name of the data, without folders.
-        clients: number of clients.
-        examples: number of training examples of all clients; a vote that is shown in both orders is two.
-        added: how many of them an augmentation added to the clients' own.
-        rounds: number of rounds that were trained; epochs where nothing is federated.
-        bytes_down: bytes sent to clients, in all rounds.
-        bytes_up: bytes sent by clients, in all rounds.
-        simulated_seconds: time on the virtual clock of emulated devices; None without them.
-        privacy: guarantees; none where the list is empty.
-        scores: last values of the metrics of the global model.
-        settings: name -> value, of the settings that decide the training.
-        command: command line without folders.
-        versions: package -> version.
-    """
-
-    module: str
-    base: str
-    algorithm: str = ""
+    module: str  # name of the Lightning module's class
+    base: str  # hub name, folder's name or ``toy`` of the base model
+    algorithm: str = ""  # name of the federated algorithm's class; empty for pooled training
+    # name of a class -> address of the paper that its file names
     papers: Mapping[str, str] = field(default_factory=dict)
-    base_form: str = "plain"
-    licence: str = "unknown"
-    source: str = ""
-    clients: int = 0
+    base_form: str = "plain"  # number form of the base in training: ``plain``, ``int8`` or ``nf4``
+    licence: str = "unknown"  # identifier of the base's licence, or ``unknown``
+    source: str = ""  # name of the data, without folders
+    clients: int = 0  # number of clients
+    # number of training examples of all clients; a vote that is shown in both orders is two
     examples: int = 0
-    added: int = 0
-    rounds: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    simulated_seconds: float | None = None
-    privacy: Sequence[Privacy] = ()
-    scores: Sequence[Score] = ()
+    added: int = 0  # how many of them an augmentation added to the clients' own
+    rounds: int = 0  # number of rounds that were trained; epochs where nothing is federated
+    bytes_down: int = 0  # bytes sent to clients, in all rounds
+    bytes_up: int = 0  # bytes sent by clients, in all rounds
+    simulated_seconds: float | None = None  # time on the virtual clock of emulated devices; None without them
+    privacy: Sequence[Privacy] = ()  # guarantees; none where the list is empty
+    scores: Sequence[Score] = ()  # last values of the metrics of the global model
+    # name -> value, of the settings that decide the training
     settings: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""  # command line without folders
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
 
 
 def public_name(text: Any) -> str:
@@ -120,6 +101,7 @@ def card_facts(
     visits: Iterable[Mapping[str, Any]],
     record: Mapping[str, Any],
     ask_hub: bool = False,
+    /,
     **counts: Any,
 ) -> CardFacts:
     """Return the facts of a run.

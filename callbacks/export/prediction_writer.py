@@ -102,7 +102,8 @@ class PredictionWriter(Checked, L.Callback):
         if dataloader_idx > 0:
             raise ValueError(f"PredictionWriter writes {self.path} of one predict loader, here are several")
         if self._num_open == 0 and is_first():
-            self._write_progress()
+            state = sealed({**self._state, LINES: self._digest.hexdigest()})
+            write_whole(self._progress, json.dumps(state))
 
     def on_predict_batch_end(
         self,
@@ -178,9 +179,6 @@ class PredictionWriter(Checked, L.Callback):
         self._digest = hashlib.blake2b(digest_size=16)
         return nothing
 
-    def _write_progress(self) -> None:
-        write_whole(self._progress, json.dumps(sealed({**self._state, LINES: self._digest.hexdigest()})))
-
 
 class _InTurn:
     """``predict_step`` that predicts the batches of this process alone, and returns None for the others."""
@@ -198,7 +196,7 @@ def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[s
     if missing:
         has = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
         raise ValueError(f"PredictionWriter.copy={list(copy)}: the batch has no {missing[0]!r}, it has {has}")
-    columns = [predictions]
+    columns = [*(batch[key] for key in copy), predictions]
     if len(fields) > 1:
         shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
         if len(shape) not in (2, 3) or shape[1] != len(fields):
@@ -207,15 +205,11 @@ def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[s
                 f"{shape or type(predictions).__name__}: it must be a tensor (batch, {len(fields)}), or "
                 f"(batch, {len(fields)}, U) for U numbers under each name"
             )
-        columns = [*predictions.unbind(dim=1)]
-    rows = zip(*map(_plain, [*(batch[key] for key in copy), *columns]), strict=True)
-    named = (dict(zip([*copy, *fields], row, strict=True)) for row in rows)
+        columns[-1:] = predictions.unbind(dim=1)
+    lists = (list(each.tolist() if isinstance(each, Tensor) else each) for each in columns)
+    named = (dict(zip([*copy, *fields], row, strict=True)) for row in zip(*lists, strict=True))
     # JSON has no NaN.
     return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in named]
-
-
-def _plain(column: Any) -> list[Any]:
-    return column.tolist() if isinstance(column, Tensor) else list(column)
 
 
 def _fingerprint(module: L.LightningModule, data: Any, num_batches: float) -> str:

@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ProgressBar
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from torch import Tensor
 
@@ -33,8 +32,9 @@ from fedlight.support.words import count_noun, in_largest_unit
 
 FORETOLD_AFTER, MINUTE = 20, 60
 """Seconds after which a fit says what it takes, and the least that is worth saying."""
-BEFORE_ITS_END = 1 - 1e-9
-"""Share of a round whose last batch is done, but not its end: a validation may follow."""
+BEFORE_ITS_END = (
+    1 - 1e-9
+)  # share of a round whose last batch is done, but not its end: a validation may follow
 STEP_LOSSES = {"train/loss", "train_loss"}
 """Names of a batch's loss in modules; the bar shows its mean over the round instead."""
 
@@ -232,7 +232,15 @@ class RoundProgress(Checked, ProgressBar):
         if not self._enabled or not self.console.is_terminal:
             return
         if self._live is None:
-            self._live = _live_line(self.console)
+            left, note = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("left", "note"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                left,
+                note,
+            )
+            self._live = Progress(*columns, console=self.console, transient=True)
             self._task = self._live.add_task(name, total=total, note="", left="")
             self._live.start()
         self._live.reset(self._task, description=name, total=total, note="", left=self._left(0.0))
@@ -303,18 +311,6 @@ def _validations(trainer: L.Trainer, rounds_done: int) -> int:
     if every is None or last in (None, -1) or not trainer.enable_validation:
         return 0
     return last // every - rounds_done // every
-
-
-def _live_line(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=console,
-        transient=True,
-    )
 
 
 def name_clients(names: Sequence[str], device: str) -> str:

@@ -16,8 +16,7 @@ from fedlight.devices.outcomes import NO_PART
 from fedlight.federation.state import DIVERGED
 from fedlight.support.words import count_noun, in_largest_unit, three_digits
 
-TEMPORARY = ("run.lock",)
-"""Files in a run's folder that exist only during the run."""
+TEMPORARY = ("run.lock",)  # files in a run's folder that exist only during the run
 
 
 class MetricEnds:

@@ -17,20 +17,14 @@ from fedlight.support.checks import read_yaml
 from fedlight.support.files import write_whole
 
 YAML = (".yaml", ".yml")
-LONGEST_NAME = 32
-"""Most characters of an app's name that Flower takes."""
+LONGEST_NAME = 32  # most characters of an app's name that Flower takes
 
 
 class App(NamedTuple):
-    """Written app.
+    """Written app."""
 
-    Attributes:
-        folder: its folder.
-        notes: sentences about paths and callbacks, for the user.
-    """
-
-    folder: Path
-    notes: list[str]
+    folder: Path  # its folder
+    notes: list[str]  # sentences about paths and callbacks, for the user
 
 
 def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:

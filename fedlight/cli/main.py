@@ -82,7 +82,13 @@ def _main(argv: list[str]) -> None:
     elif command in OF_LIGHTNING:
         run_lightning_command(argv)
     else:
-        raise ValueError(f"{_no_command(command)} (fedlight --help says what they do)")
+        from fedlight.support.words import near
+
+        known = f"; the commands are {', '.join(COMMANDS)}"
+        reason = f"there is no command {command!r}{near(command, COMMANDS) or known}"
+        if command.startswith("-"):
+            reason = f"{command} comes after a command, as in fedlight fit {command}{known}"
+        raise ValueError(f"{reason} (fedlight --help says what they do)")
 
 
 def run_lightning_command(argv: list[str]) -> None:
@@ -96,12 +102,3 @@ def run_lightning_command(argv: list[str]) -> None:
     from fedlight.lightning_cli.cli import lightning_cli
 
     lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)  # of `--help all` the parser's page
-
-
-def _no_command(given: str) -> str:
-    from fedlight.support.words import near
-
-    known = f"; the commands are {', '.join(COMMANDS)}"
-    if given.startswith("-"):
-        return f"{given} comes after a command, as in fedlight fit {given}{known}"
-    return f"there is no command {given!r}{near(given, COMMANDS) or known}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedlight.export.gguf import TYPES
 from fedlight.support.console import OneLineArguments
 
-FORMATS = ("adapter", "merged", "gguf", "onnx", "executorch")  # also in write.py, which loads torch
+FORMATS = ("adapter", "merged", "gguf", "onnx", "executorch")
 
 
 def make_parser() -> argparse.ArgumentParser:

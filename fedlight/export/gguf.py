@@ -12,8 +12,7 @@ from pathlib import Path
 SCRIPT = "convert_hf_to_gguf.py"
 TYPES = ("f32", "f16", "bf16", "q8_0")
 LINES = 3
-HOURS = 6
-"""After which a converter is taken to hang; one that writes tens of gigabytes needs less than one."""
+HOURS = 6  # after which a converter is taken to hang; one that writes tens of gigabytes needs less than one
 
 
 def find_converter(given: Path | None = None) -> Path:

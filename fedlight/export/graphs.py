@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 PACKAGES = {"onnx": ("onnx", "onnxscript"), "executorch": ("executorch",)}
 """Formats, and what their exporters need."""
 EXPORTERS_SINCE = "5.23"
-SAMPLE_TOKENS = 8
-"""Length of the prompt that traces a program."""
+SAMPLE_TOKENS = 8  # length of the prompt that traces a program
 
 
 def check_installed(form: str) -> None:

@@ -22,21 +22,14 @@ ADAPTER = "adapter"
 
 @dataclass(frozen=True)
 class Opened:
-    """Trained model of a run.
+    """Trained model of a run."""
 
-    Attributes:
-        run: as a report reads it.
-        kind: class of the module.
-        settings: the run's arguments of its constructor.
-        adapter: folder that the run's `AdapterExport` wrote; None where the weights are a checkpoint's.
-        checkpoint: file of the weights; None for the adapter's folder.
-    """
-
-    run: Run
-    kind: type[LanguageModule]
-    settings: dict[str, Any]
+    run: Run  # as a report reads it
+    kind: type[LanguageModule]  # class of the module
+    settings: dict[str, Any]  # the run's arguments of its constructor
+    # folder that the run's `AdapterExport` wrote; None where the weights are a checkpoint's
     adapter: Path | None
-    checkpoint: Path | None
+    checkpoint: Path | None  # file of the weights; None for the adapter's folder
 
     @property
     def is_on_merged_base(self) -> bool:

@@ -26,7 +26,6 @@ from fedlight.runs.run import read_recipe
 from fedlight.support.files import whole_folder, write_json
 from fedlight.support.results import chance_notes
 
-FORMATS = ("adapter", "merged", "gguf", *graphs.PACKAGES)
 FULL_PRECISION = (
     "The run trained on a {form} base. Here the adapter is added to the base in full precision, since rounding the sum "
     "again would change the answers; they differ from those of the run as far as its rounded base does from the plain one."
@@ -75,7 +74,7 @@ def export(
     Args:
         opened: the run.
         output: folder, empty or not there.
-        form: one of `FORMATS`.
+        form: one of `fedlight.export.command.FORMATS`.
         dtype: number type of a merged model; None: that of the run's setting.
         converter: ``convert_hf_to_gguf.py``; None: the one in the search path of commands.
         outtype: number type of a GGUF file.

@@ -39,79 +39,46 @@ ON_VOTES = ("fedbis", "fedbiscuit", "dpo")
 ON_INSTRUCTIONS = ("feddca", "fewfedpit")
 METHODS = ("fedbis", "fedbiscuit", "feddca", "fewfedpit", "sft", "dpo")
 DEFAULT_MODEL = "Qwen/Qwen2-0.5B"
-SHOWN = 3
-"""Most rows that a line of the table names."""
-NARROW = 256
-"""Width of hidden states up to which a model learns at high rates alone."""
+SHOWN = 3  # most rows that a line of the table names
+NARROW = 256  # width of hidden states up to which a model learns at high rates alone
 FEW_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Settings that the user has given.
+    """Settings that the user has given."""
 
-    Attributes:
-        source: file, folder or hub name.
-        method: one of `METHODS`; None: by the data.
-        model: folder or hub name.
-        columns: role -> column, or None.
-        answers: columns of both answers.
-        values: raw values for ``a``, ``b``, ``tie``.
-        choices: two words for the answers in the prompt.
-        template: text with slots.
-        public: the server's rows, for feddca.
-    """
-
-    source: str
-    method: str | None = None
-    model: str = DEFAULT_MODEL
-    columns: Mapping[str, str | None] = field(default_factory=dict)
-    answers: Sequence[str] | None = None
-    values: Mapping[str, Sequence[str]] | None = None
-    choices: tuple[str, str] | None = None
-    template: str | None = None
-    public: str | None = None
+    source: str  # file, folder or hub name
+    method: str | None = None  # one of `METHODS`; None: by the data
+    model: str = DEFAULT_MODEL  # folder or hub name
+    columns: Mapping[str, str | None] = field(default_factory=dict)  # role -> column, or None
+    answers: Sequence[str] | None = None  # columns of both answers
+    values: Mapping[str, Sequence[str]] | None = None  # raw values for ``a``, ``b``, ``tie``
+    choices: tuple[str, str] | None = None  # two words for the answers in the prompt
+    template: str | None = None  # text with slots
+    public: str | None = None  # the server's rows, for feddca
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Settings of a first config.
+    """Settings of a first config."""
 
-    Attributes:
-        wishes: settings that the user has given.
-        method: one of `METHODS`.
-        is_votes: whether the rows are votes, else instructions.
-        rows: number of rows.
-        columns: column map, with ``client`` where there is one.
-        choice_values: see `fedlight.datamodules.rows.votes`.
-        template: text or name.
-        choices: words for both answers; None where no comparison is shown.
-        max_tokens: most tokens.
-        fitting: share of the rows that have no more, as far as some of them tell.
-        sizes: rounds, clients, batch.
-        lr: learning rate.
-        positions: positions of the model; None: not known.
-        dtype: number type of the base.
-        guesses: lines of the table.
-        looks: a prompt of a chat template with its answer.
-    """
-
-    wishes: Wishes
-    method: str
-    is_votes: bool
-    rows: int
-    columns: dict[str, str]
-    choice_values: dict[str, str | list[str]]
-    template: str
-    choices: tuple[str, str] | None
-    max_tokens: int
-    fitting: float
-    sizes: Sizes
-    lr: float
-    positions: int | None
-    dtype: str
-    guesses: list[Guess]
-    looks: str = ""
+    wishes: Wishes  # settings that the user has given
+    method: str  # one of `METHODS`
+    is_votes: bool  # whether the rows are votes, else instructions
+    rows: int  # number of rows
+    columns: dict[str, str]  # column map, with ``client`` where there is one
+    choice_values: dict[str, str | list[str]]  # see `fedlight.datamodules.rows.votes`
+    template: str  # text or name
+    choices: tuple[str, str] | None  # words for both answers; None where no comparison is shown
+    max_tokens: int  # most tokens
+    fitting: float  # share of the rows that have no more, as far as some of them tell
+    sizes: Sizes  # rounds, clients, batch
+    lr: float  # learning rate
+    positions: int | None  # positions of the model; None: not known
+    dtype: str  # number type of the base
+    guesses: list[Guess]  # lines of the table
+    looks: str = ""  # a prompt of a chat template with its answer
 
 
 @dataclass(frozen=True)

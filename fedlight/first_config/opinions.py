@@ -20,23 +20,14 @@ CLIENTS_PER_ROUND = 10
 
 @dataclass(frozen=True)
 class OpinionDraft:
-    """Columns of votes and statements.
+    """Columns of votes and statements."""
 
-    Attributes:
-        votes: source of the votes.
-        statements: source of the statements.
-        encoder: sentence encoder, or ``hashed``.
-        rows: number of votes.
-        columns: names of `fedlight.recipes.polis.opinion_pairs` -> columns of the rows.
-        guesses: lines of the table.
-    """
-
-    votes: str
-    statements: str
-    encoder: str
-    rows: int
-    columns: dict[str, str]
-    guesses: list[Guess]
+    votes: str  # source of the votes
+    statements: str  # source of the statements
+    encoder: str  # sentence encoder, or ``hashed``
+    rows: int  # number of votes
+    columns: dict[str, str]  # names of `fedlight.recipes.polis.opinion_pairs` -> columns of the rows
+    guesses: list[Guess]  # lines of the table
 
 
 def make_opinions(

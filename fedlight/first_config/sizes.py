@@ -12,29 +12,19 @@ FEWEST_ROUNDS, MOST_ROUNDS = 6, 12
 LARGEST_BATCH = 8
 MOST_IN_A_ROUND = 5
 MOST_TOKENS = 1024
-VALIDATED = 500
-"""Examples of validation in all, about."""
+VALIDATED = 500  # examples of validation in all, about
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of a first run.
+    """Numbers of a first run."""
 
-    Attributes:
-        clients: clients with rows.
-        clients_per_round: of them in a round.
-        rounds: rounds.
-        batch_size: examples of an optimizer step; even.
-        local_steps: optimizer steps of a visit.
-        val_max: most examples of a client in validation.
-    """
-
-    clients: int
-    clients_per_round: int
-    rounds: int
-    batch_size: int
-    local_steps: int
-    val_max: int
+    clients: int  # clients with rows
+    clients_per_round: int  # of them in a round
+    rounds: int  # rounds
+    batch_size: int  # examples of an optimizer step; even
+    local_steps: int  # optimizer steps of a visit
+    val_max: int  # most examples of a client in validation
 
 
 def choose_sizes(rows_of_clients: Sequence[int]) -> Sizes:

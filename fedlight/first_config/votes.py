@@ -27,10 +27,8 @@ PAIRS = [("a", "b"), ("1", "2"), ("0", "1"), ("left", "right"), ("first", "secon
 PAIRS += [("x", "y")]
 TIES = {"tie", "tied", "equal", "both", "same", "draw", "neutral", "none", "neither", "pass", "skip"}
 TIES |= {"unsure", "similar", "undecided", "bothbad", "nan", "null"}
-LONGEST_CHOICE = 20
-"""Most characters of a choice, on average."""
-ENOUGH = 2
-"""Least points of two columns to be taken for the answers."""
+LONGEST_CHOICE = 20  # most characters of a choice, on average
+ENOUGH = 2  # least points of two columns to be taken for the answers
 
 
 def find_votes(

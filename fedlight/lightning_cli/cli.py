@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -120,15 +120,12 @@ class OneLineParser(LightningArgumentParser):
         """End the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
             super().error(message, ex)
-        line = one_line(message, self._keys(), DROPPED)
+        below = [action.choices.values() for action in self._actions if isinstance(action.choices, dict)]
+        parsers = [self, *chain.from_iterable(below)]  # with that of the command
+        keys = {action.dest for parser in parsers for action in parser._actions if action.option_strings}
+        line = one_line(message, keys, DROPPED)
         print(f"fedlight: {line}\n(FEDLIGHT_TRACEBACK=1 shows more)", file=sys.stderr)
         sys.exit(2)
-
-    def _keys(self) -> set[str]:
-        """Return all keys, including those of the command."""
-        below = [action.choices.values() for action in self._actions if isinstance(action.choices, dict)]
-        parsers = [self, *chain.from_iterable(below)]
-        return {action.dest for parser in parsers for action in parser._actions if action.option_strings}
 
 
 def find_by_name() -> None:
@@ -178,9 +175,8 @@ class FedlightCLI(LightningCLI):
             auto_configure_optimizers=False,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={
-                "devices": 1
-            },  # a federation is one process; Lightning's `auto` would take every GPU
+            # A federation is one process; Lightning's `auto` would take every GPU.
+            trainer_defaults={"devices": 1},
             parser_class=OneLineParser,
             parser_kwargs={"parser_mode": "omegaconf+"},
             args=args,
@@ -189,21 +185,12 @@ class FedlightCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``federated:``, without which training is centralised, ``drop_callbacks`` and ``resume``."""
         parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
-        parser.add_argument(
-            "--drop_callbacks", type=list[str], default=[], help="classes in trainer.callbacks to leave out"
-        )
-        parser.add_argument(
-            "--resume",
-            type=bool,
-            default=True,
-            help="of fit: go on with the run in the folder; false starts over",
-        )
-        parser.add_argument(
-            f"--{EXTENDS}",
-            type=str | list[str] | None,
-            default=None,
-            help="of a config: configs that it is laid over",
-        )
+        for name, kind, default, about in (
+            ("drop_callbacks", list[str], [], "classes in trainer.callbacks to leave out"),
+            ("resume", bool, True, "of fit: go on with the run in the folder; false starts over"),
+            (EXTENDS, str | list[str] | None, None, "of a config: configs that it is laid over"),
+        ):
+            parser.add_argument(f"--{name}", type=kind, default=default, help=about)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the wanted command alone: building the parser of each takes half a second."""
@@ -270,7 +257,9 @@ class FedlightCLI(LightningCLI):
                 if isinstance(callback, ChecksSettings):
                     callback.check_settings(self.model, self.datamodule)
         folder = Path(self.trainer.default_root_dir)
-        alone = alone_in(folder, "--trainer.default_root_dir") if self._has_folder() else nullcontext()
+        # Of a command with a folder for its results, the process that writes there.
+        writes = self._names_folder() and self.trainer.is_global_zero
+        alone = alone_in(folder, "--trainer.default_root_dir") if writes else nullcontext()
         try:
             with full_disk_named(folder), alone:
                 run = None  # without a folder, or where the caller says how it goes on
@@ -278,7 +267,9 @@ class FedlightCLI(LightningCLI):
                     run = FitFolder(folder, self.config[subcommand].as_dict(), checkpoints_of(self.trainer))
                 if run is not None and not self._finds_work(run):
                     return
-                with self._recorded() as ended:
+                seed = self.config[subcommand].seed_everything
+                record = recorded(folder, subcommand, self.given, seed) if writes else nullcontext({})
+                with record as ended:
                     if run is not None and self.trainer.is_global_zero:
                         run.begin(self._starts_over, self.config_init[subcommand].ckpt_path)
                     super()._run_subcommand(subcommand)
@@ -286,7 +277,11 @@ class FedlightCLI(LightningCLI):
                         ended["epochs"] = self.trainer.current_epoch
         except SystemExit as stop:  # into which Lightning turns a Ctrl-C
             if isinstance(stop.__context__, KeyboardInterrupt):
-                raise type(stop.__context__)(self._how_to_resume()) from None
+                newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+                by_itself = self._resumes and self._names_folder()
+                way = "the same command goes on from it" if by_itself else f"--ckpt_path {newest} goes on"
+                said = f"after a checkpoint: {way}" if newest else ""
+                raise type(stop.__context__)(said) from None
             raise
 
     def _finds_work(self, run: FitFolder) -> bool:
@@ -312,23 +307,6 @@ class FedlightCLI(LightningCLI):
     def _names_folder(self) -> bool:
         return bool(self.config[self.command].trainer.default_root_dir) and not self.trainer.fast_dev_run  # type: ignore[attr-defined]
 
-    def _has_folder(self) -> bool:
-        """Return whether the command has a folder for its results and this process writes there."""
-        return self._names_folder() and self.trainer.is_global_zero
-
-    def _recorded(self) -> AbstractContextManager[dict[str, Any]]:
-        """Return a context that records the command in ``run.json``."""
-        if not self._has_folder():
-            return nullcontext({})
-        seed = self.config[self.command].seed_everything
-        return recorded(Path(self.trainer.default_root_dir), self.command, self.given, seed)
-
-    def _how_to_resume(self) -> str:
-        newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        by_itself = self._resumes and self._names_folder()
-        way = "the same command goes on from it" if by_itself else f"--ckpt_path {newest} goes on"
-        return f"after a checkpoint: {way}" if newest else ""
-
 
 class ReadSettings(FedlightCLI):
     """Settings of a command, parsed as ``fedlight fit`` does, of which nothing is made."""
@@ -336,11 +314,9 @@ class ReadSettings(FedlightCLI):
     def instantiate_classes(self) -> None:
         """Make nothing."""
 
-    def _set_seed(self) -> None:
-        pass
+    def _set_seed(self) -> None: ...
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
+    def _run_subcommand(self, subcommand: str) -> None: ...
 
 
 def lightning_cli(argv: list[str], resumes: bool = False) -> FedlightCLI:

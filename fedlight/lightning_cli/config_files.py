@@ -16,8 +16,7 @@ from fedlight.support.words import near
 EXAMPLE = "selector.yaml"
 EXTENDS = "extends"
 MOST_LAYERS = 30
-OF_RECIPES = "stages"
-"""Key of recipes, which no config of a command has."""
+OF_RECIPES = "stages"  # key of recipes, which no config of a command has
 OPTIONS = ("--config", "-c")
 
 

@@ -39,16 +39,11 @@ TRAINER = {
 
 
 class Setting(NamedTuple):
-    """Argument of a class.
-
-    Attributes:
-        default: as in YAML; None for a required argument.
-        kind: annotation's first name, such as ``Algorithm``.
-    """
+    """Argument of a class."""
 
     name: str
-    default: str | None
-    kind: str
+    default: str | None  # as in YAML; None for a required argument
+    kind: str  # annotation's first name, such as ``Algorithm``
     about: str
 
 
@@ -161,13 +156,10 @@ def classes_of(base: str) -> list[str]:
 
 def _class(name: str) -> ast.ClassDef:
     file, _, last = name.rpartition(".")
-    tree = ast.parse(_source(file or CLASS_FILES[name]))
-    return next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == last)
-
-
-def _source(file: str) -> str:
     root = Path(fedlight.__file__).parent
-    return root.joinpath(*file.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    path = root.joinpath(*(file or CLASS_FILES[name]).split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == last)
 
 
 def _described(docstring: str) -> Iterator[tuple[str, str]]:

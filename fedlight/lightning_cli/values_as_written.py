@@ -8,8 +8,7 @@ from typing import Any
 from fedlight.support.checks import check_yaml
 from fedlight.support.pokes import parser_function, set_parser_function
 
-ENDING = "template"
-"""Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
+ENDING = "template"  # of the keys whose values are texts: ``template``, ``choice_template`` and so on
 
 
 def as_written(text: str) -> str:

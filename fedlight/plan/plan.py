@@ -125,7 +125,10 @@ def workload(
     # No position predicts the first token.
     shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
     meter = CostMeter(module, lora_rank=lora_rank)
-    state = _one_adapter(meter.module if lora_rank is None else module.skeleton())
+    whole = meter.module if lora_rank is None else module.skeleton()
+    others = {*whole.adapter_names[1:]}  # a visit trains one adapter, and several are equally large
+    trained = trained_parameters(whole)
+    state = {key: weight for key, weight in trained.items() if not others & {*key.split(".")}}
     client = Client("client", 1, 1.0, lora_rank=lora_rank)
     visits = loop.algorithm.plan(0, [client], lengths)
     perturbations = (loop.forward or ZerothOrder()).perturbations
@@ -195,10 +198,3 @@ def _setting(config: Any, key: str) -> int:
     if not isinstance(value, int):
         raise ValueError(f"data.{key} is not set: a plan needs it, since it is made without the data")
     return value
-
-
-def _one_adapter(module: Any) -> dict[str, torch.Tensor]:
-    """Return the parameters that a visit trains: those of one adapter, as several are equally large."""
-    others = set(module.adapter_names[1:])
-    trained = trained_parameters(module)
-    return {name: weight for name, weight in trained.items() if not others & set(name.split("."))}

@@ -7,7 +7,6 @@ from typing import Any
 from rich.table import Table
 
 from fedlight.devices.forecast import Forecast, Plan
-from fedlight.devices.memory import Fit
 from fedlight.support.console import wide_console
 from fedlight.support.words import three_digits
 
@@ -50,18 +49,15 @@ def memory_table(plan: Plan) -> Table:
     for forecast in plan.forecasts:
         device, fit = forecast.device, forecast.fit
         share = [f"{plan.shares[device.name]:.0%}"] if plan.shares else []
+        train = ("forward" if fit.forward else "backprop") if fit.fits else "-"
         parts = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
         table.add_row(
-            *(device.name, *share, FITS.get(forecast.reason, "yes"), *([_train(fit)] if trains else [])),
+            *(device.name, *share, FITS.get(forecast.reason, "yes"), *([train] if trains else [])),
             *(str(device.weight_bits), *([str(forecast.lora_rank)] if has_ranks else [])),
             *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
             *(three_digits(part / GIB) for part in parts),
         )
     return table
-
-
-def _train(fit: Fit) -> str:
-    return ("forward" if fit.forward else "backprop") if fit.fits else "-"
 
 
 def visit_table(plan: Plan) -> Table:

@@ -17,16 +17,12 @@ from fedlight.recipes.stages import Stage
 
 
 class ParsedStage(NamedTuple):
-    """A stage and its settings.
-
-    Attributes:
-        config: all settings, defaults included, as plain values; the arguments of a function; empty where they do not parse.
-        namespace: the parser's form of the settings; None for a function.
-    """
+    """A stage and its settings."""
 
     stage: Stage
+    # all settings, defaults included, as plain values; the arguments of a function; empty where they do not parse
     config: dict[str, Any]
-    namespace: Any = None
+    namespace: Any = None  # the parser's form of the settings; None for a function
 
 
 def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Finding]]:

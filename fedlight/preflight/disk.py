@@ -23,11 +23,9 @@ from fedlight.recipes.steps import merge_adapter
 
 COPIES = 2  # of a data set: as fetched, and as the package `datasets` maps it into memory
 BYTES_PER_TOKEN = 5  # of written text
-SCORED_PROMPT_TOKENS = 2048
-"""Length of a benchmark's prompt where the datamodule has no ``max_tokens``."""
+SCORED_PROMPT_TOKENS = 2048  # length of a benchmark's prompt where the datamodule has no ``max_tokens``
 
-RowCounts = Mapping[tuple[str, str], int]
-"""(source, split) -> number of rows, as far as it is known."""
+RowCounts = Mapping[tuple[str, str], int]  # (source, split) -> number of rows, as far as it is known
 
 
 def check_output(folder: Path, stages: Sequence[Stage]) -> Finding:

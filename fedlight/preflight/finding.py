@@ -21,16 +21,11 @@ COLORS = {State.OK: "green", State.PROBLEM: "bold red", State.UNKNOWN: "yellow"}
 
 
 class Finding(NamedTuple):
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        what: subject of the check: a stage, a data set, a model, a folder.
-        detail: result, or problem and remedy, in one line.
-    """
-
-    what: str
+    what: str  # subject of the check: a stage, a data set, a model, a folder
     state: State
-    detail: str
+    detail: str  # result, or problem and remedy, in one line
 
 
 def ok(what: str, detail: str) -> Finding:

@@ -22,21 +22,13 @@ class HubUnreachableError(Exception):
 
 
 class Repository(NamedTuple):
-    """Model or data set at the hub.
+    """Model or data set at the hub."""
 
-    Attributes:
-        name: ``owner/name``.
-        files: path -> bytes.
-        card: YAML head of its README.
-        license: license in its card, else empty.
-        gated: whether its terms have to be accepted.
-    """
-
-    name: str
-    files: dict[str, int]
-    card: dict[str, Any]
-    license: str
-    gated: bool
+    name: str  # ``owner/name``
+    files: dict[str, int]  # path -> bytes
+    card: dict[str, Any]  # YAML head of its README
+    license: str  # license in its card, else empty
+    gated: bool  # whether its terms have to be accepted
     revision: str
 
     @property
@@ -48,19 +40,15 @@ class Repository(NamedTuple):
 
 @dataclass
 class Report:
-    """Result of the checks of all models, or of all data sets.
-
-    Attributes:
-        downloads: hub name -> bytes to be fetched, as far as they are known.
-        unasked: hub names that could not be looked up.
-        configs: hub name of a model -> its ``config.json``, fetched for the memory plan.
-        counts: (source, split) of rows -> their number, as far as it is known.
-    """
+    """Result of the checks of all models, or of all data sets."""
 
     findings: list[Finding] = field(default_factory=list)
+    # hub name -> bytes to be fetched, as far as they are known
     downloads: dict[str, int] = field(default_factory=dict)
-    unasked: list[str] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)  # hub names that could not be looked up
+    # hub name of a model -> its ``config.json``, fetched for the memory plan
     configs: dict[str, bytes] = field(default_factory=dict)
+    # (source, split) of rows -> their number, as far as it is known
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
 

@@ -53,31 +53,20 @@ MOST_TEXTS = 0.5
 
 @dataclass(frozen=True)
 class Training:
-    """A stage that trains a language model.
-
-    Attributes:
-        model: hub name or folder of its model.
-        base: ``plain``, ``int8`` or ``nf4``.
-        work: a visit's work.
-        by_device: device of the fleet -> a visit's work with each LoRA rank that its clients may have.
-        loop: the federated loop, with its fleet, if any.
-        settings: settings that ``work`` follows from.
-        number_bytes: bytes of a number of an unquantized base.
-        cuda: whether it runs on a GPU.
-        config: its parsed settings.
-        steps: stages of this kind -> batches of all rounds and clients, None where that depends on the data.
-    """
+    """A stage that trains a language model."""
 
     name: str
-    model: str
-    base: str
-    work: Workload
+    model: str  # hub name or folder of its model
+    base: str  # ``plain``, ``int8`` or ``nf4``
+    work: Workload  # a visit's work
+    # device of the fleet -> a visit's work with each LoRA rank that its clients may have
     by_device: Mapping[str, Sequence[Workload]]
-    loop: Any
-    settings: dict[str, Any]
-    number_bytes: int
-    cuda: bool
-    config: Any
+    loop: Any  # the federated loop, with its fleet, if any
+    settings: dict[str, Any]  # settings that ``work`` follows from
+    number_bytes: int  # bytes of a number of an unquantized base
+    cuda: bool  # whether it runs on a GPU
+    config: Any  # its parsed settings
+    # stages of this kind -> batches of all rounds and clients, None where that depends on the data
     steps: dict[str, int | None] = field(default_factory=dict)
 
     @cached_property

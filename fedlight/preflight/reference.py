@@ -17,17 +17,11 @@ from fedlight.support.needs import KeepsLog
 
 
 class Written(NamedTuple):
-    """Files that a stage writes.
+    """Files that a stage writes."""
 
-    Attributes:
-        paths: files and folders that its settings name in its folder.
-        logs: names of the files that its callbacks write there without a setting.
-        epochs: number of epochs; the last one is saved; None where the settings do not say.
-    """
-
-    paths: set[Path]
-    logs: set[str]
-    epochs: int | None
+    paths: set[Path]  # files and folders that its settings name in its folder
+    logs: set[str]  # names of the files that its callbacks write there without a setting
+    epochs: int | None  # number of epochs; the last one is saved; None where the settings do not say
 
 
 def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> list[Finding]:

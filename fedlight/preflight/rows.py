@@ -26,17 +26,12 @@ MANY = 64  # entries of a list in the made-up row: more than any setting asks fo
 
 
 class Shape(NamedTuple):
-    """Splits, columns and size of a data set, as far as they are known.
+    """Splits, columns and size of a data set, as far as they are known."""
 
-    Attributes:
-        splits: name -> number of rows, None where it is not known; empty where the splits are not known.
-        row: a made-up row with every column; None where the columns are not known.
-        size: bytes of the download.
-    """
-
+    # name -> number of rows, None where it is not known; empty where the splits are not known
     splits: dict[str, int | None]
-    row: dict[str, Any] | None
-    size: int
+    row: dict[str, Any] | None  # a made-up row with every column; None where the columns are not known
+    size: int  # bytes of the download
 
 
 def read_shape(hub: Hub, name: str, config: str, split: str) -> tuple[Repository, Shape]:
@@ -83,7 +78,11 @@ def _data_files(repository: Repository, config: str) -> dict[str, list[str]]:
     """Return split -> files, from the card, else from the files' names."""
     from datasets.data_files import sanitize_patterns
 
-    readable = [path for path in sorted(repository.files) if _format(path) and not _is_meta(path)]
+    readable = [
+        path
+        for path in sorted(repository.files)
+        if _format(path) and not path.startswith(".") and path.rpartition("/")[2] not in META
+    ]
     by_split: dict[str, list[str]] = {}
     for entry in repository.card.get("configs") or []:
         is_default = entry.get("default") and not config
@@ -114,10 +113,6 @@ def _split_of(path: str) -> str:
 def _format(path: str) -> str | None:
     name = path.removesuffix(".gz")
     return next((ending for ending in FORMATS if name.endswith(ending)), None)
-
-
-def _is_meta(path: str) -> bool:
-    return path.startswith(".") or path.rpartition("/")[2] in META
 
 
 def _first_row(hub: Hub, repository: Repository, path: str) -> dict[str, Any] | None:

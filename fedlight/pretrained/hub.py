@@ -15,12 +15,9 @@ from typing import Any
 from fedlight.pretrained.named import PRETRAINED, find_pretrained
 from fedlight.support.words import first_line
 
-SECONDS = 8
-"""Time limit of the hub's first answer, longer than a slow network needs."""
-EMBEDDED = {"toy": Path(__file__).parents[1] / "toy/model"}
-"""Models that come with fedlight: name -> folder."""
-OWN_LICENCE = "apache-2.0"
-"""Licence of fedlight, and of the models that come with it."""
+SECONDS = 8  # time limit of the hub's first answer, longer than a slow network needs
+EMBEDDED = {"toy": Path(__file__).parents[1] / "toy/model"}  # models that come with fedlight: name -> folder
+OWN_LICENCE = "apache-2.0"  # licence of fedlight, and of the models that come with it
 UNKNOWN = "unknown"
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
