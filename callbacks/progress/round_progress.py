@@ -190,15 +190,7 @@ class RoundProgress(Checked, ProgressBar):
         if self._live is not None:
             self._live.update(self._task, completed=self._total, note="validation")
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn == "validate":
             self._count("validate")
 
@@ -247,10 +239,9 @@ class RoundProgress(Checked, ProgressBar):
 
     def _is_due(self, done: int) -> bool:
         """Return whether to update the live line."""
-        if self._live is None:
-            return False
         # After the last batch in any case: the line must not end at 29/30.
-        return done >= self._total or time.monotonic() - self._shown >= self.refresh_seconds
+        waited = done >= self._total or time.monotonic() - self._shown >= self.refresh_seconds
+        return self._live is not None and waited
 
     def _show(self, done: int, note: str) -> None:
         assert self._live is not None

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -20,15 +20,8 @@ YAML = (".yaml", ".yml")
 LONGEST_NAME = 32  # most characters of an app's name that Flower takes
 
 
-class App(NamedTuple):
-    """Written app."""
-
-    folder: Path  # its folder
-    notes: list[str]  # sentences about paths and callbacks, for the user
-
-
-def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
-    """Write the folder of an app that runs a config.
+def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> list[str]:
+    """Write the folder of an app that runs a config, and return sentences about paths and callbacks, for the user.
 
     Args:
         config: YAML file, or the name of one of fedlight's own.
@@ -78,7 +71,7 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     }
     for file, content in written.items():
         write_whole(folder / file, content)
-    return App(folder, notes)
+    return notes
 
 
 def app_name(folder: str) -> str:

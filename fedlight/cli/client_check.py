@@ -45,7 +45,7 @@ def check(arguments: Sequence[str], memory_gib: float | None = None) -> list[Fin
             parts = Parts([*arguments, f"--trainer.default_root_dir={folder}"], kept_by_node)
             refuse_undeployable(parts)
         except MENDABLE as error:
-            return [*findings, problem("config", _text(error))]
+            return [*findings, problem("config", str(error) or type(error).__name__)]
         settings = parts.settings()
         steps = settings["local_steps"]
         visit = "one pass over the data" if steps is None else f"{steps} optimizer steps"
@@ -90,9 +90,9 @@ def _memory(parts: Parts, memory_gib: float | None) -> Finding:
         cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
     known = {name: read_bytes(Path(cached))} if isinstance(cached, str) else {}  # else None or an object
     try:
-        training = count_training("visit", config, config.as_dict(), name, known)
+        training = count_training("visit", config, name, known)
     except MENDABLE as error:
-        return unknown("memory", _text(error))
+        return unknown("memory", str(error) or type(error).__name__)
     size, free = memory(choose_device("cuda" if training.cuda else "cpu"))
     room = size if free is None else free  # not known: macOS has no /proc/meminfo
     words = f"{size_text(room)} of {size_text(size)} are free here"
@@ -115,7 +115,7 @@ def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
         data.setup("fit")
         yield ok("data", _rows(data))
     except MENDABLE as error:
-        yield problem("data", _text(error))
+        yield problem("data", str(error) or type(error).__name__)
         return
     try:
         with trainer.init_module():  # on the trainer's device and in its precision
@@ -123,7 +123,7 @@ def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
             model.configure_model()
         yield ok("model", _weights(model))
     except MENDABLE as error:
-        yield problem("model", _text(error))
+        yield problem("model", str(error) or type(error).__name__)
 
 
 def _rows(data: Any) -> str:
@@ -150,7 +150,3 @@ def _weights(model: Any) -> str:
     widths = {weight.dtype.itemsize * 8 for weight in frozen if weight.is_floating_point()}
     bits = BITS.get(model.options.base) or "/".join(map(str, sorted(widths)))
     return f"{model.options.model}, a base of {bits} bits, {trained:,} trained parameters"
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -22,8 +22,7 @@ def main(argv: Sequence[str]) -> None:
     args = make_parser().parse_args(given)
     from fedlight.cli.app_folder import write_app
 
-    app = write_app(args.config, args.folder, settings)
-    for line in app.notes:
+    for line in write_app(args.config, args.folder, settings):
         print(line)
     print(f"{args.folder} is written: README.md has the commands; cd {args.folder} && flwr run . --stream")
 

@@ -126,10 +126,9 @@ def preference(judge: SelectorJudge, fields: Mapping[str, str], asked: str, raw:
 def _lines(console: Console) -> Iterator[str]:
     """Yield the typed lines, or those of a pipe, without empty ones."""
     if not sys.stdin.isatty():
-        for line in sys.stdin:
-            if line.strip():
-                console.print(Text(f"> {line.strip()}", style="cyan"))
-                yield line.strip()
+        for line in filter(None, map(str.strip, sys.stdin)):
+            console.print(Text(f"> {line}", style="cyan"))
+            yield line
         return
     console.print("a line is a prompt; /quit or Ctrl-D ends", style="dim")
     while True:
@@ -146,8 +145,7 @@ def _lines(console: Console) -> Iterator[str]:
 
 def _slot_of(template: Template) -> str:
     """Return the slot for the typed text."""
-    slots = [slot for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots]
-    return str(slots[0])
+    return next(str(slot) for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots)
 
 
 @contextmanager

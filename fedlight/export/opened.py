@@ -66,29 +66,25 @@ class Opened:
         """
         execution = {**self.settings.get("execution", {}), "vllm": None}
         settings = {**self.settings, "execution": execution, **changes}
+        content: dict[str, Any] = {}
         if self.checkpoint is not None:
-            return self._load_checkpoint(settings)
-        if self.is_on_merged_base:
+            check_readable(self.checkpoint)
+            content = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        elif self.is_on_merged_base:
             raise ValueError(
                 f"{self.run.label} trained on a base with another adapter merged into it, which its own adapter's "
                 "folder does not hold: give --checkpoint last"
             )
-        # Its folder says how many there are.
-        module = self.kind(**{**settings, "adapter": str(self.adapter), "num_adapters": 1})
-        module.configure_model()
-        return module.eval()
-
-    def _load_checkpoint(self, settings: dict[str, Any]) -> LanguageModule:
-        assert self.checkpoint is not None
-        check_readable(self.checkpoint)
-        content = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        else:  # its folder says how many there are
+            settings |= {"adapter": str(self.adapter), "num_adapters": 1}
         module = self.kind(**settings)
         module.configure_model()
-        saved = content.get(checkpoints.BASE_KEY)
-        # A quantized base has another checksum than the plain one.
-        if saved is None or saved.get("base") == module.base["base"]:
-            checkpoints.check_base(saved, module.base)
-        module.load_state_dict(content["state_dict"])
+        if content:
+            saved = content.get(checkpoints.BASE_KEY)
+            # A quantized base has another checksum than the plain one.
+            if saved is None or saved.get("base") == module.base["base"]:
+                checkpoints.check_base(saved, module.base)
+            module.load_state_dict(content["state_dict"])
         return module.eval()
 
 

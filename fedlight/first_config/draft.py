@@ -155,7 +155,8 @@ def make_draft(wishes: Wishes) -> Draft:
     talks = (field_at(row, paths[MESSAGES], MESSAGES) for row in rows) if MESSAGES in paths else ()
     looks = words.show(shape, paths, next(filter(None, talks), "")) if shape.is_chat else ""
     owner = {"client": client.value} if client.value else {}
-    paths = paths | owner | _category(columns, paths, client.value, wishes)
+    paths |= owner
+    paths |= _category(columns, [*paths.values()], wishes.columns.get("category"))
     return Draft(
         wishes, method, is_votes, len(rows), paths, values, template, choices, max_tokens, fitting,
         numbers, lr, model.positions, kind.name, guesses, looks,
@@ -311,20 +312,16 @@ def _without_reply(columns: Sequence[Column], paths: Mapping[str, str]) -> list[
     return left_out
 
 
-def _category(
-    columns: Sequence[Column], paths: Mapping[str, str], client: str | None, wishes: Wishes
-) -> dict[str, str]:
+def _category(columns: Sequence[Column], taken: Sequence[str], given: str | None) -> dict[str, str]:
     """Return the column of the categories, if a name speaks for one: the data of clients are counted by it."""
-    if wishes.columns.get("category"):
-        return {"category": str(wishes.columns["category"])}
     free = [
         column
         for column in columns
-        if column.name not in (*paths.values(), client)
+        if column.name not in taken
         and 1 < column.distinct <= len(column.codes) / 2
         and score_name(column.name, "category") >= 3
     ]
     with suppress(GuessError):  # of two such columns, none is needed
-        if guess := pick(free, "category", None, required=False):
+        if guess := pick(free, "category", given, required=False):
             return {"category": guess.value}
     return {}

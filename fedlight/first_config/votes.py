@@ -61,7 +61,7 @@ def find_votes(
         guesses = [both, choice, _explain(meaning)]
         named = {"response_a": first, "response_b": second, "choice": choice.value}
     left = [column for column in columns if column.is_text and column.name not in named.values()]
-    question = _shared_turns(left, named) if not given.get("question") else None
+    question = None if given.get("question") else _shared_turns(left, named)
     question = question or pick(left, "question", given.get("question"))
     if question is None:
         guesses.append(Guess("question", None, "no other column has text: none is shown", sure=False))

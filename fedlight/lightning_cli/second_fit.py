@@ -30,13 +30,7 @@ from fedlight.support.settings_record import CLASS, Difference, described
 NAME = "fit.json"
 EPOCHS = "trainer.max_epochs"
 OF_COMMAND = ("config", "ckpt_path", "resume", "weights_only", "extends", "drop_callbacks")
-OF_OUTPUT: tuple[str, ...] = (
-    "default_root_dir",
-    "logger",
-    "enable_progress_bar",
-    "enable_model_summary",
-    "log_every_n_steps",
-)
+OF_OUTPUT = ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary", "log_every_n_steps")
 OF_LOADERS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 OF_PROCESSES = ("strategy", "devices", "num_nodes")
 SHOW_ONLY = (ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor)
@@ -163,10 +157,10 @@ def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
     """
     settings = described({key: value for key, value in config.items() if key not in OF_COMMAND})
     whole: dict[str, Any] = _plain(settings, os.path.normpath(root))
-    of_trainer = OF_OUTPUT
+    of_trainer = {*OF_OUTPUT}
     if whole.get("federated") and whole["trainer"].get("strategy") in ("auto", "client_parallel", None):
         # Under client_parallel any number of processes gives the same result.
-        of_trainer += OF_PROCESSES
+        of_trainer |= {*OF_PROCESSES}
     for part, names in (("trainer", of_trainer), ("data", OF_LOADERS), ("federated", MAY_CHANGE)):
         if isinstance(whole.get(part), dict):
             whole[part] = {key: value for key, value in whole[part].items() if key not in names}

@@ -37,7 +37,7 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
                 parsed.append(_parsed(stage))
         except ValueError as error:
             parsed.append(ParsedStage(stage, {}))
-            wrong.append(problem(f"stage {stage.name}", " ".join(str(error).split())))  # a cell is one line
+            wrong.append(problem(f"stage {stage.name}", str(error)))
     functions = sum(stage.command == "call" for stage in stages)
     done = sum(stage.is_done for stage in stages)
     summary = f"{len(stages)} parse: {len(stages) - functions} commands, {functions} functions"

@@ -88,9 +88,9 @@ def _check(
     trained, uncounted = trainings(parsed, models.configs)
     findings += check_memory(trained) + check_durations(parsed, trained) + uncounted
     findings += check_disk(parsed, trained, folder, len(seeds), models.downloads, rows.downloads, rows.counts)
-    findings += [_key(server, stages_) for server, stages_ in _of(wanted, Server).items()]
-    findings += [_package(package, stages_) for package, stages_ in _of(wanted, Package).items()]
-    return findings + [_memory(memory, stages_) for memory, stages_ in _of(wanted, Memory).items()]
+    for kind, checked in {Server: _key, Package: _package, Memory: _memory}.items():
+        findings += [checked(need, ", ".join(names)) for need, names in _of(wanted, kind).items()]
+    return findings
 
 
 def foretell(file: Path) -> list[Finding]:
@@ -107,23 +107,23 @@ def _of(wanted: Mapping[Need, list[str]], kind: type) -> dict:
     return {need: stages for need, stages in wanted.items() if isinstance(need, kind)}
 
 
-def _package(package: Package, stages: Sequence[str]) -> Finding:
-    what, whose = f"package {package.name}", ", ".join(stages)
+def _package(package: Package, whose: str) -> Finding:
+    what = f"package {package.name}"
     if importlib.util.find_spec(package.name) is None:
         return problem(what, f"it is not installed: pip install {package.install}, for {whose}")
     return ok(what, f"installed, for {whose}")
 
 
-def _memory(memory: Memory, stages: Sequence[str]) -> Finding:
+def _memory(memory: Memory, whose: str) -> Finding:
     here, what = memory_of(cuda=False), f"memory of {memory.what}"
-    detail = f"{size_text(memory.bytes)} for {', '.join(stages)}; {here.words}"
+    detail = f"{size_text(memory.bytes)} for {whose}; {here.words}"
     if memory.bytes > here.size:
         return problem(what, f"{detail}: take a larger machine")
     return ok(what, detail)
 
 
-def _key(server: Server, stages: Sequence[str]) -> Finding:
-    what, whose = f"server {server.url}", ", ".join(stages)
+def _key(server: Server, whose: str) -> Finding:
+    what = f"server {server.url}"
     if server.key is None:
         return ok(what, f"wants no key; asked by {whose}")
     if not os.environ.get(server.key, "").strip():

@@ -102,7 +102,7 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
             cuda = hardware.has_cuda() and parsed.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
             rates[key] = generation_seconds(parsed.namespace, data["max_tokens"], cuda)
         except (ValueError, OSError, RuntimeError) as error:
-            return unknown(what, " ".join(str(error).split()))
+            return unknown(what, str(error))
     prompt, token = rates[key]
     seconds = texts * (prompt + new * token)
     return ok(what, f"{said}: at most {in_largest_unit(seconds)} at {1 / token:,.0f} tokens/s, measured here")

@@ -35,12 +35,12 @@ def ok(what: str, detail: str) -> Finding:
 
 def problem(what: str, detail: str) -> Finding:
     """Return the finding that the run would fail."""
-    return Finding(what, State.PROBLEM, detail)
+    return Finding(what, State.PROBLEM, " ".join(detail.split()))  # a cell is one line
 
 
 def unknown(what: str, detail: str) -> Finding:
     """Return the finding that the check could not be made."""
-    return Finding(what, State.UNKNOWN, detail)
+    return Finding(what, State.UNKNOWN, " ".join(detail.split()))
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

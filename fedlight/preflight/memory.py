@@ -161,9 +161,9 @@ def trainings(
         )
         try:
             if key not in kinds:
-                kinds[key] = count_training(parsed.stage.name, parsed.namespace, parsed.config, base, configs)
+                kinds[key] = count_training(parsed.stage.name, parsed.namespace, base, configs)
         except (ValueError, OSError) as error:
-            unknowns.setdefault(base, unknown(f"memory for {base}", " ".join(str(error).split())))
+            unknowns.setdefault(base, unknown(f"memory for {base}", str(error)))
         else:
             kinds[key].steps[parsed.stage.name] = steps_of(parsed.config)
     return list(kinds.values()), list(unknowns.values())
@@ -210,11 +210,8 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
 
 def check_time(trained: Sequence[Training]) -> list[Finding]:
     """Return a finding with tokens and seconds for each run of training whose model is here and fits."""
-    return [
-        takes(run)
-        for run in trained
-        if is_local(run.model) and run.peak_bytes <= memory_of(run.cuda).size and run.work.train != "forward"
-    ]
+    here = [run for run in trained if is_local(run.model) and run.work.train != "forward"]
+    return [takes(run) for run in here if run.peak_bytes <= memory_of(run.cuda).size]
 
 
 def takes(training: Training) -> Finding:
@@ -224,7 +221,7 @@ def takes(training: Training) -> Finding:
     try:
         seconds = training.batch_seconds
     except (ValueError, OSError) as error:
-        return unknown(what, " ".join(str(error).split()))
+        return unknown(what, str(error))
     batch = f"a batch of {training.texts} texts of {shape.tokens} tokens"
     said = [f"{in_largest_unit(seconds)} for {batch}, measured here"]
     for name, steps in training.steps.items():
@@ -268,23 +265,20 @@ def _is_counted(parsed: ParsedStage) -> bool:
     return kind is not None and issubclass(kind, LanguageModule)
 
 
-def count_training(
-    name: str, namespace: Any, config: Mapping[str, Any], base: str, configs: Mapping[str, bytes]
-) -> Training:
+def count_training(name: str, namespace: Any, base: str, configs: Mapping[str, bytes]) -> Training:
     """Count a training on shapes.
 
     Args:
         name: name of the stage.
         namespace: parsed settings of ``fedlight fit``.
-        config: the same settings as plain values.
         base: hub name or folder of the model.
         configs: hub name -> ``config.json``.
 
     Raises:
         ValueError: the model's config is not known, or a setting is missing.
     """
+    config, parsed = namespace.as_dict(), namespace.clone()
     options = config["model"]["init_args"]
-    parsed = namespace.clone()
     # An adapter's weights do not exist yet, and its shape is the same; of several, equally large, one is trained at a time.
     for key, value in {"adapter": None, "merge_adapter": False, "num_adapters": 1}.items():
         if f"model.init_args.{key}" in parsed:

@@ -45,16 +45,14 @@ def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | Non
         arguments = {**arguments, **of_data, "split": of_data.get("train_split")}
     source = arguments.get("source")
     columns = arguments.get("columns") if of_task is None else of_task
-    is_task_rows = of_task is not None
-    trains = command != "test" or is_task_rows
+    # Without rows of their own, tests are held out of the training rows.
+    trains = command != "test" or of_task is not None or not arguments.get("test_source")
     if source and trains:
         yield from _each(source, arguments.get("split") or "train", columns)
     if arguments.get("test_source") and (command == "test" or "rows" in arguments):
         # Rows to test on need no client.
         of_test = {name: path for name, path in (columns or {}).items() if name not in ("client", "group")}
         yield from _each(arguments["test_source"], arguments.get("test_split") or "test", of_test)
-    elif source and command == "test" and not is_task_rows:  # held out of the training rows
-        yield from _each(source, arguments.get("split") or "train", columns)
     if arguments.get("public_source"):
         public = arguments.get("public_columns") or columns
         yield from _each(arguments["public_source"], arguments.get("public_split") or "train", public)

@@ -26,7 +26,7 @@ def counted(*settings, name="sft.yaml"):
         *settings,
     ]
     config = ReadSettings(arguments).config["fit"]
-    return memory.count_training("train", config, config.as_dict(), "toy", {})
+    return memory.count_training("train", config, "toy", {})
 
 
 def test_the_peak_is_the_sum_of_its_parts():
