@@ -45,7 +45,7 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
 
 def _last(run: Run, rounds: int | None) -> dict[str, float]:
     """Return the last value of each metric, up to a round."""
-    rows = [row for row in run.metrics() if _is_before(row.get("epoch"), rounds)]
+    rows: list[Any] = [row for row in run.metrics() if _is_before(row.get("epoch"), rounds)]
     at_end = run.done().get("metrics") if rounds is None else None
     rows += [at_end] if isinstance(at_end, Mapping) else []
     return {name: value for row in rows for name, text in row.items() if (value := number(text)) is not None}

@@ -259,7 +259,7 @@ class FedlightCLI(LightningCLI):
         folder = Path(self.trainer.default_root_dir)
         # Of a command with a folder for its results, the process that writes there.
         writes = self._names_folder() and self.trainer.is_global_zero
-        alone = alone_in(folder, "--trainer.default_root_dir") if writes else nullcontext()
+        alone: Any = alone_in(folder, "--trainer.default_root_dir") if writes else nullcontext()
         try:
             with full_disk_named(folder), alone:
                 run = None  # without a folder, or where the caller says how it goes on
@@ -268,7 +268,7 @@ class FedlightCLI(LightningCLI):
                 if run is not None and not self._finds_work(run):
                     return
                 seed = self.config[subcommand].seed_everything
-                record = recorded(folder, subcommand, self.given, seed) if writes else nullcontext({})
+                record: Any = recorded(folder, subcommand, self.given, seed) if writes else nullcontext({})
                 with record as ended:
                     if run is not None and self.trainer.is_global_zero:
                         run.begin(self._starts_over, self.config_init[subcommand].ckpt_path)

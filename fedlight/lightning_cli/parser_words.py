@@ -147,7 +147,7 @@ def near_below(name: str, hints: Mapping[str, Any]) -> str:
     kinds = ((key, kind) for key, hint in hints.items() for kind in (hint, *get_args(hint)))
     for key, kind in kinds:
         if isinstance(kind, type) and kind.__module__.startswith("fedlight."):
-            for inner in inspect.signature(kind.__init__).parameters:
+            for inner in inspect.signature(kind).parameters:
                 if name in (inner, f"{key}_{inner}", f"{key.removesuffix('s')}_{inner}"):
                     return f"; did you mean '{key}.{inner}'?"
     return ""

@@ -125,10 +125,12 @@ def workload(
     # No position predicts the first token.
     shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
     meter = CostMeter(module, lora_rank=lora_rank)
-    whole = meter.module if lora_rank is None else module.skeleton()
+    whole: Any = meter.module if lora_rank is None else module.skeleton()
     others = {*whole.adapter_names[1:]}  # a visit trains one adapter, and several are equally large
     trained = trained_parameters(whole)
-    state = {key: weight for key, weight in trained.items() if not others & {*key.split(".")}}
+    state: dict[str, torch.Tensor] = {
+        key: weight for key, weight in trained.items() if not others & {*key.split(".")}
+    }
     client = Client("client", 1, 1.0, lora_rank=lora_rank)
     visits = loop.algorithm.plan(0, [client], lengths)
     perturbations = (loop.forward or ZerothOrder()).perturbations

@@ -88,7 +88,8 @@ def _check(
     trained, uncounted = trainings(parsed, models.configs)
     findings += check_memory(trained) + check_durations(parsed, trained) + uncounted
     findings += check_disk(parsed, trained, folder, len(seeds), models.downloads, rows.downloads, rows.counts)
-    for kind, checked in {Server: _key, Package: _package, Memory: _memory}.items():
+    checks: dict[type, Any] = {Server: _key, Package: _package, Memory: _memory}
+    for kind, checked in checks.items():
         findings += [checked(need, ", ".join(names)) for need, names in _of(wanted, kind).items()]
     return findings
 

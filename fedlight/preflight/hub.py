@@ -117,6 +117,7 @@ class Hub:
     def _ask(self, question: Callable[[], T]) -> T:
         from huggingface_hub.errors import HfHubHTTPError
 
+        bases: tuple[Any, ...] = HfHubHTTPError.__bases__
         if self.silent is not None:
             raise HubUnreachableError(self.silent)
         try:
@@ -124,7 +125,7 @@ class Hub:
         except ValueError:  # in some libraries a ValueError is an OSError as well
             raise
         # The client has changed its HTTP library twice; the library's own error is a base of the client's.
-        except (OSError, *HfHubHTTPError.__bases__) as error:
+        except (OSError, *bases) as error:
             self.silent = type(error).__name__
             raise HubUnreachableError(self.silent) from None
 

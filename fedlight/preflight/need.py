@@ -34,7 +34,7 @@ def _needs_of(parsed: ParsedStage) -> Iterator[Need]:
         kind = class_of(path)
         yield from _rows(arguments, parsed.stage.command, _task_columns(parsed.config, arguments))
         if isinstance(kind, Requires):
-            parameters = inspect.signature(kind).parameters.items()  # type: ignore[arg-type]
+            parameters = inspect.signature(kind).parameters.items()
             defaults = {name: given.default for name, given in parameters if given.default is not given.empty}
             yield from kind.requires({**defaults, **arguments})
 
