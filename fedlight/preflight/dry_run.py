@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedlight.preflight.command import parse_stages
 from fedlight.preflight.disk import check_disk, check_output
