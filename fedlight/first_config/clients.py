@@ -10,7 +10,7 @@ import numpy as np
 from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, score_name
 from fedlight.support.words import count_noun
 
-NOBODY = "none"  # value of --client for rows that are nobody's: they are dealt out at random
+NOBODY = "none"  # --client of rows without an owner, which are dealt out at random
 SHARES = 10  # most clients among whom such rows are dealt out
 FEWEST_ROWS = 4  # of such a client, at least
 

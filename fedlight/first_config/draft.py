@@ -40,7 +40,7 @@ ON_INSTRUCTIONS = ("feddca", "fewfedpit")
 METHODS = ("fedbis", "fedbiscuit", "feddca", "fewfedpit", "sft", "dpo")
 DEFAULT_MODEL = "Qwen/Qwen2-0.5B"
 SHOWN = 3  # most rows that a line of the table names
-NARROW = 256  # width of hidden states up to which a model learns at high rates alone
+NARROW = 256  # models of at most this width learn at high rates alone
 FEW_ROWS = 100
 
 

@@ -12,7 +12,7 @@ from fedlight.first_config.columns import Guess, GuessError
 CHOICES = [("A", "B"), ("a", "b"), ("1", "2"), ("X", "Y"), ("x", "y")]
 CHOICES += [("left", "right"), ("first", "second"), ("I", "you")]
 """Words for two answers, the usual ones first."""
-SHORT = 1024  # positions of a model, up to which the template is a short one
+SHORT = 1024  # models of at most these positions get a short template
 
 
 def has_chat(tokenizer: Any) -> bool:

@@ -180,7 +180,7 @@ def build(config: Any, parts: Sequence[str] = ("model", "federated")) -> tuple[A
 
     Args:
         config: parsed settings of ``fedlight fit``.
-        parts: what is made of it, besides these maybe ``"data"``; made objects load nothing, and refuse wrong values.
+        parts: keys to make objects from, ``"data"`` among them if wanted; objects load nothing, and refuse wrong values.
     """
     parser = OneLineParser(parser_mode="omegaconf+")
     kinds: dict[str, Any] = {

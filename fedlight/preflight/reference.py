@@ -51,7 +51,8 @@ def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> 
         # Settings that do not parse have a finding already: anything may be written there.
         if not config:
             outputs.add(stage.folder)
-    return wrong or [ok("references", f"{number} results of earlier stages are written before they are read")]
+    files = f"{number} files and folders of earlier stages"
+    return wrong or [ok("references", f"{files} are written before they are read")]
 
 
 def _paths_elsewhere(home: Path, config: dict, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
