@@ -81,9 +81,11 @@ def help_page(command: str) -> str:
         },
     }
     short = ("federated", "model", "data")  # of classes one line each; `--help all` has the rest
-    return "\n\n".join(
+    blocks = [
         f"{heading}\n{_lines(entries, heading.startswith(short))}" for heading, entries in parts.items()
-    )
+    ]
+    # Keys of all classes follow those classes without a gap.
+    return re.sub(r"\n\n(model|data), keys", r"\n\1, keys", "\n\n".join(blocks))
 
 
 def wants_help(arguments: list[str]) -> str:
