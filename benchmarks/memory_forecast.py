@@ -64,7 +64,7 @@ def forecast(model: str, settings: dict[str, Any], examples: int, tokens: int) -
     arguments = [f"--model.{key}={value}" for key, value in {"model": model, **settings}.items()]
     arguments += [f"--data.{key}={value}" for key, value in data.items()]
     config = ReadSettings(["fit", "--config", find_config("sft.yaml"), *arguments]).config["fit"]
-    return count_training("fit", config, config.as_dict(), model, {}).peak_bytes / 1e9
+    return count_training("fit", config, model, {}).peak_bytes / 1e9
 
 
 def measure(model: str, base: str, shape: str, checkpointing: bool) -> dict[str, float]:

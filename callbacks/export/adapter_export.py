@@ -9,21 +9,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedlight.callbacks.export.card_facts import (
-    CardFacts,
-    base_form,
-    command_line,
-    papers_of,
-    privacy_of,
-    public_name,
-    scores_of,
-    settings_of,
-    traffic_of,
-)
+from fedlight.callbacks.export.card_facts import card_facts, public_name
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.pretrained.hub import find_licence
 from fedlight.support.checks import Checked
 from fedlight.support.files import read_json, whole_folder
 
@@ -120,7 +109,7 @@ class AdapterExport(Checked, L.Callback):
         epoch, score = best["epoch"] + 1, keeper.best_model_score
         trainer.callback_metrics["exported/epoch"] = torch.tensor(float(epoch))
         rank_zero_info(
-            f"AdapterExport: epoch {epoch} of {trainer.current_epoch}, the best by {self.monitor}: {score:.4f}"
+            f"AdapterExport: epoch {epoch}/{trainer.current_epoch}, best by {self.monitor}: {score:.4f}"
         )
         return {str(self.monitor): score}, epoch
 
@@ -133,7 +122,27 @@ def _write_card(
     rounds: int | None,
 ) -> None:
     """Write the card of a run that has just ended, with these metrics; ``rounds``: of an earlier epoch."""
-    facts = _facts(trainer, module, metrics, rounds)
+    loop: TrainsClients | None = find_callback(trainer, TrainsClients)
+    visits: VisitLog | None = find_callback(trainer, VisitLog)
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    reads = isinstance(data, ReadsRows)
+    of_loop, clients, rounds_done = {}, [], trainer.current_epoch
+    if loop is not None:
+        of_loop = {"clients_per_round": loop.clients_per_round, "local_steps": loop.local_steps}
+        clients, rounds_done = [*loop.clients.values()], loop.rounds_done
+    facts = card_facts(
+        type(module),
+        None if loop is None else type(loop.algorithm),
+        [dict(module.hparams), of_loop, {"batch_size": data.batch_size} if reads else {}],
+        {name: float(value) for name, value in metrics.items()},
+        visits.visit_rows() if visits is not None else [],
+        _record(Path(trainer.default_root_dir)),
+        source=public_name(data.train_rows[0]) if reads else "",
+        clients=len(clients),
+        examples=sum(client.num_examples for client in clients),
+        added=sum(map(len, data.added.values())) if isinstance(data, AddsRows) else 0,
+        rounds=rounds or rounds_done,
+    )
     # Each of several adapters has a folder.
     names = sorted(file.parent.name for file in folder.glob("*/adapter_config.json")) or ["default"]
     task = getattr(module, "task", "CAUSAL_LM")
@@ -141,41 +150,6 @@ def _write_card(
     use = adapter_use(facts.base, task, names, getattr(module, "num_labels", None) or 1)
     is_on_merged_base = bool(getattr(module, "hparams", {}).get("merge_adapter"))
     write_card(facts, folder, what=what, use=use, task=task, notes=adapter_notes(facts, is_on_merged_base))
-
-
-def _facts(
-    trainer: L.Trainer, module: L.LightningModule, metrics: Mapping[str, Any], rounds: int | None
-) -> CardFacts:
-    loop: TrainsClients | None = find_callback(trainer, TrainsClients)
-    visits: VisitLog | None = find_callback(trainer, VisitLog)
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    of_data = {"batch_size": data.batch_size} if isinstance(data, ReadsRows) else {}
-    of_module, of_loop = dict(module.hparams), {}
-    if loop is not None:
-        of_loop = {"clients_per_round": loop.clients_per_round, "local_steps": loop.local_steps}
-    last = {name: float(value) for name, value in metrics.items()}
-    clients = {} if loop is None else loop.clients
-    record = _record(Path(trainer.default_root_dir))
-    model = str(of_module.get("model", ""))
-    return CardFacts(
-        module=type(module).__name__,
-        base=public_name(model) or type(module).__name__,
-        algorithm="" if loop is None else type(loop.algorithm).__name__,
-        papers=papers_of([type(module), *([type(loop.algorithm)] if loop is not None else [])]),
-        base_form=base_form(model, str(of_module.get("base", "plain"))),
-        licence=find_licence(model) if model else "unknown",
-        source=public_name(data.train_rows[0]) if isinstance(data, ReadsRows) else "",
-        clients=len(clients),
-        examples=sum(client.num_examples for client in clients.values()),
-        added=sum(map(len, data.added.values())) if isinstance(data, AddsRows) else 0,
-        rounds=rounds or (trainer.current_epoch if loop is None else loop.rounds_done),
-        **traffic_of(visits.visit_rows() if visits is not None else []),
-        privacy=privacy_of(last),
-        scores=scores_of(last),
-        settings=settings_of(of_module, of_loop, of_data),
-        command=command_line(record),
-        versions=record.get("versions", {}),
-    )
 
 
 def _record(folder: Path) -> dict[str, Any]:

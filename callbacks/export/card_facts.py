@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from fedlight.pretrained.hub import EMBEDDED, NAME
+from fedlight.pretrained.hub import EMBEDDED, NAME, find_licence
 from fedlight.pretrained.named import PRETRAINED, is_dequantized
 
 SCORE = re.compile(r"(val|test|score|group_mean|win_rate)(/|$)|win_rate_")
@@ -36,49 +36,30 @@ class Privacy(NamedTuple):
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts about a run in its card; unknown ones are empty, None or 0.
+    """Facts about a run in its card; unknown ones are empty, None or 0."""
 
-    Attributes:
-        module: name of the Lightning module's class.
-        algorithm: name of the federated algorithm's class; empty for pooled training.
-        papers: name of a class -> address of the paper that its file names.
-        base: hub name, folder's name or ``toy`` of the base model.
-        base_form: number form of the base in training: ``plain``, ``int8`` or ``nf4``.
-        licence: identifier of the base's licence, or ``unknown``.
-        source: name of the data, without folders.
-        clients: number of clients.
-        examples: number of training examples of all clients; a vote that is shown in both orders is two.
-        added: how many of them an augmentation added to the clients' own.
-        rounds: number of rounds that were trained; epochs where nothing is federated.
-        bytes_down: bytes sent to clients, in all rounds.
-        bytes_up: bytes sent by clients, in all rounds.
-        simulated_seconds: time on the virtual clock of emulated devices; None without them.
-        privacy: guarantees; none where the list is empty.
-        scores: last values of the metrics of the global model.
-        settings: name -> value, of the settings that decide the training.
-        command: command line without folders.
-        versions: package -> version.
-    """
-
-    module: str
-    base: str
-    algorithm: str = ""
+    module: str  # name of the Lightning module's class
+    base: str  # hub name, folder's name or ``toy`` of the base model
+    algorithm: str = ""  # name of the federated algorithm's class; empty for pooled training
+    # name of a class -> address of the paper that its file names
     papers: Mapping[str, str] = field(default_factory=dict)
-    base_form: str = "plain"
-    licence: str = "unknown"
-    source: str = ""
-    clients: int = 0
+    base_form: str = "plain"  # number form of the base in training: ``plain``, ``int8`` or ``nf4``
+    licence: str = "unknown"  # identifier of the base's licence, or ``unknown``
+    source: str = ""  # name of the data, without folders
+    clients: int = 0  # number of clients
+    # number of training examples of all clients; a vote that is shown in both orders is two
     examples: int = 0
-    added: int = 0
-    rounds: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    simulated_seconds: float | None = None
-    privacy: Sequence[Privacy] = ()
-    scores: Sequence[Score] = ()
+    added: int = 0  # how many of them an augmentation added to the clients' own
+    rounds: int = 0  # number of rounds that were trained; epochs where nothing is federated
+    bytes_down: int = 0  # bytes sent to clients, in all rounds
+    bytes_up: int = 0  # bytes sent by clients, in all rounds
+    simulated_seconds: float | None = None  # time on the virtual clock of emulated devices; None without them
+    privacy: Sequence[Privacy] = ()  # guarantees; none where the list is empty
+    scores: Sequence[Score] = ()  # last values of the metrics of the global model
+    # name -> value, of the settings that decide the training
     settings: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""  # command line without folders
+    versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
 
 
 def public_name(text: Any) -> str:
@@ -112,6 +93,48 @@ def base_form(model: Any, base: str) -> str:
     return "dequantized GGUF" if base == "plain" and is_dequantized(str(model)) else base
 
 
+def card_facts(
+    kind: type,
+    algorithm: type | None,
+    settings: Sequence[Mapping[str, Any]],
+    last: Mapping[str, float],
+    visits: Iterable[Mapping[str, Any]],
+    record: Mapping[str, Any],
+    ask_hub: bool = False,
+    /,
+    **counts: Any,
+) -> CardFacts:
+    """Return the facts of a run.
+
+    Args:
+        kind: class of the module.
+        algorithm: class of the federated algorithm; None for pooled training.
+        settings: of module, loop and datamodule.
+        last: last value of each metric.
+        visits: rows of ``visits.csv``.
+        record: the run's entry of ``run.json``.
+        ask_hub: ask the hub for the base's licence where its folder does not say it.
+        counts: further arguments of `CardFacts`, such as the number of clients.
+    """
+    model = str(settings[0].get("model", ""))
+    versions = record.get("versions")
+    named = versions.items() if isinstance(versions, Mapping) else ()
+    known: dict[str, Any] = {
+        "module": kind.__name__,
+        "algorithm": algorithm.__name__ if algorithm else "",
+        "papers": papers_of(each for each in (kind, algorithm) if each is not None),
+        "base": public_name(model) or kind.__name__,
+        "base_form": base_form(model, str(settings[0].get("base", "plain"))),
+        "licence": find_licence(model, ask_hub) if model else "unknown",
+        "privacy": privacy_of(last),
+        "scores": scores_of(last),
+        "settings": settings_of(*settings),
+        "command": command_line(record),
+        "versions": {str(name): str(version) for name, version in named},
+    }
+    return CardFacts(**{**known, **traffic_of(visits), **counts})
+
+
 def scores_of(last: Mapping[str, float]) -> list[Score]:
     """Return the scores among the last values of all metrics, with their intervals, sorted by name.
 
@@ -119,12 +142,11 @@ def scores_of(last: Mapping[str, float]) -> list[Score]:
         >>> scores_of({"val/accuracy": 0.7, "val/accuracy_low": 0.6, "val/accuracy_high": 0.8, "train/loss": 1.0})
         [Score(name='val/accuracy', value=0.7, low=0.6, high=0.8)]
     """
-    names = [name for name in last if SCORE.match(name)]
-    kept = [name for name in names if not _is_end(name, last)]
+    ends = {name + end for name in last for end in ENDS}
     return [
         Score(name, float(last[name]), *(_number(last.get(name + end)) for end in ENDS))
-        for name in sorted(kept)
-        if last[name] == last[name]  # NaN is no score
+        for name in sorted(last)
+        if SCORE.match(name) and name not in ends and last[name] == last[name]  # NaN is no score
     ]
 
 
@@ -171,11 +193,6 @@ def papers_of(classes: Iterable[type]) -> dict[str, str]:
     return {name: match[0] for name, match in matches.items() if match}
 
 
-def _is_end(name: str, last: Mapping[str, float]) -> bool:
-    """Tell whether a metric is an end of another one's interval."""
-    return any(name.endswith(end) and name.removesuffix(end) in last for end in ENDS)
-
-
 def _number(value: Any) -> float | None:
     try:
         number = float(value)
@@ -215,6 +232,5 @@ def command_line(entry: Mapping[str, Any]) -> str:
     """
     if not entry.get("command"):
         return ""
-    names = [public_name(name) for name in entry.get("configs") or []]
-    more = ["..."] if entry.get("other_arguments") else []
-    return " ".join(["fedlight", str(entry["command"]), *(f"--config {name}" for name in names), *more])
+    named = "".join(f" --config {public_name(name)}" for name in entry.get("configs") or [])
+    return f"fedlight {entry['command']}{named}{' ...' if entry.get('other_arguments') else ''}"

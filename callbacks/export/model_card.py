@@ -72,7 +72,9 @@ def card_text(facts: CardFacts, what: str, use: str, notes: Sequence[str] = ()) 
     head = f"{what} of {facts.base}, tuned by {how}{on_data}."
     parts = [title, head, "## Use", use, "## Training", _table(["", ""], _training(facts))]
     if facts.scores:
-        scores = [[name, _short(value), _interval(low, high)] for name, value, low, high in facts.scores]
+        scores = [
+            [name, three_digits(value), _interval(low, high)] for name, value, low, high in facts.scores
+        ]
         parts += ["## Scores", _table(["metric", "last value", "interval"], scores)]
     notes = [
         *(
@@ -136,10 +138,8 @@ def adapter_notes(facts: CardFacts, is_on_merged_base: bool) -> list[str]:
 
 def _training(facts: CardFacts) -> list[list[str]]:
     papers = facts.papers
-    cited = {
-        name: f"{name} ({papers[name]})" if name in papers else name
-        for name in (facts.module, facts.algorithm)
-    }
+    names = facts.module, facts.algorithm
+    cited = {name: f"{name} ({papers[name]})" if name in papers else name for name in names}
     trained_on = "" if facts.base_form == "plain" else f", trained on its {facts.base_form} form"
     embedded = " (the model embedded in fedlight)" if facts.base in EMBEDDED else ""
     counts = [
@@ -182,11 +182,7 @@ def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{_short(low)} to {_short(high)}"
-
-
-def _short(value: float) -> str:
-    return three_digits(value)
+    return "" if low is None or high is None else f"{three_digits(low)} to {three_digits(high)}"
 
 
 def _rounded_up(epsilon: float) -> str:
@@ -197,7 +193,7 @@ def _rounded_up(epsilon: float) -> str:
         ('12.4', '0.501', '3')
     """
     if not 0 < epsilon < math.inf:
-        return _short(epsilon)
+        return three_digits(epsilon)
     step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)  # three digits
     # An error of the division must not add a step.
     return f"{math.ceil(round(epsilon / step, 6)) * step:.3g}"

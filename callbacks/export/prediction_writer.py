@@ -59,20 +59,15 @@ class PredictionWriter(Checked, L.Callback):
     """
 
     def __init__(self, path: str, fields: Sequence[str], copy: Sequence[str] = ("index",)) -> None:
-        self.path = Path(path)
-        self.fields = list(fields)
-        self.copy = list(copy)
-        self._partial = self.path.with_name(self.path.name + ".partial")
-        self._progress = self.path.with_name(self.path.name + ".progress")
+        self.path, self.fields, self.copy = Path(path), list(fields), list(copy)
+        self._partial, self._progress = Path(f"{path}.partial"), Path(f"{path}.progress")
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Cut a partial file back to its complete batches and have the datamodule skip them."""
         if stage != "predict":
             return
         if trainer.world_size > 1:
-            raise ValueError(
-                f"PredictionWriter writes {self.path} from one process: set devices=1 and num_nodes=1"
-            )
+            raise ValueError(f"PredictionWriter writes {self.path} in one process: set devices=1 num_nodes=1")
         data = trainer.datamodule  # type: ignore[attr-defined]
         can_skip = isinstance(data, SkipsPredictBatches)
         self._digest = hashlib.blake2b(digest_size=16)
@@ -105,11 +100,10 @@ class PredictionWriter(Checked, L.Callback):
     ) -> None:
         """Note that all batches before this one are complete."""
         if dataloader_idx > 0:
-            raise ValueError(
-                f"PredictionWriter writes {self.path} from one predict loader, the datamodule has several"
-            )
+            raise ValueError(f"PredictionWriter writes {self.path} of one predict loader, here are several")
         if self._num_open == 0 and is_first():
-            self._write_progress()
+            state = sealed({**self._state, LINES: self._digest.hexdigest()})
+            write_whole(self._progress, json.dumps(state))
 
     def on_predict_batch_end(
         self,
@@ -122,8 +116,7 @@ class PredictionWriter(Checked, L.Callback):
     ) -> None:
         """Append the lines of this batch, or of one batch of each process once all of them are predicted."""
         if is_own_turn(batch_idx):
-            lines = _lines(batch, outputs, self.fields, self.copy)
-            self._own = "".join(line + "\n" for line in lines)
+            self._own = "".join(f"{line}\n" for line in _lines(batch, outputs, self.fields, self.copy))
         self._num_open += 1
         if self._num_open == current_team().size:
             self._append()
@@ -186,9 +179,6 @@ class PredictionWriter(Checked, L.Callback):
         self._digest = hashlib.blake2b(digest_size=16)
         return nothing
 
-    def _write_progress(self) -> None:
-        write_whole(self._progress, json.dumps(sealed({**self._state, LINES: self._digest.hexdigest()})))
-
 
 class _InTurn:
     """``predict_step`` that predicts the batches of this process alone, and returns None for the others."""
@@ -206,31 +196,20 @@ def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[s
     if missing:
         has = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
         raise ValueError(f"PredictionWriter.copy={list(copy)}: the batch has no {missing[0]!r}, it has {has}")
-    columns = [_plain(batch[key]) for key in copy] + _columns(predictions, fields)
-    names = [*copy, *fields]
-    return [
-        # JSON has no NaN.
-        json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False)
-        for row in zip(*columns, strict=True)
-    ]
-
-
-def _columns(predictions: Any, fields: Sequence[str]) -> list[list[Any]]:
-    """Return a column for each field, from either form of predictions."""
-    if len(fields) == 1:
-        return [_plain(predictions)]
-    shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
-    if len(shape) not in (2, 3) or shape[1] != len(fields):
-        raise ValueError(
-            f"PredictionWriter.fields={list(fields)} names {len(fields)} numbers per example, but predict_step returns "
-            f"{shape or type(predictions).__name__}: it must be a tensor (batch, {len(fields)}), or "
-            f"(batch, {len(fields)}, U) for U numbers under each name"
-        )
-    return [_plain(column) for column in predictions.unbind(dim=1)]
-
-
-def _plain(column: Any) -> list[Any]:
-    return column.tolist() if isinstance(column, Tensor) else list(column)
+    columns = [*(batch[key] for key in copy), predictions]
+    if len(fields) > 1:
+        shape = tuple(predictions.shape) if isinstance(predictions, Tensor) else ()
+        if len(shape) not in (2, 3) or shape[1] != len(fields):
+            raise ValueError(
+                f"PredictionWriter.fields={list(fields)} names {len(fields)} numbers per example, but predict_step returns "
+                f"{shape or type(predictions).__name__}: it must be a tensor (batch, {len(fields)}), or "
+                f"(batch, {len(fields)}, U) for U numbers under each name"
+            )
+        columns[-1:] = predictions.unbind(dim=1)
+    lists = (list(each.tolist() if isinstance(each, Tensor) else each) for each in columns)
+    named = (dict(zip([*copy, *fields], row, strict=True)) for row in zip(*lists, strict=True))
+    # JSON has no NaN.
+    return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in named]
 
 
 def _fingerprint(module: L.LightningModule, data: Any, num_batches: float) -> str:

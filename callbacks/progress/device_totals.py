@@ -10,18 +10,13 @@ from fedlight.support.words import three_digits
 
 @dataclass
 class DeviceTotals:
-    """Sums over the visits of one device type; a client selected in a round counts once, whatever its visits.
+    """Sums over the visits of one device type; a client selected in a round counts once, whatever its visits."""
 
-    Attributes:
-        clients: ids of the clients with such a device.
-        asked: pairs of round and client id.
-        dropped: reason for dropping out -> number of clients and rounds.
-        lora_ranks: LoRA ranks of its clients, where these differ from the module's.
-    """
-
-    clients: set[str] = field(default_factory=set)
-    asked: set[tuple[str, str]] = field(default_factory=set)
+    clients: set[str] = field(default_factory=set)  # ids of the clients with such a device
+    asked: set[tuple[str, str]] = field(default_factory=set)  # pairs of round and client id
+    # reason for dropping out -> number of clients and rounds
     dropped: Counter[str] = field(default_factory=Counter)
+    # LoRA ranks of its clients, where these differ from the module's
     lora_ranks: set[int] = field(default_factory=set)
     bytes_down: int = 0
     bytes_up: int = 0

@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ProgressBar
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from torch import Tensor
 
@@ -33,8 +32,9 @@ from fedlight.support.words import count_noun, in_largest_unit
 
 FORETOLD_AFTER, MINUTE = 20, 60
 """Seconds after which a fit says what it takes, and the least that is worth saying."""
-BEFORE_ITS_END = 1 - 1e-9
-"""Share of a round whose last batch is done, but not its end: a validation may follow."""
+BEFORE_ITS_END = (
+    1 - 1e-9
+)  # share of a round whose last batch is done, but not its end: a validation may follow
 STEP_LOSSES = {"train/loss", "train_loss"}
 """Names of a batch's loss in modules; the bar shows its mean over the round instead."""
 
@@ -130,11 +130,9 @@ class RoundProgress(Checked, ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._time_left.batch_ends()
-        if self._loop is not None and self._loop.visits:
-            self._client = name_clients(
-                [visit.client_id for visit in self._loop.visits], self._loop.device_name
-            )
-            self._client += model_age(self._loop.visits, trainer.current_epoch)
+        if self._loop is not None and (visits := self._loop.visits):
+            self._client = name_clients([visit.client_id for visit in visits], self._loop.device_name)
+            self._client += model_age(visits, trainer.current_epoch)
         if (losses := step_losses(trainer, outputs)) is not None:
             self._losses.append(losses)
         self._foretell(trainer, batch, batch_idx + 1)
@@ -146,31 +144,24 @@ class RoundProgress(Checked, ProgressBar):
         """Say once, in the first minute, the remaining work of a run that takes longer than a minute."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         self._tokens.append(0 if ids is None else ids.numel())
-        if (
-            self._foretold
-            or self._rounds_after is None
-            or time.monotonic() - self._fit_started < FORETOLD_AFTER
-        ):
+        is_early = time.monotonic() - self._fit_started < FORETOLD_AFTER
+        # The first batch also loads and compiles.
+        if self._foretold or is_early or self._rounds_after is None or len(self._tokens) < 2:
             return
         share = min(done / self._total, BEFORE_ITS_END)
         seconds = self._time_left.seconds(share, self._rounds_after, self._validations_left)
-        if len(self._tokens) < 2 or seconds is None:  # the first batch also loads and compiles
-            return
-        self._foretold = True
-        if seconds <= MINUTE:
+        self._foretold = seconds is not None
+        if seconds is None or seconds <= MINUTE:
             return
         batches = round((self._rounds_after + 1) * self._total) - done
         tokens = round(sum(self._tokens) / len(self._tokens) * batches)
         said = [f"{batches:,} batches", *([f"about {tokens:,} tokens"] if tokens else []), self._left(share)]
         peak = hardware.peak_memory()
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if between := dict.fromkeys(
-            type(callback).__name__ for callback in callbacks if works_between_rounds(type(callback))
-        ):
+        kinds = dict.fromkeys(map(type, trainer.callbacks))  # type: ignore[attr-defined]
+        if between := [kind.__name__ for kind in kinds if works_between_rounds(kind)]:
             said.append(f"not counted: {', '.join(between)}")
-        self._print_line(
-            ", ".join(said) + (f"; {peak / 1e9:.1f} GB of memory at the peak so far" if peak else "")
-        )
+        memory = f"; {peak / 1e9:.1f} GB of memory at the peak so far" if peak else ""
+        self._print_line(", ".join(said) + memory)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         shown = {"loss": torch.cat(self._losses).mean().item()} if self._losses else {}
@@ -181,10 +172,9 @@ class RoundProgress(Checked, ProgressBar):
         seconds = time.monotonic() - self._started
         self._validations_left = _validations(trainer, trainer.current_epoch + 1)
         left = self._left(1.0) if self._rounds_after else ""
+        took = f"{seconds:.1f} s{f', {left}' if left else ''}"
         ages = staleness_in_words(self._records.visit_records) if self._records is not None else ""
-        self._print_line(
-            f"{self._round_name(trainer)}: {values}{ages}  ({seconds:.1f} s{f', {left}' if left else ''})"
-        )
+        self._print_line(f"{self._round_name(trainer)}: {values}{ages}  ({took})")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
@@ -200,15 +190,7 @@ class RoundProgress(Checked, ProgressBar):
         if self._live is not None:
             self._live.update(self._task, completed=self._total, note="validation")
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn == "validate":
             self._count("validate")
 
@@ -242,17 +224,24 @@ class RoundProgress(Checked, ProgressBar):
         if not self._enabled or not self.console.is_terminal:
             return
         if self._live is None:
-            self._live = _live_line(self.console)
+            left, note = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("left", "note"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                left,
+                note,
+            )
+            self._live = Progress(*columns, console=self.console, transient=True)
             self._task = self._live.add_task(name, total=total, note="", left="")
             self._live.start()
         self._live.reset(self._task, description=name, total=total, note="", left=self._left(0.0))
 
     def _is_due(self, done: int) -> bool:
         """Return whether to update the live line."""
-        if self._live is None:
-            return False
         # After the last batch in any case: the line must not end at 29/30.
-        return done >= self._total or time.monotonic() - self._shown >= self.refresh_seconds
+        waited = done >= self._total or time.monotonic() - self._shown >= self.refresh_seconds
+        return self._live is not None and waited
 
     def _show(self, done: int, note: str) -> None:
         assert self._live is not None
@@ -275,10 +264,8 @@ class RoundProgress(Checked, ProgressBar):
         if self._is_due(self._done):
             self._show(self._done, "")
         elif self._live is None and self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
-            self._print_line(
-                # At most ten such lines.
-                f"{name}: {self._done}/{self._total} batches  ({time.monotonic() - self._started:.1f} s)"
-            )
+            seconds = time.monotonic() - self._started
+            self._print_line(f"{name}: {self._done}/{self._total} batches  ({seconds:.1f} s)")  # at most ten
 
     def _print_line(self, line: str) -> None:
         if self._enabled:
@@ -289,8 +276,8 @@ class RoundProgress(Checked, ProgressBar):
         unit = "epoch" if self._loop is None else "round"
         seconds = time.monotonic() - self._fit_started
         self.console.print(self._metrics.table(unit, seconds))
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        rows = [row for log in callbacks if isinstance(log, LogsVisits) for row in log.visit_rows()]
+        log: LogsVisits | None = find_callback(trainer, LogsVisits)
+        rows = [] if log is None else log.visit_rows()
         if rows and "device" in rows[0]:
             self.console.print(device_table(rows))
         elif rows:
@@ -315,18 +302,6 @@ def _validations(trainer: L.Trainer, rounds_done: int) -> int:
     if every is None or last in (None, -1) or not trainer.enable_validation:
         return 0
     return last // every - rounds_done // every
-
-
-def _live_line(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=console,
-        transient=True,
-    )
 
 
 def name_clients(names: Sequence[str], device: str) -> str:

@@ -14,10 +14,9 @@ from rich.table import Table
 from fedlight.callbacks.progress.device_totals import DeviceTotals, device_totals
 from fedlight.devices.outcomes import NO_PART
 from fedlight.federation.state import DIVERGED
-from fedlight.support.words import in_largest_unit, three_digits
+from fedlight.support.words import count_noun, in_largest_unit, three_digits
 
-TEMPORARY = ("run.lock",)
-"""Files in a run's folder that exist only during the run."""
+TEMPORARY = ("run.lock",)  # files in a run's folder that exist only during the run
 
 
 class MetricEnds:
@@ -46,12 +45,8 @@ class MetricEnds:
             now = value, number
             first, _, low, high = self._ends.setdefault(name, []) or [now] * 4  # []: NaN so far
             if not math.isnan(value):
-                self._ends[name] = [
-                    first,
-                    now,
-                    now if value < low[0] else low,
-                    now if value > high[0] else high,
-                ]
+                lowest, highest = (now if value < low[0] else low), (now if value > high[0] else high)
+                self._ends[name] = [first, now, lowest, highest]
 
     def table(self, unit: str, seconds: float) -> Table:
         """Return the table of all metrics.
@@ -60,7 +55,11 @@ class MetricEnds:
             unit: counted unit, ``"round"`` or ``"epoch"``.
             seconds: duration of all rounds.
         """
-        table = Table(title=f"{self._rounds(unit)} in {in_largest_unit(seconds)}")
+        first, last = self._first_round, self._last_round
+        rounds = count_noun(last, unit)
+        if first > 1:  # of a resumed run
+            rounds = f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"
+        table = Table(title=f"{rounds} in {in_largest_unit(seconds)}")
         for name in ("metric", "first", "last", f"lowest ({unit})", f"highest ({unit})"):
             table.add_column(name, justify="left" if name == "metric" else "right")
         for name, ends in self._ends.items():
@@ -68,13 +67,6 @@ class MetricEnds:
                 cells = [f"{value:.4f}" for value, _ in ends[:2]]
                 table.add_row(name, *cells, *(f"{value:.4f} ({number})" for value, number in ends[2:]))
         return table
-
-    def _rounds(self, unit: str) -> str:
-        """Return ``10 rounds``, or ``rounds 6 to 10`` for a resumed run."""
-        first, last = self._first_round, self._last_round
-        if first > 1:
-            return f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"
-        return f"{last:,} {unit}{'s' if last > 1 else ''}"
 
 
 def traffic(rows: Sequence[Mapping[str, str]]) -> str:
@@ -86,12 +78,11 @@ def traffic(rows: Sequence[Mapping[str, str]]) -> str:
         '4.5 MB down and 1.5 MB up in 3 visits to 2 clients'
     """
     down, up = (sum(int(row[name]) for row in rows) / 1e6 for name in ("bytes_down", "bytes_up"))
-    clients = len({row["client"] for row in rows})
-    visits = f"{len(rows):,} visit{'s' if len(rows) > 1 else ''}"
+    clients = count_noun(len({row["client"] for row in rows}), "client")
     diverged = sum(row.get("reason") == DIVERGED for row in rows)
-    out = f", of which {diverged:,} visit{'s' if diverged > 1 else ''} diverged" if diverged else ""
+    out = f", of which {count_noun(diverged, 'visit')} diverged" if diverged else ""
     sent = f"{three_digits(down)} MB down and {three_digits(up)} MB up"
-    return f"{sent} in {visits} to {clients:,} client{'s' if clients > 1 else ''}{out}"
+    return f"{sent} in {count_noun(len(rows), 'visit')} to {clients}{out}"
 
 
 def device_table(rows: list[dict[str, str]]) -> Table:
@@ -104,7 +95,7 @@ def device_table(rows: list[dict[str, str]]) -> Table:
     reasons = [reason for reason in NO_PART if everybody.dropped[reason]]
     # A terminal is narrow: no column without a count, no lines between columns, one blank (the box's) between two.
     table = Table(
-        title=f"{rounds:,} round{'s' if rounds > 1 else ''} in {in_largest_unit(seconds)} of simulated time",
+        title=f"{count_noun(rounds, 'round')} in {in_largest_unit(seconds)} of simulated time",
         box=SIMPLE_HEAD,
         padding=0,
         pad_edge=False,

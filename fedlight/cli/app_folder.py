@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -16,24 +16,12 @@ from fedlight.recipes.stages import settings_in
 from fedlight.support.checks import read_yaml
 from fedlight.support.files import write_whole
 
-LONGEST_NAME = 32
-"""Most characters of an app's name that Flower takes."""
+YAML = (".yaml", ".yml")
+LONGEST_NAME = 32  # most characters of an app's name that Flower takes
 
 
-class App(NamedTuple):
-    """Written app.
-
-    Attributes:
-        folder: its folder.
-        notes: sentences about paths and callbacks, for the user.
-    """
-
-    folder: Path
-    notes: list[str]
-
-
-def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
-    """Write the folder of an app that runs a config.
+def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> list[str]:
+    """Write the folder of an app that runs a config, and return sentences about paths and callbacks, for the user.
 
     Args:
         config: YAML file, or the name of one of fedlight's own.
@@ -51,29 +39,39 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> App:
     source = Path(find_config(f"--config={config}").removeprefix("--config="))
     parts = Parts([f"--config={source}", *settings], kept_by_server)
     refuse_undeployable(parts)  # before a folder is made
-    _refuse_configs(settings)
+    for setting in settings:
+        value = setting.rpartition("=")[2]
+        if value in ("--config", "-c") or value.endswith(YAML):
+            raise ValueError(
+                f"{setting} names a further config, and the app's config has to be whole: put all into one file, with "
+                "fedlight fit ... --print_config"
+            )
     # A config on top of another one becomes a whole one, without its comments.
     is_whole = layers(str(source)) == [source]
     text = read_yaml(source) if is_whole else as_yaml(settings_in(str(source)))
     values = yaml.safe_load(text)
-    if file := next(_configs_in(values), None):
+    named = (text for text in _strings(values) if text.endswith(YAML) and " " not in text)
+    if file := next(named, None):
         raise ValueError(
             f"{source} refers to {file}, and the app's config has to be whole: write the keys of that file into it, or take "
             f"what fedlight fit --config {source} --print_config prints"
         )
     text = with_root(text, folder / "runs")
-    paths = sorted(set(_relative_paths(values)))
-    left = left_out(parts)
+    notes = left_out(parts) + [
+        f"relative path {path}: each process looks for it below the folder in which its SuperLink or SuperNode was started; "
+        "make it absolute, or give each node its own in --node-config"
+        for path in sorted(set(_relative_paths(values)))
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     written = {
         source.name: text,
         "pyproject.toml": pyproject(name, source.name, settings),
-        "README.md": readme(name, source.name, folder, parts.settings()["clients_per_round"], left, paths),
+        "README.md": readme(name, source.name, folder, parts.settings()["clients_per_round"], notes),
         ".gitignore": GITIGNORE,
     }
     for file, content in written.items():
         write_whole(folder / file, content)
-    return App(folder, [*left, *_said_of(paths)])
+    return notes
 
 
 def app_name(folder: str) -> str:
@@ -97,16 +95,15 @@ def app_name(folder: str) -> str:
 
 def left_out(parts: Parts) -> list[str]:
     """Return sentences about the callbacks that are not used at one of the ends."""
-    every = [*parts.left_out, *(type(callback).__name__ for callback in parts.callbacks)]
     of_node = [type(callback).__name__ for callback in parts.callbacks if kept_by_node(callback)]
-    sentences = []
-    if parts.left_out:
-        sentences.append(
-            f"left out, since they read the clients' rows, which no server has: {', '.join(parts.left_out)}"
-        )
-    if only := [name for name in every if name not in [*of_node, *parts.left_out]]:
-        sentences.append(f"run at the server alone: {', '.join(only)}")
-    return sentences
+    only = [
+        name for each in parts.callbacks if (name := type(each).__name__) not in (*of_node, *parts.left_out)
+    ]
+    sentences = {
+        "left out, since they read the clients' rows, which no server has": parts.left_out,
+        "run at the server alone": only,
+    }
+    return [f"{words}: {', '.join(names)}" for words, names in sentences.items() if names]
 
 
 def with_root(text: str, folder: Path) -> str:
@@ -125,9 +122,7 @@ def with_root(text: str, folder: Path) -> str:
     trainer = _value_of(yaml.compose(text), "trainer")
     if not isinstance(trainer, yaml.MappingNode) or not trainer.value:
         if trainer is not None:
-            raise ValueError(
-                "trainer: in the config holds no settings: write some, such as max_epochs: 3, or leave it out"
-            )
+            raise ValueError("the config's trainer: is empty: give it max_epochs: 3, or leave it out")
         return f"{text.rstrip()}\n\ntrainer:\n  default_root_dir: {value}\n"
     # The text is edited in place: written anew by yaml it would lose its comments.
     old = _value_of(trainer, "default_root_dir")
@@ -143,16 +138,6 @@ def _value_of(node: Any, key: str) -> Any:
     return next((value for name, value in node.value if name.value == key), None)
 
 
-def _refuse_configs(settings: Sequence[str]) -> None:
-    for setting in settings:
-        value = setting.rpartition("=")[2]
-        if value in ("--config", "-c") or value.endswith((".yaml", ".yml")):
-            raise ValueError(
-                f"{setting} names a further config, and the app's config has to be whole: put all into one file, with "
-                "fedlight fit ... --print_config"
-            )
-
-
 def _strings(values: Any) -> Iterator[str]:
     if isinstance(values, dict):
         values = list(values.values())
@@ -163,11 +148,6 @@ def _strings(values: Any) -> Iterator[str]:
         yield values
 
 
-def _configs_in(values: Any) -> Iterator[str]:
-    """Yield the names of YAML files in a config."""
-    return (text for text in _strings(values) if text.endswith((".yaml", ".yml")) and " " not in text)
-
-
 def _relative_paths(values: Any) -> Iterator[str]:
     """Yield the strings of a config that are relative paths of existing files or folders."""
     for text in _strings({key: value for key, value in values.items() if key != "trainer"}):
@@ -175,11 +155,3 @@ def _relative_paths(values: Any) -> Iterator[str]:
         path = len(text) < 300 and "\n" not in text and ("/" in text or "." in text)
         if path and not Path(text).is_absolute() and Path(text).exists():
             yield text
-
-
-def _said_of(paths: Sequence[str]) -> list[str]:
-    return [
-        f"relative path {path}: each process looks for it below the folder in which its SuperLink or SuperNode was started; "
-        "make it absolute, or give each node its own in --node-config"
-        for path in paths
-    ]

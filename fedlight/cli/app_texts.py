@@ -48,9 +48,8 @@ $settings
 def pyproject(name: str, config: str, settings: Sequence[str]) -> str:
     """Return the pyproject.toml of an app."""
     values = {"config": config, **DEFAULTS, "set": shlex.join(settings)}  # both ends split it by shlex
-    lines = [
-        f"# {OF_APP[key]}\n{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
-    ]
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    lines = [f"# {OF_APP[key]}\n{key} = {text}" for key, text in texts.items()]
     return PYPROJECT.substitute(name=name, config=config, settings="\n".join(lines))
 
 
@@ -165,9 +164,7 @@ with the same result as without the stop. A node has to have the `folder` that i
 """)
 
 
-def readme(
-    name: str, config: str, folder: Path, clients: int, left_out: Sequence[str], paths: Sequence[str]
-) -> str:
+def readme(name: str, config: str, folder: Path, clients: int, notes: Sequence[str]) -> str:
     """Return the README.md of an app.
 
     Args:
@@ -175,16 +172,7 @@ def readme(
         config: file name of its config.
         folder: its absolute path.
         clients: least number of them for a start.
-        left_out: sentences about callbacks.
-        paths: relative paths in the config.
+        notes: sentences about callbacks and paths.
     """
-    notes = [f"Callbacks: {sentence}." for sentence in left_out]
-    notes += [
-        f"`{path}` in the config is a relative path: every process looks for it below the folder in which its SuperLink or "
-        "SuperNode was started."
-        for path in paths
-    ]
-    listed = "".join(f"\n* {note}" for note in notes)
-    return README.substitute(
-        name=name, config=config, folder=folder, clients=clients, notes=f"{listed}\n" if listed else ""
-    )
+    listed = "".join(f"\n* {note[:1].upper()}{note[1:]}." for note in notes) + "\n" * bool(notes)
+    return README.substitute(name=name, config=config, folder=folder, clients=clients, notes=listed)

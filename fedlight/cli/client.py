@@ -42,9 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     trial.add_argument("--config", required=True, metavar="FILE", help="config of the app")
-    trial.add_argument(
-        "--set", default="", metavar="SETTINGS", help="the app's setting `set`: further keys, in one text"
-    )
+    trial.add_argument("--set", default="", metavar="SETTINGS", help="the app's setting `set`, further keys")
     trial.add_argument(
         "--memory-gib", type=float, metavar="G", help="memory that training may take; what is free without it"
     )

@@ -3,9 +3,11 @@
 import importlib.metadata
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 
 from fedlight.devices.hardware import choose_device
@@ -43,8 +45,11 @@ def check(arguments: Sequence[str], memory_gib: float | None = None) -> list[Fin
             parts = Parts([*arguments, f"--trainer.default_root_dir={folder}"], kept_by_node)
             refuse_undeployable(parts)
         except MENDABLE as error:
-            return [*findings, problem("config", _text(error))]
-        findings.append(ok("config", _loop(parts)))
+            return [*findings, problem("config", str(error) or type(error).__name__)]
+        settings = parts.settings()
+        steps = settings["local_steps"]
+        visit = "one pass over the data" if steps is None else f"{steps} optimizer steps"
+        findings.append(ok("config", f"{type(settings['algorithm']).__name__}; a visit is {visit}"))
         findings.append(_memory(parts, memory_gib))
         if findings[-1].state is not State.PROBLEM:
             findings += _data_and_model(parts, Path(folder))
@@ -73,25 +78,21 @@ def _versions() -> Finding:
         return problem("versions", f"{ours}; flwr is missing: pip install 'fedlight[flower]'")
 
 
-def _loop(parts: Parts) -> str:
-    settings = parts.settings()
-    steps = settings["local_steps"]
-    visit = "one pass over the data" if steps is None else f"{steps} optimizer steps"
-    return f"{type(settings['algorithm']).__name__}; a visit is {visit}"
-
-
 def _memory(parts: Parts, memory_gib: float | None) -> Finding:
     """Return whether a visit fits into the free memory, counted on shapes as for a dry run."""
     config = parts.config["fit"]
     if not isinstance(parts.model, LanguageModule):
-        return unknown(
-            "memory", f"{type(parts.model).__name__} is no LanguageModule, so it cannot be counted beforehand"
-        )
+        kind = type(parts.model).__name__
+        return unknown("memory", f"{kind} is no LanguageModule, so it cannot be counted beforehand")
     name = parts.model.options.model
+    cached: Any = None
+    with suppress(ValueError):  # of a folder, which is no name of the hub
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    known = {name: read_bytes(Path(cached))} if isinstance(cached, str) else {}  # else None or an object
     try:
-        training = count_training("visit", config, config.as_dict(), name, _cached_config(name))
+        training = count_training("visit", config, name, known)
     except MENDABLE as error:
-        return unknown("memory", _text(error))
+        return unknown("memory", str(error) or type(error).__name__)
     size, free = memory(choose_device("cuda" if training.cuda else "cpu"))
     room = size if free is None else free  # not known: macOS has no /proc/meminfo
     words = f"{size_text(room)} of {size_text(size)} are free here"
@@ -100,17 +101,6 @@ def _memory(parts: Parts, memory_gib: float | None) -> Finding:
         words = f"--memory-gib {memory_gib:g} allows {size_text(room)}"
     finding = fits(training, MachineMemory(room, words))
     return Finding("memory", finding.state, finding.detail)
-
-
-def _cached_config(name: str) -> dict[str, bytes]:
-    """Return hub name -> ``config.json`` where it has been downloaded."""
-    import huggingface_hub
-
-    try:
-        file = huggingface_hub.try_to_load_from_cache(name, "config.json")
-    except ValueError:  # a folder, which is no name of the hub
-        return {}
-    return {name: read_bytes(Path(file))} if isinstance(file, str) else {}  # not cached: None or an object
 
 
 def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
@@ -125,7 +115,7 @@ def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
         data.setup("fit")
         yield ok("data", _rows(data))
     except MENDABLE as error:
-        yield problem("data", _text(error))
+        yield problem("data", str(error) or type(error).__name__)
         return
     try:
         with trainer.init_module():  # on the trainer's device and in its precision
@@ -133,7 +123,7 @@ def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
             model.configure_model()
         yield ok("model", _weights(model))
     except MENDABLE as error:
-        yield problem("model", _text(error))
+        yield problem("model", str(error) or type(error).__name__)
 
 
 def _rows(data: Any) -> str:
@@ -142,9 +132,7 @@ def _rows(data: Any) -> str:
         return "it can be read; its clients are counted when the node joins"
     sizes = np.array([*data.client_sizes().values()])
     if not len(sizes):
-        raise ValueError(
-            "there are no clients in it: check data.init_args.source and the column of the clients"
-        )
+        raise ValueError("there are no clients in it: check data.init_args.source and the clients' column")
     report = getattr(data, "report", None)
     long = "" if report is None else f"; {count_noun(report.too_long, 'example')} too long and left out"
     spread = f"{sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} in all"
@@ -162,7 +150,3 @@ def _weights(model: Any) -> str:
     widths = {weight.dtype.itemsize * 8 for weight in frozen if weight.is_floating_point()}
     bits = BITS.get(model.options.base) or "/".join(map(str, sorted(widths)))
     return f"{model.options.model}, a base of {bits} bits, {trained:,} trained parameters"
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

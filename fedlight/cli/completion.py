@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from fedlight.cli.listing import titles
 from fedlight.conf import configs
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.help_page import settings
@@ -16,9 +17,7 @@ def main(argv: list[str]) -> None:
     Raises:
         ModuleNotFoundError: shtab is not installed.
     """
-    parser = OneLineArguments(
-        "fedlight completion", description='A script for a shell: eval "$(fedlight completion bash)"'
-    )
+    parser = OneLineArguments("fedlight completion", description='eval "$(fedlight completion bash)"')
     parser.add_argument("shell", choices=("bash", "zsh"))
     shell = parser.parse_args(argv).shell
     try:
@@ -45,9 +44,7 @@ def commands(names: Sequence[str]) -> argparse.ArgumentParser:
                 for setting in (setting for kind in classes for setting in settings(kind)):
                     command.add_argument(f"--{part}.{setting.name}")
         elif name == "run":
-            command.add_argument(
-                "name", choices=sorted(file.stem for file in conf_path("recipes").glob("*.yaml"))
-            )
+            command.add_argument("name", choices=[name for name, _ in titles(conf_path("recipes"))])
             for option in ("--seeds", "--output", "--only", "--processes", "--twin", "--dry-run"):
                 command.add_argument(option)
     return parser

@@ -22,12 +22,9 @@ def main(argv: Sequence[str]) -> None:
     args = make_parser().parse_args(given)
     from fedlight.cli.app_folder import write_app
 
-    app = write_app(args.config, args.folder, settings)
-    for line in app.notes:
+    for line in write_app(args.config, args.folder, settings):
         print(line)
-    print(
-        f"{args.folder} is written: README.md has the commands; the first is: cd {args.folder} && flwr run . --stream"
-    )
+    print(f"{args.folder} is written: README.md has the commands; cd {args.folder} && flwr run . --stream")
 
 
 def _apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -39,21 +36,16 @@ def _apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     arguments: list[str] = []
     settings: list[str] = []
-    rest = list(argv)
-    while rest:
-        argument = rest.pop(0)
-        key = argument.partition("=")[0]
-        # argparse would take the value of an unknown key for the folder.
-        to = arguments if not argument.startswith("--") or key in ("--config", "--help") else settings
+    to, has_value = arguments, False
+    for argument in argv:
+        key, equals, _ = argument.partition("=")
+        if key.startswith("--"):
+            to, has_value = settings if key not in ("--config", "--help") else arguments, not equals
+        elif not has_value:  # argparse would take the value of an unknown key for the folder
+            to = arguments
+        else:
+            has_value = False
         to.append(argument)
-        if (
-            argument.startswith("--")
-            and "=" not in argument
-            and key != "--help"
-            and rest
-            and not rest[0].startswith("--")
-        ):
-            to.append(rest.pop(0))
     return arguments, settings
 
 
@@ -69,8 +61,6 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    init.add_argument(
-        "--config", required=True, metavar="FILE", help="config of fedlight, of your own or by name"
-    )
+    init.add_argument("--config", required=True, metavar="FILE", help="your config, or the name of one")
     init.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the app: a new or an empty one")
     return parser

@@ -1,8 +1,10 @@
 """``fedlight init DATA [--method METHOD] [--model MODEL] [--output FILE] [--dry-run] ...``."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from fedlight.datamodules.rows.rows import TEXT_ENDINGS
@@ -62,13 +64,15 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"written: {file}\nnext:    fedlight fit --config {file}\nthen:    fedlight report runs/{file.stem}"
     )
-    if options.dry_run:
-        sys.exit(_check(file))
     # Late: the import takes seconds, and the lines above need not wait for it.
-    from fedlight.preflight.dry_run import foretell
+    from fedlight.preflight import dry_run, finding
 
-    for finding in foretell(file):
-        print(f"{finding.what}: {finding.detail}")
+    if options.dry_run:
+        findings = dry_run.check({"stages": {"fit": {"fit": str(file)}}}, Path("runs") / file.stem, [0])
+        finding.show(f"{file}: before the run", findings)
+        sys.exit(finding.exit_code(findings))
+    for each in dry_run.foretell(file):
+        print(f"{each.what}: {each.detail}")
 
 
 def _write_opinions(options: argparse.Namespace) -> None:
@@ -76,9 +80,7 @@ def _write_opinions(options: argparse.Namespace) -> None:
     from fedlight.first_config.opinions import make_opinions, write_opinions
 
     if options.method not in (None, "fedbis"):
-        raise ValueError(
-            f"--method {options.method} cannot use votes on --statements: take fedbis, or leave it out"
-        )
+        raise ValueError(f"--method {options.method} cannot use --statements: take fedbis, or leave it out")
     given = {role: getattr(options, role) for role in ROLES}
     # The default model writes text and is no encoder of sentences.
     encoder = "hashed" if options.model == DEFAULT_MODEL else options.model
@@ -110,9 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "data", metavar="DATA", help="JSON lines, JSON, CSV, Parquet or Excel file, folder, or hub name"
-    )
+    parser.add_argument("data", metavar="DATA", help="JSON, CSV, Parquet or Excel file, folder, or hub name")
     parser.add_argument("--method", choices=METHODS, help="default: fedbis for votes, sft for instructions")
     parser.add_argument(
         "--model",
@@ -126,21 +126,11 @@ def make_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{role}", metavar="COLUMN", help=words)
     parser.add_argument("--answers", nargs=2, metavar="COLUMN", help="the two answers, A first")
     for name, words in {"a": "A won", "b": "B won", "tie": "neither won"}.items():
-        parser.add_argument(
-            f"--{name}", nargs="+", metavar="VALUE", help=f"values of the choice that mean: {words}"
-        )
-    parser.add_argument(
-        "--choices", nargs=2, metavar="WORD", help="two words that are single tokens of the model"
-    )
-    parser.add_argument(
-        "--template", metavar="TEXT", help=r"text with slots such as {prompt}; \n is a line break"
-    )
-    parser.add_argument(
-        "--statements", metavar="DATA", help="texts of what DATA agrees and disagrees with, as in Polis"
-    )
-    parser.add_argument(
-        "--public", metavar="DATA", help="the server's rows, for feddca; default: half of DATA"
-    )
+        parser.add_argument(f"--{name}", nargs="+", metavar="VALUE", help=f"values that mean: {words}")
+    parser.add_argument("--choices", nargs=2, metavar="WORD", help="two words, single tokens of the model")
+    parser.add_argument("--template", metavar="TEXT", help=r"text with slots as {prompt}; \n is a line break")
+    parser.add_argument("--statements", metavar="DATA", help="what DATA agrees or disagrees with (Polis)")
+    parser.add_argument("--public", metavar="DATA", help="the server's rows for feddca; default: half")
     return parser
 
 
@@ -154,30 +144,18 @@ def _stem(source: str) -> str:
     name = Path(source.rstrip("/")).name
     for ending in (".gz", *TEXT_ENDINGS, ".parquet", ".xlsx"):  # the outer ending first
         name = name.removesuffix(ending)
-    return (
-        "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")
-        or "data"
-    )
+    return re.sub(r"[^\w.-]", "_", name).strip("._") or "data"
 
 
 def _show(title: str, guesses: Sequence[Guess]) -> None:
     from rich.text import Text
 
     rows = []
-    for guess in guesses:
-        value = guess.value if guess.value is not None else "none"
-        shown = " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        sure = Text("yes", "green") if guess.sure else Text("no", "yellow")
-        rows.append((guess.what, shown, sure, guess.reason))
+    for what, value, reason, sure in map(astuple, guesses):
+        shown = (
+            " and ".join(map(str, value))
+            if isinstance(value, tuple)
+            else str("none" if value is None else value)
+        )
+        rows.append((what, shown, Text("yes", "green") if sure else Text("no", "yellow"), reason))
     print_table(title, ("what", "guess", "sure", "why"), rows)
-
-
-def _check(file: Path) -> int:
-    """Check the written config like a recipe, print the findings and return the exit code."""
-    from fedlight.preflight.dry_run import check
-    from fedlight.preflight.finding import exit_code, show
-
-    recipe = {"stages": {"fit": {"fit": str(file)}}}
-    findings = check(recipe, Path("runs") / file.stem, [0])
-    show(f"{file}: before the run", findings)
-    return exit_code(findings)

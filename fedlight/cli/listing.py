@@ -34,12 +34,16 @@ def first_comment(file: Path) -> str:
     return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
+def titles(folder: Path) -> list[tuple[str, str]]:
+    """Return the names of a folder's YAML files, and their titles."""
+    return [(file.stem, first_comment(file)) for file in sorted(folder.glob("*.yaml"))]
+
+
 def methods() -> None:
     """Print the methods that a config can name."""
     for heading, names in METHODS.items():
         _print(heading, [(name, summary(name)) for name in names()])
-    files = sorted(conf_path("recipes").glob("*.yaml"))
-    _print("recipes: fedlight run NAME", [(file.stem, first_comment(file)) for file in files])
+    _print("recipes: fedlight run NAME", titles(conf_path("recipes")))
 
 
 def devices() -> None:
@@ -49,16 +53,9 @@ def devices() -> None:
         profile = yaml.safe_load(file.read_text(encoding="utf-8"))
         figures = (f"{profile[key]:g}" for key in ("memory_gib", "tflops", "download_mbps", "upload_mbps"))
         rows.append((file.stem, *figures, first_comment(file)))
-    _print(
-        "devices: --federated.fleet.devices.NAME SHARE",
-        rows,
-        ("", "GiB", "TFLOPS", "Mbps down", "Mbps up", ""),
-    )
-    fleets = sorted(conf_path("devices/fleets").glob("*.yaml"))
-    _print(
-        "fleets: --federated.fleet devices/fleets/NAME.yaml",
-        [(file.stem, first_comment(file)) for file in fleets],
-    )
+    columns = ("", "GiB", "TFLOPS", "Mbps down", "Mbps up", "")
+    _print("devices: --federated.fleet.devices.NAME SHARE", rows, columns)
+    _print("fleets: --federated.fleet devices/fleets/NAME.yaml", titles(conf_path("devices/fleets")))
 
 
 def _print(heading: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ...] = ("", "")) -> None:

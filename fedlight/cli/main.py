@@ -75,19 +75,20 @@ def _main(argv: list[str]) -> None:
         from fedlight.cli import listing
 
         if argv[1:] in (["-h"], ["--help"]):  # the list itself is the help
-            print(f"usage: fedlight {argv[0]}\n")
-        else:
-            _refuse_more(argv)
+            print(f"usage: fedlight {command}\n")
+        elif argv[1:]:
+            raise ValueError(f"fedlight {command} takes no arguments: leave out {' '.join(argv[1:])}")
         getattr(listing, command)()
     elif command in OF_LIGHTNING:
         run_lightning_command(argv)
     else:
-        raise ValueError(f"{_no_command(command)} (fedlight --help says what they do)")
+        from fedlight.support.words import near
 
-
-def _refuse_more(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise ValueError(f"fedlight {argv[0]} takes no arguments: leave out {' '.join(argv[1:])}")
+        known = f"; the commands are {', '.join(COMMANDS)}"
+        reason = f"there is no command {command!r}{near(command, COMMANDS) or known}"
+        if command.startswith("-"):
+            reason = f"{command} comes after a command, as in fedlight fit {command}{known}"
+        raise ValueError(f"{reason} (fedlight --help says what they do)")
 
 
 def run_lightning_command(argv: list[str]) -> None:
@@ -101,13 +102,3 @@ def run_lightning_command(argv: list[str]) -> None:
     from fedlight.lightning_cli.cli import lightning_cli
 
     lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)  # of `--help all` the parser's page
-
-
-def _no_command(given: str) -> str:
-    if given.startswith("-"):
-        return f"{given} comes after a command, as in fedlight fit {given}; the commands are {', '.join(COMMANDS)}"
-    from fedlight.support.words import near
-
-    return (
-        f"there is no command {given!r}{near(given, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"
-    )

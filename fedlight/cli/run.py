@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedlight.cli.listing import first_comment
+from fedlight.cli.listing import titles
 from fedlight.conf import path as conf_path
 from fedlight.support.console import OneLineArguments
 
@@ -38,9 +38,7 @@ def main(argv: list[str]) -> None:
         help="check settings, data, models, memory, disk and keys, and do nothing; ends with 0 if all is well, 2 at a "
         "problem, 3 if something could not be checked",
     )
-    parser.add_argument(
-        "set", nargs="*", default=[], metavar="KEY=VALUE", help="change a value of the recipe: rounds=3"
-    )
+    parser.add_argument("set", nargs="*", default=[], metavar="KEY=VALUE", help="as rounds=3, of the recipe")
     # Removed first: argparse would read those after --seeds as seeds.
     changes = [word for word in argv if "=" in word and not word.startswith("-")]
     # Intermixed: words for `set` may also come after options.
@@ -61,6 +59,6 @@ def main(argv: list[str]) -> None:
 
 
 def _listing() -> str:
-    files = sorted(conf_path("recipes").glob("*.yaml"))
-    width = max(len(file.stem) for file in files)
-    return "Recipes:\n" + "\n".join(f"  {file.stem:<{width}}  {first_comment(file)}" for file in files)
+    recipes = titles(conf_path("recipes"))
+    width = max(len(name) for name, _ in recipes)
+    return "Recipes:\n" + "\n".join(f"  {name:<{width}}  {title}" for name, title in recipes)

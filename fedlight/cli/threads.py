@@ -21,18 +21,16 @@ def take_threads(arguments: list[str]) -> list[str]:
     for word in words:
         name, equals, value = word.partition("=")
         if name == NAME:
-            _set(value if equals else next(words, ""))
+            number = value if equals else next(words, "")
+            if (
+                not number.isascii() or not number.isdecimal() or int(number) < 1
+            ):  # other scripts have digits too
+                given = f"{NAME} {number}".rstrip()
+                raise ValueError(f"{given} needs a number of at least 1, as in {NAME} 1")
+            # Before a command imports the libraries, which read these when they are loaded; processes inherit them.
+            os.environ.update(dict.fromkeys(VARIABLES, number))
+            if "torch" in sys.modules:  # in a process that has run another command
+                sys.modules["torch"].set_num_threads(int(number))
         else:
             others.append(word)
     return others
-
-
-def _set(number: str) -> None:
-    if not number.isascii() or not number.isdecimal() or int(number) < 1:  # other scripts have digits too
-        raise ValueError(
-            f"{NAME} {number}".rstrip() + f" needs a number of threads of at least 1, as in {NAME} 1"
-        )
-    # Before a command imports the libraries, which read these when they are loaded; processes inherit them.
-    os.environ.update(dict.fromkeys(VARIABLES, number))
-    if "torch" in sys.modules:  # in a process that has run another command
-        sys.modules["torch"].set_num_threads(int(number))

@@ -16,7 +16,7 @@ from rich.text import Text
 from fedlight.datamodules.text.encoding import Comparison
 from fedlight.datamodules.text.templates import Template
 from fedlight.devices import hardware
-from fedlight.export.opened import Opened, open_run
+from fedlight.export.opened import open_run
 from fedlight.export.write import template_name, template_of
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.modules.reward import RewardModule
@@ -24,10 +24,13 @@ from fedlight.modules.selector import SelectorModule
 from fedlight.runs.facts import within
 from fedlight.support.console import OneLineArguments
 
-ASKED = ("instruction", "prompt", "question", "post")
-"""Slots for what is typed, the first that a template has."""
-NARROW = 100
-"""Characters of a terminal below which both answers stand below each other."""
+ASKED = (
+    "instruction",
+    "prompt",
+    "question",
+    "post",
+)  # slots for what is typed, the first that a template has
+NARROW = 100  # characters of a terminal below which both answers stand below each other
 QUIT = ("/quit", "/exit")
 
 
@@ -38,15 +41,9 @@ def make_parser() -> argparse.ArgumentParser:
         description="Answers of a run's tuned model beside those of its raw base, to lines that are typed or piped in; "
         "each line is a prompt of its own.",
     )
-    parser.add_argument(
-        "run", help="folder of a run, or of a stage of a recipe, that trained a model to write"
-    )
-    parser.add_argument(
-        "--selector", metavar="RUN", help="folder of a FedBis or FedBiscuit run, which compares both"
-    )
-    parser.add_argument(
-        "--checkpoint", metavar="FILE", help="these weights, or `last`; default: the adapter of the end"
-    )
+    parser.add_argument("run", help="folder of a run, or of a recipe's stage, that trained a model to write")
+    parser.add_argument("--selector", metavar="RUN", help="folder of a FedBis or FedBiscuit run, to compare")
+    parser.add_argument("--checkpoint", metavar="FILE", help="these weights, or `last`; default: the adapter")
     parser.add_argument("--model", help="hub name or folder of the base, where it has moved since the run")
     parser.add_argument("--max-new-tokens", type=int, default=80, help="of an answer; default: 80")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, the likeliest answer")
@@ -67,7 +64,15 @@ def main(argv: Sequence[str]) -> None:
     if options.max_new_tokens < 1 or not 0 <= options.temperature < math.inf:
         raise ValueError("--max-new-tokens is at least 1, and --temperature a number from 0")
     opened = open_run(options.run, options.checkpoint, options.model)
-    template, fields = _check_writes(opened), dict(_assigned(text) for text in options.set)
+    if issubclass(opened.kind, (SelectorModule, RewardModule)):
+        raise ValueError(
+            f"{opened.run.label} trained a model that compares answers and writes none: give a run of SFTModule or "
+            "DPOModule as RUN, and this one with --selector"
+        )
+    template = template_of(opened) or Template("{prompt}", "prompt")
+    if wrong := [text for text in options.set if "=" not in text]:
+        raise ValueError(f"--set {wrong[0]}: it has the form SLOT=TEXT")
+    fields = dict(text.split("=", 1) for text in options.set)
     slot = _slot_of(template)
     if unknown := sorted(fields.keys() - set(template.slots) - {slot}):
         raise ValueError(
@@ -88,7 +93,12 @@ def main(argv: Sequence[str]) -> None:
             except ValueError as error:  # such as a prompt that is too long
                 console.print(Text(f"not answered: {error}", style="red"))
                 continue
-            _show(console, raw, tuned)
+            width = console.width if console.width < NARROW else console.width // 2 - 1  # 1 for the gap
+            panels = [
+                Panel(Text(text or "(nothing)"), title=title, border_style=colour, width=width)
+                for title, text, colour in (("raw", raw, "dim"), ("tuned", tuned, "green"))
+            ]
+            console.print(Columns(panels, padding=(0, 1)))
             if judge is not None:
                 console.print(Text(preference(judge, fields, line, raw, tuned), style="bold"))
 
@@ -106,21 +116,19 @@ def preference(judge: SelectorJudge, fields: Mapping[str, str], asked: str, raw:
     shares = 1 / (1 + np.exp(log_probs[:, 0] - log_probs[:, 1]))  # the softmax over both answers
     probabilities = ", ".join(f"{share:.3f}" for share in shares)
     for_tuned, for_raw = int((shares > 0.5).sum()), int((shares < 0.5).sum())
-    better = "tuned" if for_tuned > for_raw else "raw" if for_raw > for_tuned else None
-    if better is None:
+    if for_tuned == for_raw:
         return f"undecided (probability of the tuned answer: {probabilities})"
-    most = f"{max(for_tuned, for_raw)} of {len(shares)} selectors prefer"
-    voters = most if len(shares) > 1 else "the selector prefers"
+    most, better = max((for_tuned, "tuned"), (for_raw, "raw"))
+    voters = f"{most} of {len(shares)} selectors prefer" if len(shares) > 1 else "the selector prefers"
     return f"{voters} the {better} answer (probability of the tuned one: {probabilities})"
 
 
 def _lines(console: Console) -> Iterator[str]:
     """Yield the typed lines, or those of a pipe, without empty ones."""
     if not sys.stdin.isatty():
-        for line in sys.stdin:
-            if line.strip():
-                console.print(Text(f"> {line.strip()}", style="cyan"))
-                yield line.strip()
+        for line in filter(None, map(str.strip, sys.stdin)):
+            console.print(Text(f"> {line}", style="cyan"))
+            yield line
         return
     console.print("a line is a prompt; /quit or Ctrl-D ends", style="dim")
     while True:
@@ -135,36 +143,9 @@ def _lines(console: Console) -> Iterator[str]:
             yield line
 
 
-def _show(console: Console, raw: str, tuned: str) -> None:
-    width = console.width if console.width < NARROW else console.width // 2 - 1  # 1 for the gap
-    panels = [
-        Panel(Text(text or "(nothing)"), title=title, border_style=colour, width=width)
-        for title, text, colour in (("raw", raw, "dim"), ("tuned", tuned, "green"))
-    ]
-    console.print(Columns(panels, padding=(0, 1)))
-
-
-def _check_writes(opened: Opened) -> Template:
-    """Return the template of the run's prompts; raise ValueError where its model answers nothing."""
-    if issubclass(opened.kind, (SelectorModule, RewardModule)):
-        raise ValueError(
-            f"{opened.run.label} trained a model that compares answers and writes none: give a run of SFTModule or "
-            "DPOModule as RUN, and this one with --selector"
-        )
-    return template_of(opened) or Template("{prompt}", "prompt")
-
-
 def _slot_of(template: Template) -> str:
     """Return the slot for the typed text."""
-    slots = [slot for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots]
-    return str(slots[0])
-
-
-def _assigned(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set {text}: it has the form SLOT=TEXT")
-    return name, value
+    return next(str(slot) for slot in (*ASKED, template.trim, *template.slots) if slot in template.slots)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedlight.export.gguf import TYPES
 from fedlight.support.console import OneLineArguments
 
-FORMATS = ("adapter", "merged", "gguf", "onnx", "executorch")  # also in write.py, which loads torch
+FORMATS = ("adapter", "merged", "gguf", "onnx", "executorch")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,9 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="number type of a merged model; default: that of the run",
     )
     parser.add_argument("--converter", type=Path, metavar="FILE", help="convert_hf_to_gguf.py of llama.cpp")
-    parser.add_argument(
-        "--outtype", choices=TYPES, default="f16", help="number type of a GGUF file; default: f16"
-    )
+    parser.add_argument("--outtype", choices=TYPES, default="f16", help="type of a GGUF file; default: f16")
     parser.add_argument("--push", metavar="REPO", help="upload the folder to this repository of the hub")
     parser.add_argument("--public", action="store_true", help="a new repository may be read by everybody")
     return parser

@@ -3,20 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedlight.callbacks.export.card_facts import (
-    CardFacts,
-    base_form,
-    command_line,
-    papers_of,
-    privacy_of,
-    public_name,
-    scores_of,
-    settings_of,
-    traffic_of,
-)
+from fedlight.callbacks.export.card_facts import CardFacts, card_facts, public_name
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.export.opened import Opened
-from fedlight.pretrained.hub import find_licence
 from fedlight.runs import facts
 from fedlight.runs.client_data import data_of
 from fedlight.runs.facts import within
@@ -33,47 +22,33 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
     """
     run, rounds = opened.run, opened.rounds()
     config = run.config()
-    federated = config.get("federated") or {}
-    classes = [opened.kind, opened.algorithm]
-    last = _last(run, rounds)
+    loop, data = (within(config, part, "init_args") or {} for part in ("federated", "data"))
     counts = data_of(run).counts
-    visits = [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)]
-    model = str(opened.settings.get("model", ""))
-    recorded = run.record().get("versions")
-    versions = recorded.items() if isinstance(recorded, Mapping) else ()
-    return CardFacts(
-        module=opened.kind.__name__,
-        base=public_name(model),
-        algorithm=facts.algorithm(run) if federated else "",
-        papers=papers_of(each for each in classes if isinstance(each, type)),
-        base_form=base_form(model, str(opened.settings.get("base", "plain"))),
-        licence=find_licence(model, ask_hub),
+    return card_facts(
+        opened.kind,
+        opened.algorithm,
+        [opened.settings, loop, data],
+        _last(run, rounds),
+        [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)],
+        run.record(),
+        ask_hub,
+        algorithm=facts.algorithm(run)
+        if config.get("federated")
+        else "",  # also of one that cannot be imported
         source=public_name(within(config, "data", "source")),
         clients=len(counts),
         examples=sum(sum(by_label.values()) for by_label in counts.values()),
         added=_added(run),
         rounds=facts.rounds(run)[0] if rounds is None else rounds,
-        **traffic_of(visits),
-        privacy=privacy_of(last),
-        scores=scores_of(last),
-        settings=settings_of(
-            opened.settings, *(within(config, part, "init_args") or {} for part in ("federated", "data"))
-        ),
-        command=command_line(run.record()),
-        versions={str(name): str(version) for name, version in versions if name != "python"},
     )
 
 
 def _last(run: Run, rounds: int | None) -> dict[str, float]:
     """Return the last value of each metric, up to a round."""
-    values: dict[str, float] = {}
-    for row in run.metrics():
-        if _is_before(row.get("epoch"), rounds):
-            values |= {name: value for name, text in row.items() if (value := number(text)) is not None}
-    metrics = run.done().get("metrics") if rounds is None else None
-    if isinstance(metrics, Mapping):
-        values |= {name: value for name, each in metrics.items() if (value := number(each)) is not None}
-    return values
+    rows: list[Any] = [row for row in run.metrics() if _is_before(row.get("epoch"), rounds)]
+    at_end = run.done().get("metrics") if rounds is None else None
+    rows += [at_end] if isinstance(at_end, Mapping) else []
+    return {name: value for row in rows for name, text in row.items() if (value := number(text)) is not None}
 
 
 def _added(run: Run) -> int:

@@ -12,8 +12,7 @@ from pathlib import Path
 SCRIPT = "convert_hf_to_gguf.py"
 TYPES = ("f32", "f16", "bf16", "q8_0")
 LINES = 3
-HOURS = 6
-"""After which a converter is taken to hang; one that writes tens of gigabytes needs less than one."""
+HOURS = 6  # after which a converter is taken to hang; one that writes tens of gigabytes needs less than one
 
 
 def find_converter(given: Path | None = None) -> Path:
@@ -52,7 +51,7 @@ def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ValueError(
-            f"{converter.name} was stopped after {HOURS:g} hours: run it by hand on --format merged"
+            f"{converter.name} stopped after {HOURS:g} hours: run it on --format merged"
         ) from None
     if done.returncode or not file.is_file():
         # A traceback ends with its reason.

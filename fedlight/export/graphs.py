@@ -14,16 +14,13 @@ from transformers import AutoModelForCausalLM
 PACKAGES = {"onnx": ("onnx", "onnxscript"), "executorch": ("executorch",)}
 """Formats, and what their exporters need."""
 EXPORTERS_SINCE = "5.23"
-SAMPLE_TOKENS = 8
-"""Length of the prompt that traces a program."""
+SAMPLE_TOKENS = 8  # length of the prompt that traces a program
 
 
 def check_installed(form: str) -> None:
     """Raise ModuleNotFoundError where the exporter of a format is not here."""
     if lost := [name for name in PACKAGES[form] if find_spec(name) is None]:
-        raise ModuleNotFoundError(
-            f"--format {form} needs {' and '.join(lost)}: pip install 'fedlight[{form}]'"
-        )
+        raise ModuleNotFoundError(f"--format {form} needs {', '.join(lost)}: pip install 'fedlight[{form}]'")
     # Earlier exporters cannot save a program together with the parts that run it.
     if find_spec("transformers.exporters") is None or not hasattr(
         import_module("transformers.exporters"), "ExportedModel"
@@ -55,7 +52,5 @@ def write_programs(form: str, model: Path, folder: Path) -> None:
         exported = getattr(exporters, f"{kind}Exporter")().export_for_generation(network, prompt, settings)
     except RuntimeError as error:
         said = str(error.__cause__ or error).strip().splitlines()
-        raise ValueError(
-            f"--format {form}: this model could not be exported: {said[0] if said else error}"
-        ) from error
+        raise ValueError(f"--format {form}: it was not exported: {said[0] if said else error}") from error
     exported.save_pretrained(folder)

@@ -22,21 +22,14 @@ ADAPTER = "adapter"
 
 @dataclass(frozen=True)
 class Opened:
-    """Trained model of a run.
+    """Trained model of a run."""
 
-    Attributes:
-        run: as a report reads it.
-        kind: class of the module.
-        settings: the run's arguments of its constructor.
-        adapter: folder that the run's `AdapterExport` wrote; None where the weights are a checkpoint's.
-        checkpoint: file of the weights; None for the adapter's folder.
-    """
-
-    run: Run
-    kind: type[LanguageModule]
-    settings: dict[str, Any]
+    run: Run  # as a report reads it
+    kind: type[LanguageModule]  # class of the module
+    settings: dict[str, Any]  # the run's arguments of its constructor
+    # folder that the run's `AdapterExport` wrote; None where the weights are a checkpoint's
     adapter: Path | None
-    checkpoint: Path | None
+    checkpoint: Path | None  # file of the weights; None for the adapter's folder
 
     @property
     def is_on_merged_base(self) -> bool:
@@ -73,29 +66,25 @@ class Opened:
         """
         execution = {**self.settings.get("execution", {}), "vllm": None}
         settings = {**self.settings, "execution": execution, **changes}
+        content: dict[str, Any] = {}
         if self.checkpoint is not None:
-            return self._load_checkpoint(settings)
-        if self.is_on_merged_base:
+            check_readable(self.checkpoint)
+            content = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        elif self.is_on_merged_base:
             raise ValueError(
                 f"{self.run.label} trained on a base with another adapter merged into it, which its own adapter's "
                 "folder does not hold: give --checkpoint last"
             )
-        # Its folder says how many there are.
-        module = self.kind(**{**settings, "adapter": str(self.adapter), "num_adapters": 1})
-        module.configure_model()
-        return module.eval()
-
-    def _load_checkpoint(self, settings: dict[str, Any]) -> LanguageModule:
-        assert self.checkpoint is not None
-        check_readable(self.checkpoint)
-        content = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        else:  # its folder says how many there are
+            settings |= {"adapter": str(self.adapter), "num_adapters": 1}
         module = self.kind(**settings)
         module.configure_model()
-        saved = content.get(checkpoints.BASE_KEY)
-        # A quantized base has another checksum than the plain one.
-        if saved is None or saved.get("base") == module.base["base"]:
-            checkpoints.check_base(saved, module.base)
-        module.load_state_dict(content["state_dict"])
+        if content:
+            saved = content.get(checkpoints.BASE_KEY)
+            # A quantized base has another checksum than the plain one.
+            if saved is None or saved.get("base") == module.base["base"]:
+                checkpoints.check_base(saved, module.base)
+            module.load_state_dict(content["state_dict"])
         return module.eval()
 
 
@@ -115,9 +104,7 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     runs = [run for run in read_runs([folder]) if _adapter(run) is not None or _checkpoints(run)]
     if len(runs) > 1:
         names = ", ".join(str(run.folder.relative_to(run.home)) for run in runs[:6])
-        raise ValueError(
-            f"{folder}: there are {len(runs)} trained models in it: give the folder of one, such as {names}"
-        )
+        raise ValueError(f"{folder}: it has {len(runs)} trained models: give one of them, such as {names}")
     if not runs:
         raise ValueError(
             f"{folder}: no run in it has written an adapter or a checkpoint: train with the callback AdapterExport or "
@@ -128,44 +115,34 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     settings = dict(spec.get("init_args") or {})
     if model is not None:
         settings["model"] = model
-    kind = _class_of(str(spec.get("class_path", "")), run)
-    # An adapter of an earlier end is older than the checkpoints.
-    adapter = None if checkpoint or _has_gone_on(run) else _adapter(run)
-    if adapter is not None:
-        return Opened(run, kind, settings, adapter, None)
-    return Opened(run, kind, settings, None, _checkpoint(run, checkpoint or LAST))
-
-
-def _class_of(path: str, run: Run) -> type[LanguageModule]:
+    path = str(spec.get("class_path", ""))
     kind = class_of(path)
     if kind is None or not issubclass(kind, LanguageModule):
         raise ValueError(
             f"{run.label} trained {path or 'a module that its config does not name'}, which is no LanguageModule of "
             "fedlight, or cannot be imported from here: only language models with adapters can be exported"
         )
-    return kind
+    # After the end that wrote an adapter the run may have gone on: its checkpoints are newer.
+    has_gone_on = run.record().get("state", "done") != "done" and _checkpoints(run)
+    adapter = None if checkpoint or has_gone_on else _adapter(run)
+    return Opened(run, kind, settings, adapter, None if adapter else _checkpoint(run, checkpoint or LAST))
 
 
 def _adapter(run: Run) -> Path | None:
     """Return the folder that `AdapterExport` wrote: by its own name in the run's folder, which may have moved."""
-    callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
     written = [
-        str((each.get("init_args") or {}).get("folder", ""))
-        for each in callbacks
-        if isinstance(each, dict) and str(each.get("class_path", "")).endswith("AdapterExport")
+        Path(str(within(each, "init_args", "folder") or "")).name
+        for each in _callbacks(run)
+        if str(each.get("class_path", "")).endswith("AdapterExport")
     ]
-    for name in dict.fromkeys([*(Path(folder).name for folder in written), ADAPTER]):
-        folder = run.folder / name
-        if (name and (folder / "adapter_config.json").is_file()) or any(
-            folder.glob("adapter*/adapter_config.json")
-        ):
-            return folder
-    return None
+    folders = [run.folder / name for name in dict.fromkeys([*written, ADAPTER]) if name]
+    files = ("adapter_config.json", "adapter*/adapter_config.json")  # of one, and of several
+    return next((folder for folder in folders if any(any(folder.glob(file)) for file in files)), None)
 
 
-def _has_gone_on(run: Run) -> bool:
-    """Return whether the run was continued after the end that wrote its adapter, and has checkpoints of that time."""
-    return run.record().get("state", "done") != "done" and bool(_checkpoints(run))
+def _callbacks(run: Run) -> list[dict[str, Any]]:
+    callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
+    return [each for each in callbacks if isinstance(each, dict)]
 
 
 def _checkpoints(run: Run) -> list[Path]:
@@ -190,11 +167,8 @@ def _progress(file: Path) -> tuple[int, int]:
 def _checkpoint(run: Run, wanted: str) -> Path:
     if wanted != LAST:
         if not Path(wanted).is_file():
-            raise FileNotFoundError(
-                f"--checkpoint {wanted}: there is no such file; {LAST} takes the run's newest"
-            )
-        callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
-        written = [within(each, "init_args", "dirpath") for each in callbacks if isinstance(each, dict)]
+            raise FileNotFoundError(f"--checkpoint {wanted}: there is no such file; {LAST} takes the newest")
+        written = [within(each, "init_args", "dirpath") for each in _callbacks(run)]
         places = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
         # Links are followed, as checkpoints may be on another disk.
         if not any(Path(wanted).resolve().is_relative_to(folder.resolve()) for folder in places):
@@ -205,7 +179,5 @@ def _checkpoint(run: Run, wanted: str) -> Path:
         return Path(wanted)
     files = _checkpoints(run)
     if not files:
-        raise FileNotFoundError(
-            f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out for its adapter"
-        )
+        raise FileNotFoundError(f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out")
     return files[0] if len(files) == 1 else max(files, key=_progress)  # one alone need not be read

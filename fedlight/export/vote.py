@@ -65,23 +65,18 @@ class Selectors:
     def _shown(self, fields: dict[str, str], a: str, b: str) -> list[float]:
         """Return the log-probabilities of both choices, with the answers in this order."""
         text = self.template.format(**fields, response_a=a.strip(), response_b=b.strip())
-        rows = [self._encoded(f"{text} {choice}") for choice in self.choices]
+        texts = [f"{text} {choice}" for choice in self.choices]
+        rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         opening = self.tokenizer("x")["input_ids"][:1]
         opens = opening == [self.tokenizer.bos_token_id] and not self.is_chat
         ids = (opening if opens else []) + rows[0][:-1]  # all but the choice, which is one token
         if len(ids) > self.max_tokens:
-            raise ValueError(
-                f"{len(ids)} tokens; the selectors were trained on at most {self.max_tokens}: shorten it"
-            )
+            raise ValueError(f"{len(ids)} tokens, and selectors were trained on {self.max_tokens}: shorten")
         with torch.no_grad():
             logits = self.model(torch.tensor([ids], device=self.model.device)).logits[0, -1]
         choices = logits[[row[-1] for row in rows]].float() - torch.tensor([0.0, self.prior])
         log_probs: list[float] = (choices / self.temperature).log_softmax(0).tolist()
         return log_probs
-
-    def _encoded(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
 
 
 def main(arguments: list[str]) -> None:

@@ -26,7 +26,6 @@ from fedlight.runs.run import read_recipe
 from fedlight.support.files import whole_folder, write_json
 from fedlight.support.results import chance_notes
 
-FORMATS = ("adapter", "merged", "gguf", *graphs.PACKAGES)
 FULL_PRECISION = (
     "The run trained on a {form} base. Here the adapter is added to the base in full precision, since rounding the sum "
     "again would change the answers; they differ from those of the run as far as its rounded base does from the plain one."
@@ -75,7 +74,7 @@ def export(
     Args:
         opened: the run.
         output: folder, empty or not there.
-        form: one of `FORMATS`.
+        form: one of `fedlight.export.command.FORMATS`.
         dtype: number type of a merged model; None: that of the run's setting.
         converter: ``convert_hf_to_gguf.py``; None: the one in the search path of commands.
         outtype: number type of a GGUF file.
@@ -87,17 +86,16 @@ def export(
         ValueError: the format is none for this module, or the folder is not empty.
     """
     check(opened, output, form, converter)  # before the folder is made and anything is loaded
-    script = gguf.find_converter(converter) if form == "gguf" else None
     facts = facts_of(opened, ask_hub)
     with whole_folder(output.resolve()) as new:  # of a link to a folder, that folder
         if form == "adapter":
             _write_adapter(opened, facts, new)
         elif form == "merged":
             _write_merged(opened, facts, new, dtype)
-        elif script is None:  # programs of graphs.PACKAGES
-            _write_programs(opened, facts, new, form)
+        elif form == "gguf":
+            _write_gguf(opened, facts, new, gguf.find_converter(converter), outtype)
         else:
-            _write_gguf(opened, facts, new, script, outtype)
+            _write_programs(opened, facts, new, form)
 
 
 def check(opened: Opened, output: Path, form: str, converter: Path | None = None) -> None:
@@ -122,9 +120,7 @@ def check(opened: Opened, output: Path, form: str, converter: Path | None = None
             "give --format adapter, which holds all and their vote"
         )
     if form not in ("adapter", "merged") and task != "CAUSAL_LM":
-        raise ValueError(
-            f"--format {form} is for models that write text: give --format merged for a classifier"
-        )
+        raise ValueError(f"--format {form} is for models that write: give --format merged for a classifier")
     if form in graphs.PACKAGES:
         graphs.check_installed(form)
     if form == "gguf":
@@ -132,63 +128,64 @@ def check(opened: Opened, output: Path, form: str, converter: Path | None = None
 
 
 def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
-    if opened.adapter is not None:
-        names = copy_adapters(opened.adapter, folder, facts.base)
-    else:
-        with tempfile.TemporaryDirectory(dir=folder) as saved:  # on the same disk, which has room for it
+    with tempfile.TemporaryDirectory(dir=folder) as saved:  # on the same disk, which has room for it
+        if opened.adapter is None:
             opened.load().save_adapter(saved)
-            names = copy_adapters(saved, folder, facts.base)
+        names = copy_adapters(opened.adapter or saved, folder, facts.base)
     what = "LoRA adapter" if len(names) == 1 else f"{len(names)} LoRA adapters on one base"
-    use = adapter_use(facts.base, _task(opened), names, _labels(opened))
-    use += _prompts(opened, folder, names)
+    labels = 2 if opened.settings.get("head") == "classifier" else opened.kind.num_labels or 1
+    use = adapter_use(facts.base, _task(opened), names, labels) + _prompts(opened, folder, names)
     notes = [*adapter_notes(facts, False), *_of_run(opened)]
     write_card(facts, folder, what=what, use=use, task=_task(opened), notes=notes)
 
 
 def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | None) -> None:
-    module = _plain(opened, dtype)
-    _save_whole(module, facts, folder)
+    # Into the plain base alone can be merged.
+    _save_whole(opened.load(base="plain", **({} if dtype is None else {"dtype": dtype})), facts, folder)
     kind = "AutoModelForCausalLM" if _task(opened) == "CAUSAL_LM" else "AutoModelForSequenceClassification"
-    lines = [
+    code = [
         f"from transformers import {kind}, AutoTokenizer",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         f'model = {kind}.from_pretrained("FOLDER")',
     ]
-    use = "\n".join(["```python", *lines, "```"]) + _prompts(opened, folder, [])
-    notes, task = [*_rounding(facts), *_of_run(opened)], _task(opened)
-    write_card(facts, folder, what="Merged model", use=use, library="transformers", task=task, notes=notes)
+    use = _python(code) + _prompts(opened, folder, [])
+    _write_card(opened, facts, folder, [], what="Merged model", use=use, library="transformers")
 
 
 def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path, outtype: str) -> None:
     file = folder / f"{facts.base.rpartition('/')[2]}-{outtype}.gguf"
     with tempfile.TemporaryDirectory(dir=folder) as merged:
-        _save_whole(_plain(opened, "fp32"), facts, Path(merged))
+        _save_whole(opened.load(base="plain", dtype="fp32"), facts, Path(merged))
         gguf.convert(converter, Path(merged), file, outtype)
-    use = "\n".join(
-        ["```python", "from llama_cpp import Llama", "", f'model = Llama("FOLDER/{file.name}")', "```"]
-    ) + _prompts(opened, None, [])
+    code = ["from llama_cpp import Llama", "", f'model = Llama("FOLDER/{file.name}")']
+    use = _python(code) + _prompts(opened, None, [])
     weights = f"Weights are {outtype}; answers may differ where two tokens are almost equally likely."
-    notes = [weights, *_rounding(facts), *_of_run(opened)]
-    write_card(facts, folder, what="GGUF file", use=use, library="gguf", task=_task(opened), notes=notes)
+    _write_card(opened, facts, folder, [weights], what="GGUF file", use=use, library="gguf")
 
 
 def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -> None:
-    module = _plain(opened, "fp32")
+    module = opened.load(base="plain", dtype="fp32")
     with tempfile.TemporaryDirectory(dir=folder) as merged:
         _save_whole(module, facts, Path(merged))
         graphs.write_programs(form, Path(merged), folder)
     module.tokenizer.save_pretrained(folder)
     _without_folders(facts, folder)
-    use = "\n".join(["```python", *PROGRAMS_USE.strip().splitlines(), "```"]) + _prompts(opened, None, [])
-    notes = ["Weights are fp32; one text at a time.", *_rounding(facts), *_of_run(opened)]
+    use = _python(PROGRAMS_USE.strip().splitlines()) + _prompts(opened, None, [])
     what = {"onnx": "ONNX programs", "executorch": "ExecuTorch programs"}[form]
-    write_card(facts, folder, what=what, use=use, library=form, task=_task(opened), notes=notes)
+    notes = ["Weights are fp32; one text at a time."]
+    _write_card(opened, facts, folder, notes, what=what, use=use, library=form)
 
 
-def _plain(opened: Opened, dtype: str | None) -> LanguageModule:
-    """Return the module on the plain base, into which alone can be merged."""
-    return opened.load(base="plain", **({} if dtype is None else {"dtype": dtype}))
+def _write_card(opened: Opened, facts: CardFacts, folder: Path, notes: list[str], **words: str) -> None:
+    """Write the card of a whole model."""
+    if facts.base_form != "plain":
+        notes = [*notes, FULL_PRECISION.format(form=facts.base_form)]
+    write_card(facts, folder, task=_task(opened), notes=[*notes, *_of_run(opened)], **words)
+
+
+def _python(lines: Sequence[str]) -> str:
+    return "\n".join(["```python", *lines, "```"])
 
 
 def _save_whole(module: LanguageModule, facts: CardFacts, folder: Path) -> None:
@@ -202,10 +199,6 @@ def _without_folders(facts: CardFacts, folder: Path) -> None:
         if isinstance(content, dict) and {"_name_or_path", "name_or_path"} & content.keys():
             names = {name: facts.base for name in ("_name_or_path", "name_or_path") if name in content}
             write_json(file, {**content, **names})
-
-
-def _rounding(facts: CardFacts) -> list[str]:
-    return [] if facts.base_form == "plain" else [FULL_PRECISION.format(form=facts.base_form)]
 
 
 def _of_run(opened: Opened) -> list[str]:
@@ -224,10 +217,6 @@ def _of_run(opened: Opened) -> list[str]:
 
 def _task(opened: Opened) -> str:
     return "SEQ_CLS" if opened.settings.get("head") == "classifier" else opened.kind.task
-
-
-def _labels(opened: Opened) -> int:
-    return 2 if opened.settings.get("head") == "classifier" else opened.kind.num_labels or 1
 
 
 def template_name(opened: Opened) -> tuple[str, Template] | None:

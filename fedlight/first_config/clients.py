@@ -10,8 +10,7 @@ import numpy as np
 from fedlight.first_config.columns import Column, Guess, GuessError, ambiguous, score_name
 from fedlight.support.words import count_noun
 
-NOBODY = "none"
-"""Value of --client for rows that are nobody's: they are dealt out at random."""
+NOBODY = "none"  # --client of rows without an owner, which are dealt out at random
 SHARES = 10  # most clients among whom such rows are dealt out
 FEWEST_ROWS = 4  # of such a client, at least
 
@@ -44,23 +43,25 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
         for column in columns
         if column.name not in taken and 2 <= column.distinct <= len(column.codes) / 2 and column.words < 0.9
     ]
-    best = max((score_name(column.name, "client") for column in likely), default=0)
-    named = [column for column in likely if best and score_name(column.name, "client") == best]
-    if len(named) > 1:
-        raise GuessError(_ask(named))
-    if named:
-        # A score of 2 is that of a weak word, such as source.
-        return Guess("client", named[0].name, f"its name, and {_count(named[0])}", sure=best > 2)
-    # An id of a question has one value wherever the question is; a voter has not.
-    free = [column for column in likely if not follows(column, asked)]
-    if len(free) > 1:
-        raise GuessError(_ask(free))
-    if free:
-        return Guess(
-            "client", free[0].name, f"it has {_count(free[0])}, and does not follow from the text", sure=False
-        )
-    reason = "no column says whose row it is: rows are dealt out at random; --client COLUMN names one"
-    return Guess("client", None, reason, sure=False)
+    scores = [score_name(column.name, "client") for column in likely]
+    best = max(scores, default=0)
+    if best:
+        could_be = [column for column, score in zip(likely, scores, strict=True) if score == best]
+    else:  # an id of a question has one value wherever the question is; a voter has not
+        could_be = [column for column in likely if not follows(column, asked)]
+    if len(could_be) > 1:
+        names = ambiguous("client", [column.name for column in could_be])
+        raise GuessError(f"{names}, or --client none where rows are nobody's")
+    if not could_be:
+        reason = "no column says whose row it is: rows are dealt out at random; --client COLUMN names one"
+        return Guess("client", None, reason, sure=False)
+    (column,) = could_be
+    low, high = min(column.counts), max(column.counts)
+    rows = f"{f'{low:,} to ' if low < high else ''}{count_noun(high, 'row')} each"
+    has = f"{column.distinct:,} values with {rows}"
+    reason = f"its name, and {has}" if best else f"it has {has}, and does not follow from the text"
+    # A score of 2 is that of a weak word, such as source.
+    return Guess("client", column.name, reason, sure=best > 2)
 
 
 def follows(column: Column, asked: Sequence[Column]) -> bool:
@@ -84,15 +85,3 @@ def follows(column: Column, asked: Sequence[Column]) -> bool:
     with_values = np.unique(keys * len(column.different) + column.codes)
     # Where hardly any question is asked twice, every column follows from it, and that says nothing.
     return len(with_values) == different and (rows - different) * 10 >= rows
-
-
-def _count(column: Column) -> str:
-    low, high = min(column.counts), max(column.counts)
-    return f"{column.distinct:,} values with {f'{low:,} to ' if low < high else ''}{count_noun(high, 'row')} each"
-
-
-def _ask(columns: Sequence[Column]) -> str:
-    return (
-        ambiguous("client", [column.name for column in columns])
-        + ", or --client none where rows are nobody's"
-    )

@@ -13,8 +13,7 @@ from fedlight.datamodules.rows.columns import ASKERS, is_turn, reply_of, speaker
 from fedlight.support.types import Rows
 from fedlight.support.words import near
 
-FEW = 12
-"""Most values that a column may have for them to be listed."""
+FEW = 12  # most values that a column may have for them to be listed
 NAMES: dict[str, tuple[str, str]] = {
     "question": (
         "question instruction prompt query ask request claim task_prompt",
@@ -49,49 +48,31 @@ class GuessError(ValueError):
 
 @dataclass(frozen=True)
 class Guess:
-    """Something that was found in the data.
+    """Something that was found in the data."""
 
-    Attributes:
-        what: setting, in words.
-        value: its value.
-        reason: in one line.
-        sure: whether nothing else was likely.
-    """
-
-    what: str
-    value: Any
-    reason: str
-    sure: bool = True
+    what: str  # setting, in words
+    value: Any  # its value
+    reason: str  # in one line
+    sure: bool = True  # whether nothing else was likely
 
 
 @dataclass(frozen=True)
 class FoundColumns:
-    """Columns of votes or instructions.
+    """Columns of votes or instructions."""
 
-    Attributes:
-        guesses: findings, for the table.
-        columns: column map, without the client.
-        choice_values: ``a``, ``b`` and maybe ``tie`` -> raw value, or a list of them; empty where the rows have no choice.
-    """
-
-    guesses: list[Guess]
-    columns: dict[str, str]
+    guesses: list[Guess]  # findings, for the table
+    columns: dict[str, str]  # column map, without the client
+    # ``a``, ``b`` and maybe ``tie`` -> raw value, or a list of them; empty where the rows have no choice
     choice_values: dict[str, str | list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Column:
-    """Texts of one column in all rows, each different text once.
+    """Texts of one column in all rows, each different text once."""
 
-    Attributes:
-        name: dotted path, as in a column map.
-        different: its texts in order of first appearance, "" where there is none.
-        codes: index into ``different`` for each row, ``(rows,)``.
-    """
-
-    name: str
-    different: list[str]
-    codes: np.ndarray
+    name: str  # dotted path, as in a column map
+    different: list[str]  # its texts in order of first appearance, "" where there is none
+    codes: np.ndarray  # index into ``different`` for each row, ``(rows,)``
 
     @classmethod
     def of(cls, name: str, texts: Sequence[str]) -> "Column":
@@ -206,14 +187,13 @@ def score_name(name: str, role: str) -> int:
         >>> [score_name(name, "client") for name in ("worker", "worker_id", "source", "sources_seen", "turn")]
         [4, 3, 2, 0, 0]
     """
-    words = split_name(name)
+    words, (strong, weak) = split_name(name), map(str.split, NAMES[role])
     forms = {*words, *(word.removesuffix("s") for word in words)}
-    for weight, known in zip((4, 2), map(str.split, NAMES[role]), strict=True):
-        if name.lower() in known or (len(words) == 1 and not forms.isdisjoint(known)):
-            return weight
-        if weight == 4 and not forms.isdisjoint(known):  # weak words count alone: task_title is no question
-            return weight - 1
-    return 0
+    is_one, is_strong = len(words) == 1, not forms.isdisjoint(strong)
+    if name.lower() in strong or is_strong:
+        return 4 if is_one or name.lower() in strong else 3
+    # Weak words count alone: task_title is no question.
+    return 2 * (name.lower() in weak or (is_one and not forms.isdisjoint(weak)))
 
 
 def pick(

@@ -1,7 +1,8 @@
 """All guesses about unknown rows for one method, put together, for the config and the table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import Any, Literal
 
@@ -38,79 +39,46 @@ ON_VOTES = ("fedbis", "fedbiscuit", "dpo")
 ON_INSTRUCTIONS = ("feddca", "fewfedpit")
 METHODS = ("fedbis", "fedbiscuit", "feddca", "fewfedpit", "sft", "dpo")
 DEFAULT_MODEL = "Qwen/Qwen2-0.5B"
-SHOWN = 3
-"""Most rows that a line of the table names."""
-NARROW = 256
-"""Width of hidden states up to which a model learns at high rates alone."""
+SHOWN = 3  # most rows that a line of the table names
+NARROW = 256  # models of at most this width learn at high rates alone
 FEW_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Settings that the user has given.
+    """Settings that the user has given."""
 
-    Attributes:
-        source: file, folder or hub name.
-        method: one of `METHODS`; None: by the data.
-        model: folder or hub name.
-        columns: role -> column, or None.
-        answers: columns of both answers.
-        values: raw values for ``a``, ``b``, ``tie``.
-        choices: two words for the answers in the prompt.
-        template: text with slots.
-        public: the server's rows, for feddca.
-    """
-
-    source: str
-    method: str | None = None
-    model: str = DEFAULT_MODEL
-    columns: Mapping[str, str | None] = field(default_factory=dict)
-    answers: Sequence[str] | None = None
-    values: Mapping[str, Sequence[str]] | None = None
-    choices: tuple[str, str] | None = None
-    template: str | None = None
-    public: str | None = None
+    source: str  # file, folder or hub name
+    method: str | None = None  # one of `METHODS`; None: by the data
+    model: str = DEFAULT_MODEL  # folder or hub name
+    columns: Mapping[str, str | None] = field(default_factory=dict)  # role -> column, or None
+    answers: Sequence[str] | None = None  # columns of both answers
+    values: Mapping[str, Sequence[str]] | None = None  # raw values for ``a``, ``b``, ``tie``
+    choices: tuple[str, str] | None = None  # two words for the answers in the prompt
+    template: str | None = None  # text with slots
+    public: str | None = None  # the server's rows, for feddca
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Settings of a first config.
+    """Settings of a first config."""
 
-    Attributes:
-        wishes: settings that the user has given.
-        method: one of `METHODS`.
-        is_votes: whether the rows are votes, else instructions.
-        rows: number of rows.
-        columns: column map, with ``client`` where there is one.
-        choice_values: see `fedlight.datamodules.rows.votes`.
-        template: text or name.
-        choices: words for both answers; None where no comparison is shown.
-        max_tokens: most tokens.
-        fitting: share of the rows that have no more, as far as some of them tell.
-        sizes: rounds, clients, batch.
-        lr: learning rate.
-        positions: positions of the model; None: not known.
-        dtype: number type of the base.
-        guesses: lines of the table.
-        looks: a prompt of a chat template with its answer.
-    """
-
-    wishes: Wishes
-    method: str
-    is_votes: bool
-    rows: int
-    columns: dict[str, str]
-    choice_values: dict[str, str | list[str]]
-    template: str
-    choices: tuple[str, str] | None
-    max_tokens: int
-    fitting: float
-    sizes: Sizes
-    lr: float
-    positions: int | None
-    dtype: str
-    guesses: list[Guess]
-    looks: str = ""
+    wishes: Wishes  # settings that the user has given
+    method: str  # one of `METHODS`
+    is_votes: bool  # whether the rows are votes, else instructions
+    rows: int  # number of rows
+    columns: dict[str, str]  # column map, with ``client`` where there is one
+    choice_values: dict[str, str | list[str]]  # see `fedlight.datamodules.rows.votes`
+    template: str  # text or name
+    choices: tuple[str, str] | None  # words for both answers; None where no comparison is shown
+    max_tokens: int  # most tokens
+    fitting: float  # share of the rows that have no more, as far as some of them tell
+    sizes: Sizes  # rounds, clients, batch
+    lr: float  # learning rate
+    positions: int | None  # positions of the model; None: not known
+    dtype: str  # number type of the base
+    guesses: list[Guess]  # lines of the table
+    looks: str = ""  # a prompt of a chat template with its answer
 
 
 @dataclass(frozen=True)
@@ -141,90 +109,96 @@ def make_draft(wishes: Wishes) -> Draft:
         raise GuessError(
             f"column {opinions[0]} says agree and disagree, but not with what: --statements FILE has the texts"
         )
-    votes, refusal = _try_votes(columns, wishes)
-    method, reason = choose_method(wishes.method, votes is not None)
-    if votes is None and method in ON_VOTES:
-        assert refusal is not None
-        raise refusal
-    chosen = votes or _find_instructions(columns, wishes, refusal)
-    guesses = [Guess("method", method, reason, sure=wishes.method is not None), *chosen.guesses]
-    paths, values = chosen.columns, chosen.choice_values
+    chosen, is_votes = _find_roles(columns, wishes)
+    paths, values, guesses = chosen.columns, chosen.choice_values, [*chosen.guesses]
+    method = guesses[0].value
     client = find_client(columns, list(paths.values()), wishes.columns.get("client"))
     guesses.append(client)
     needed = [path for name, path in paths.items() if name != "input"]  # an instruction may have no input
     row_counts = _rows_of_clients(rows, columns, client.value, needed)
     numbers = sizes.choose_sizes(row_counts)
     model = read_model(wishes.model)
-    template, choices, more = _text(method, votes is not None, paths, model, wishes)
-    paths = _keep_turns(paths, template)
+    template, choices, more = _text(method, is_votes, paths, model, wishes)
+    if template == CHAT:  # it keeps the turns of a conversation apart
+        turns = [name for name in ("instruction", "prompt") if paths.get(name, "").endswith(BEFORE)]
+        paths = {MESSAGES if name in turns else name: path for name, path in paths.items()}
     guesses += more + _splits(columns, paths) + _without_reply(columns, paths)
-    guesses += _unknown_words(wishes, rows, paths, model)
-    asks: Literal["instruction", "prompt", "choice"] = "prompt" if votes is not None else "instruction"
+    sample = [rows[place] for place in draw_rows(len(rows))]
+    # The values of a choice are not in any text.
+    texts = [text_at(row, path) for row in sample for name, path in paths.items() if name != "choice"]
+    remedy = "name another model with --model FOLDER_OR_HUB_NAME"
+    if warning := check_known(model.tokenizer, wishes.model, texts, wishes.source, remedy):
+        guesses.append(Guess("model", wishes.model, warning, sure=False))
+    asks: Literal["instruction", "prompt", "choice"] = "prompt" if is_votes else "instruction"
     shape = Template.named(template, paths, "choice" if choices else asks).for_tokenizer(model.tokenizer)
-    max_tokens, fitting = _tokens(rows, paths, votes is not None, shape, choices, model)
+    max_tokens, fitting = _tokens(sample, paths, is_votes, shape, choices, model)
     if not fitting:
-        raise GuessError(
-            f"no text fits into {max_tokens} tokens, "
-            + (
-                f"all that {wishes.model} reads: name a model that reads more with --model"
-                if max_tokens == model.positions
-                else "the most of a first run: shorten the texts, or write the config by hand, with data.max_tokens"
-            )
-        )
+        remedy = "the most of a first run: shorten the texts, or write a config by hand, with data.max_tokens"
+        if max_tokens == model.positions:
+            remedy = f"all that {wishes.model} reads: name a model that reads more with --model"
+        raise GuessError(f"no text fits into {max_tokens} tokens, {remedy}")
     looked_at = "the texts" if len(rows) <= SAMPLED else f"{SAMPLED} texts drawn at random"
-    guesses.append(
-        Guess(
-            "max_tokens",
-            max_tokens,
-            f"{fitting:.0%} of {looked_at} fit; what does not is left out",
-            sure=fitting > 0.8,
-        )
-    )
+    reason = f"{fitting:.0%} of {looked_at} fit; what does not is left out"
+    guesses.append(Guess("max_tokens", max_tokens, reason, sure=fitting > 0.8))
     guesses += sizes.explain(numbers, row_counts)
-    lr = 0.003 if model.width <= NARROW else 0.0001
-    guesses.append(
-        Guess("lr", lr, f"the model is {model.width} wide; usual for LoRA on such models", sure=False)
+    lr, reason = (
+        0.003 if model.width <= NARROW else 0.0001,
+        f"the model is {model.width} wide; usual for LoRA",
     )
+    guesses.append(Guess("lr", lr, f"{reason} on such models", sure=False))
     # A fixed type: with "auto" in the config, results would depend on the machine.
     kind = choose_dtype("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), model.width)
     guesses.append(Guess("dtype", kind.name, kind.reason.removesuffix(" (dtype: auto)")))
     if method == "fewfedpit" and median_high(row_counts) > FEW_ROWS:
-        guesses.append(
-            Guess("few rows", "no", f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows", sure=False)
-        )
+        reason = f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows"
+        guesses.append(Guess("few rows", "no", reason, sure=False))
     talks = (field_at(row, paths[MESSAGES], MESSAGES) for row in rows) if MESSAGES in paths else ()
     looks = words.show(shape, paths, next(filter(None, talks), "")) if shape.is_chat else ""
     owner = {"client": client.value} if client.value else {}
-    paths = paths | owner | _category(columns, paths, client.value, wishes)
+    paths |= owner
+    paths |= _category(columns, [*paths.values()], wishes.columns.get("category"))
     return Draft(
-        wishes, method, votes is not None, len(rows), paths, values, template, choices, max_tokens, fitting,
+        wishes, method, is_votes, len(rows), paths, values, template, choices, max_tokens, fitting,
         numbers, lr, model.positions, kind.name, guesses, looks,
     )  # fmt: skip
 
 
-def choose_method(wanted: str | None, is_votes: bool) -> tuple[str, str]:
-    """Return the method and why.
-
-    Raises:
-        GuessError: the method needs instructions, but the rows are votes.
-
-    Examples:
-        >>> choose_method(None, True)[0], choose_method(None, False)[0]
-        ('fedbis', 'sft')
-    """
-    if wanted in ON_INSTRUCTIONS and is_votes:
+def _find_roles(columns: Sequence[Column], wishes: Wishes) -> tuple[FoundColumns, bool]:
+    """Return the columns, after the method among the guesses, and whether the rows are votes."""
+    given, wanted = wishes.columns, wishes.method
+    are_votes = wishes.answers or wishes.values or any(map(given.get, ("choice", "chosen", "rejected")))
+    refusal: GuessError | None = None
+    try:
+        if given.get("response"):
+            are_votes = False
+            raise GuessError("--response is the answer to an instruction; votes have --answers COLUMN COLUMN")
+        chosen = find_votes(columns, given, wishes.answers, wishes.values)
+    except GuessError as error:
+        if are_votes or wanted in ON_VOTES:  # the user has said that they are votes
+            raise
+        refusal = error
+    if refusal is None and wanted in ON_INSTRUCTIONS:
         raise GuessError(
             f"--method {wanted} trains on instructions with responses, but the rows look like votes on two answers: take "
             "fedbis, fedbiscuit, dpo or sft, or name the columns with --question COLUMN --response COLUMN"
         )
+    if refusal is not None:
+        try:
+            chosen = find_instructions(columns, given)
+        except GuessError:
+            has_answers = False
+            with suppress(GuessError):
+                has_answers = bool(find_answers(columns))
+            if has_answers and wanted is None:  # the rows are rather votes: say why they are not
+                raise refusal from None
+            raise
+    method, others = ("sft", "instructions with responses; --method feddca and fewfedpit can use them too")
+    if refusal is None:
+        method, others = ("fedbis", "votes on two answers; --method fedbiscuit, dpo and sft can use them too")
+    guess = Guess("method", method, f"the rows are {others}", sure=False)
     if wanted is not None:
-        return wanted, "given with --method"
-    if is_votes:
-        return (
-            "fedbis",
-            "the rows are votes on two answers; --method fedbiscuit, dpo and sft can use them too",
-        )
-    return "sft", "the rows are instructions with responses; --method feddca and fewfedpit can use them too"
+        guess = Guess("method", wanted, "given with --method")
+    return replace(chosen, guesses=[guess, *chosen.guesses]), refusal is None
 
 
 def read_model(name: str) -> ModelFacts:
@@ -245,39 +219,8 @@ def read_model(name: str) -> ModelFacts:
         raise OSError(f"{error}; {remedy}") from None
     kinds = config.architectures or []
     if kinds and not any(kind.endswith(("CausalLM", "LMHeadModel")) for kind in kinds):
-        raise GuessError(
-            f"--model {name} is a {kinds[0]}: give one that writes text, a causal language model"
-        )
+        raise GuessError(f"--model {name} is a {kinds[0]}: name a causal language model, which writes text")
     return ModelFacts(tokenizer, getattr(config, "max_position_embeddings", None), config.hidden_size)
-
-
-def _try_votes(columns: Sequence[Column], wishes: Wishes) -> tuple[FoundColumns | None, GuessError | None]:
-    """Return the columns of votes, or why there are none."""
-    if wishes.columns.get("response"):
-        return None, GuessError(
-            "--response names the answer of an instruction; votes have --answers COLUMN COLUMN"
-        )
-    try:
-        return find_votes(columns, wishes.columns, wishes.answers, wishes.values), None
-    except GuessError as error:
-        named = any(wishes.columns.get(key) for key in ("choice", "chosen", "rejected"))
-        if wishes.answers or wishes.values or named:  # the user has said that they are votes
-            raise
-        return None, error
-
-
-def _find_instructions(columns: Sequence[Column], wishes: Wishes, refusal: GuessError | None) -> FoundColumns:
-    """Return the columns of instructions; of rows with two answers and no choice, say why they are no votes either."""
-    try:
-        return find_instructions(columns, wishes.columns)
-    except GuessError:
-        try:
-            find_answers(columns)
-        except GuessError:
-            refusal = None
-        if refusal is None or wishes.method is not None:
-            raise
-        raise refusal from None  # two answers were found, so the rows are rather votes
 
 
 def _rows_of_clients(
@@ -309,9 +252,7 @@ def _text(
         template = words.choice_template("prompt" in paths, tokens.value, chat)
         reason = "shows both answers and ends with a colon, before the choice token"
     elif is_votes and "prompt" not in paths:
-        raise GuessError(
-            f"--method {method} writes answers to a question: say which column it is with --question COLUMN"
-        )
+        raise GuessError(f"--method {method} answers a question: say which column with --question COLUMN")
     else:
         slot = "prompt" if is_votes else "instruction"
         template, reason = words.response_template("input" in paths, model.positions, slot, chat)
@@ -321,27 +262,8 @@ def _text(
     return (template, tokens.value, [tokens, line]) if tokens else (template, None, [line])
 
 
-def _keep_turns(paths: Mapping[str, str], template: str) -> dict[str, str]:
-    """Return the columns with the turns of a conversation as ``messages``, which a chat template keeps apart."""
-    if template != CHAT:
-        return {**paths}
-    return {
-        MESSAGES if name in ("instruction", "prompt") and path.endswith(BEFORE) else name: path
-        for name, path in paths.items()
-    }
-
-
-def _unknown_words(wishes: Wishes, rows: Rows, paths: Mapping[str, str], model: ModelFacts) -> list[Guess]:
-    """Return a line for rows that the model's tokenizer knows in part; ValueError where it knows less than half of them."""
-    shown = [path for name, path in paths.items() if name != "choice"]  # its values are not in any text
-    texts = [text_at(row, path) for row in map(rows.__getitem__, draw_rows(len(rows))) for path in shown]
-    remedy = "name another model with --model FOLDER_OR_HUB_NAME"
-    warning = check_known(model.tokenizer, wishes.model, texts, wishes.source, remedy)
-    return [Guess("model", wishes.model, warning, sure=False)] if warning else []
-
-
 def _tokens(
-    rows: Rows,
+    rows: Sequence[Any],
     paths: Mapping[str, str],
     is_votes: bool,
     shape: Template,
@@ -350,7 +272,7 @@ def _tokens(
 ) -> tuple[int, float]:
     """Return ``max_tokens`` and the share of rows that fit."""
     texts = []
-    for row in map(rows.__getitem__, draw_rows(len(rows))):
+    for row in rows:
         fields = {name: field_at(row, path, name) for name, path in paths.items()}
         if not fields.get(MESSAGES, "-"):  # a row without turns is left out of training as well
             continue
@@ -368,13 +290,9 @@ def _tokens(
 
 def _splits(columns: Sequence[Column], paths: Mapping[str, str]) -> list[Guess]:
     """Return a line for a column that says which rows are for tests: a run would train on them too."""
+    reason = "tells them apart, a run does not: give those for tests a file of their own (val_source)"
     return [
-        Guess(
-            f"rows of {', '.join(column.values)}",
-            "all",
-            f"column {column.name} tells them apart, a run does not: give those for tests a file of their own (val_source)",
-            sure=False,
-        )
+        Guess(f"rows of {', '.join(column.values)}", "all", f"column {column.name} {reason}", sure=False)
         for column in columns
         if column.name not in paths.values()
         and {"train", "training"} & {value.lower() for value in column.values}
@@ -394,21 +312,16 @@ def _without_reply(columns: Sequence[Column], paths: Mapping[str, str]) -> list[
     return left_out
 
 
-def _category(
-    columns: Sequence[Column], paths: Mapping[str, str], client: str | None, wishes: Wishes
-) -> dict[str, str]:
+def _category(columns: Sequence[Column], taken: Sequence[str], given: str | None) -> dict[str, str]:
     """Return the column of the categories, if a name speaks for one: the data of clients are counted by it."""
-    if wishes.columns.get("category"):
-        return {"category": str(wishes.columns["category"])}
     free = [
         column
         for column in columns
-        if column.name not in (*paths.values(), client)
+        if column.name not in taken
         and 1 < column.distinct <= len(column.codes) / 2
         and score_name(column.name, "category") >= 3
     ]
-    try:
-        guess = pick(free, "category", None, required=False)
-    except GuessError:  # of two such columns, none is needed
-        return {}
-    return {"category": guess.value} if guess else {}
+    with suppress(GuessError):  # of two such columns, none is needed
+        if guess := pick(free, "category", given, required=False):
+            return {"category": guess.value}
+    return {}

@@ -40,24 +40,23 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
         return FoundColumns([before, reply], named)
     # The answers of a classification are single words, so a response may be no text.
     answers = [column for column in columns if column.is_text or score_name(column.name, "response") >= 3]
-    question = _named(texts, "question", given)
-    response = _named(answers, "response", given)
+    question = pick(texts, "question", given.get("question"), required=False)
+    response = pick(answers, "response", given.get("response"), required=False)
     taken = {guess.value for guess in (question, response) if guess}
     left = [column for column in texts if column.name not in taken]
     if question is None and response is None and len(left) == 2:
-        question = Guess("question", left[0].name, "the first of the two columns with text", sure=False)
-        response = Guess("response", left[1].name, "the second of the two columns with text", sure=False)
+        question, response = (
+            Guess(role, column.name, f"the {place} of the two columns with text", sure=False)
+            for role, column, place in zip(("question", "response"), left, ("first", "second"), strict=True)
+        )
     question = question or _only(left, "question")
     response = response or _only([column for column in left if column.name != question.value], "response")
     rest = [column for column in texts if column.name not in (question.value, response.value)]
-    extra = _named(rest, "input", given)
-    guesses = {"instruction": question}
-    guesses |= ({"input": extra} if extra else {}) | {"response": response}  # in the order of the table
+    extra = pick(rest, "input", given.get("input"), required=False)
+    # In the order of the table.
+    roles = {"instruction": question, "input": extra, "response": response}
+    guesses = {name: guess for name, guess in roles.items() if guess}
     return FoundColumns([*guesses.values()], {name: guess.value for name, guess in guesses.items()})
-
-
-def _named(columns: Sequence[Column], role: str, given: Mapping[str, str | None]) -> Guess | None:
-    return pick(columns, role, given.get(role), required=False)
 
 
 def _only(columns: Sequence[Column], role: str) -> Guess:

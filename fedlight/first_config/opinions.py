@@ -20,23 +20,14 @@ CLIENTS_PER_ROUND = 10
 
 @dataclass(frozen=True)
 class OpinionDraft:
-    """Columns of votes and statements.
+    """Columns of votes and statements."""
 
-    Attributes:
-        votes: source of the votes.
-        statements: source of the statements.
-        encoder: sentence encoder, or ``hashed``.
-        rows: number of votes.
-        columns: names of `fedlight.recipes.polis.opinion_pairs` -> columns of the rows.
-        guesses: lines of the table.
-    """
-
-    votes: str
-    statements: str
-    encoder: str
-    rows: int
-    columns: dict[str, str]
-    guesses: list[Guess]
+    votes: str  # source of the votes
+    statements: str  # source of the statements
+    encoder: str  # sentence encoder, or ``hashed``
+    rows: int  # number of votes
+    columns: dict[str, str]  # names of `fedlight.recipes.polis.opinion_pairs` -> columns of the rows
+    guesses: list[Guess]  # lines of the table
 
 
 def make_opinions(
@@ -57,8 +48,8 @@ def make_opinions(
     few = [column for column in statement_columns if column.values and {*column.values} <= {*MODERATED}]
     moderation = pick(few, "moderated", None)
     item, theirs = _shared_ids(vote_columns, statement_columns)
-    left = [column for column in vote_columns if column.name != item and column not in opinions]
-    left = [column for column in left if column.distinct > 1]
+    used = [item, *(column.name for column in opinions)]
+    left = [column for column in vote_columns if column.name not in used and column.distinct > 1]
     # A group has fewer values than there are people, but could be taken for them as well.
     people = [column for column in left if not score_name(column.name, "group")]
     client = pick(people, "client", given.get("client"))
@@ -71,7 +62,7 @@ def make_opinions(
         )
     if item != theirs:
         raise GuessError(
-            f"the ids of the statements are {item} in one file and {theirs} in the other: name them alike"
+            f"the statements' ids are {item} in one file, {theirs} in the other: name both alike"
         )
     ids = Guess("statement id", item, "the same ids are in both files")
     names = {"participant": client, "group": group, "statement_id": ids, "vote": vote}
@@ -143,13 +134,8 @@ def _shared_ids(votes: Sequence[Column], statements: Sequence[Column]) -> tuple[
         if column.distinct > 1 and set(column.different) <= set(other.different)
     ]
     # Small numbers, such as counts, are ids as well by their values: names decide.
-    pairs = (
-        [pair for pair in pairs if score_name(pair[0], "item")]
-        or [pair for pair in pairs if pair[0] == pair[1]]
-        or pairs
-    )
+    named = [pair for pair in pairs if score_name(pair[0], "item")]
+    pairs = named or [pair for pair in pairs if pair[0] == pair[1]] or pairs
     if len(pairs) != 1:
-        raise GuessError(
-            "no single column holds the ids of the statements in both files: name it alike in both"
-        )
+        raise GuessError("no single column holds the statements' ids in both files: name it alike in both")
     return pairs[0]

@@ -12,29 +12,19 @@ FEWEST_ROUNDS, MOST_ROUNDS = 6, 12
 LARGEST_BATCH = 8
 MOST_IN_A_ROUND = 5
 MOST_TOKENS = 1024
-VALIDATED = 500
-"""Examples of validation in all, about."""
+VALIDATED = 500  # examples of validation in all, about
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of a first run.
+    """Numbers of a first run."""
 
-    Attributes:
-        clients: clients with rows.
-        clients_per_round: of them in a round.
-        rounds: rounds.
-        batch_size: examples of an optimizer step; even.
-        local_steps: optimizer steps of a visit.
-        val_max: most examples of a client in validation.
-    """
-
-    clients: int
-    clients_per_round: int
-    rounds: int
-    batch_size: int
-    local_steps: int
-    val_max: int
+    clients: int  # clients with rows
+    clients_per_round: int  # of them in a round
+    rounds: int  # rounds
+    batch_size: int  # examples of an optimizer step; even
+    local_steps: int  # optimizer steps of a visit
+    val_max: int  # most examples of a client in validation
 
 
 def choose_sizes(rows_of_clients: Sequence[int]) -> Sizes:
@@ -58,19 +48,11 @@ def choose_sizes(rows_of_clients: Sequence[int]) -> Sizes:
 def explain(sizes: Sizes, rows_of_clients: Sequence[int]) -> list[Guess]:
     """Return the numbers with their reasons."""
     low, middle, high = (f"{value:,.0f}" for value in np.percentile(rows_of_clients, (0, 50, 100)))
-    return [
-        Guess(
-            "clients",
-            f"{sizes.clients:,}, {sizes.clients_per_round} in a round",
-            f"{low} to {high} rows each, {middle} in the middle",
-            sure=sizes.clients > 1,
-        ),
-        Guess(
-            "rounds",
-            f"{sizes.rounds} of {sizes.local_steps} steps with {sizes.batch_size} examples",
-            f"a first run: one pass, but {FEWEST_ROUNDS} to {MOST_ROUNDS} rounds; half of the clients fill a batch",
-        ),
-    ]
+    clients = f"{sizes.clients:,}, {sizes.clients_per_round} in a round"
+    rounds = f"{sizes.rounds} of {sizes.local_steps} steps with {sizes.batch_size} examples"
+    reason = f"a first run: one pass, but {FEWEST_ROUNDS} to {MOST_ROUNDS} rounds; half of the clients fill a batch"
+    spread = f"{low} to {high} rows each, {middle} in the middle"
+    return [Guess("clients", clients, spread, sure=sizes.clients > 1), Guess("rounds", rounds, reason)]
 
 
 def choose_tokens(lengths: Sequence[int], positions: int | None) -> tuple[int, float]:

@@ -68,14 +68,8 @@ AVERAGE = """FedAvg
 def write(draft: Draft, file: str) -> str:
     """Return the YAML of a draft, which will be called ``file``."""
     folder = f"runs/{Path(file).stem}"
-    parts = (
-        _header(draft, file, folder),
-        _trainer(draft, folder),
-        _model(draft),
-        _data(draft),
-        _federated(draft),
-    )
-    return "\n\n".join(parts) + "\n"
+    head = _header(draft, file, folder), _trainer(draft, folder)
+    return "\n\n".join([*head, _model(draft), _data(draft), _federated(draft)]) + "\n"
 
 
 def scalar(value: Any) -> str:
@@ -194,28 +188,20 @@ def _data(draft: Draft) -> str:
     seed: ${{seed_everything}}{more(draft)}"""
 
 
-def _choice_values(draft: Draft) -> str:
-    if not draft.choice_values:
-        return ""
-    values = ", ".join(f"{name}: {scalar(value)}" for name, value in draft.choice_values.items())
-    ties = "    # ties are left out and counted" if "tie" in draft.choice_values else ""
-    return f"\n      choice_values: {{{values}}}{ties}"
-
-
 def _template(draft: Draft) -> str:
     text = _block(draft.template, 8 if draft.is_votes else 6)
     if not draft.is_votes:
         return f"    template: {text}"
+    values = ", ".join(f"{name}: {scalar(value)}" for name, value in draft.choice_values.items())
+    ties = "    # ties are left out and counted" if "tie" in draft.choice_values else ""
+    form = f"    format:\n      choice_values: {{{values}}}{ties}" if values else "    format:"
     if draft.choices is None:
         is_dpo = draft.method == "dpo"
         view, meaning = ("dpo", "chosen and rejected") if is_dpo else ("sft", "the chosen answer alone")
-        return f"""\
-    view: {view:<28} # {meaning}
-    format:{_choice_values(draft)}
-      generation_template: {text}"""
+        return f"    view: {view:<28} # {meaning}\n{form}\n      generation_template: {text}"
     return f"""\
     view: selector                     # both orders of each pair, with the choice as label
-    format:{_choice_values(draft)}
+{form}
       choices: {scalar(draft.choices):<23} # single tokens of this model
       choice_template: {text}
       twins_together: true             # both orders in one batch: a taste for a position cancels"""
@@ -224,20 +210,18 @@ def _template(draft: Draft) -> str:
 def _validation(draft: Draft) -> str:
     if draft.method == "fewfedpit":
         return "    split: {val_share: 0}              # the clients train on all they have"
+    share = "0.1                   # of each client's rows"
     if draft.method == "fedbiscuit":
-        share = "      val_share: 0.2                   # what clients are grouped by"
-    else:
-        share = "      val_share: 0.1                   # of each client's rows"
-    return f"    split:\n{share}\n      val_max: {draft.sizes.val_max}"
+        share = "0.2                   # what clients are grouped by"
+    return f"    split:\n      val_share: {share}\n      val_max: {draft.sizes.val_max}"
 
 
 def _public(draft: Draft) -> str:
     number = max(min(50, draft.rows // (4 * draft.sizes.clients)), 1)
-    if draft.wishes.public is None:
-        # Rows that are too long are left out before they are parted.
-        private = max(int(draft.rows * draft.fitting / 2), 1)
-        where = f"private_rows: {private:<20} # rows of the clients; the rest is the server's"
-    else:
+    # Rows that are too long are left out before they are parted.
+    private = max(int(draft.rows * draft.fitting / 2), 1)
+    where = f"private_rows: {private:<20} # rows of the clients; the rest is the server's"
+    if draft.wishes.public is not None:
         where = f"public_source: {scalar(draft.wishes.public):<19} # the server's rows"
     return f"""
     {where}

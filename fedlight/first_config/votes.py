@@ -6,7 +6,7 @@ choice is a column with few values; two of them name the answers.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, zip_longest
 
 import numpy as np
 
@@ -27,10 +27,8 @@ PAIRS = [("a", "b"), ("1", "2"), ("0", "1"), ("left", "right"), ("first", "secon
 PAIRS += [("x", "y")]
 TIES = {"tie", "tied", "equal", "both", "same", "draw", "neutral", "none", "neither", "pass", "skip"}
 TIES |= {"unsure", "similar", "undecided", "bothbad", "nan", "null"}
-LONGEST_CHOICE = 20
-"""Most characters of a choice, on average."""
-ENOUGH = 2
-"""Least points of two columns to be taken for the answers."""
+LONGEST_CHOICE = 20  # most characters of a choice, on average
+ENOUGH = 2  # least points of two columns to be taken for the answers
 
 
 def find_votes(
@@ -63,12 +61,10 @@ def find_votes(
         guesses = [both, choice, _explain(meaning)]
         named = {"response_a": first, "response_b": second, "choice": choice.value}
     left = [column for column in columns if column.is_text and column.name not in named.values()]
-    question = _shared_turns(left, named) if not given.get("question") else None
+    question = None if given.get("question") else _shared_turns(left, named)
     question = question or pick(left, "question", given.get("question"))
     if question is None:
-        guesses.append(
-            Guess("question", None, "no other column has text: the answers are compared alone", sure=False)
-        )
+        guesses.append(Guess("question", None, "no other column has text: none is shown", sure=False))
         return FoundColumns(guesses, named, meaning)
     return FoundColumns([question, *guesses], {"prompt": question.value, **named}, meaning)
 
@@ -82,20 +78,11 @@ def find_answers(columns: Sequence[Column]) -> Guess:
         >>> find_answers(describe(rows)).value
         ('u', 'v')
     """
-    texts = [column for column in columns if column.is_text and not column.name.endswith(BEFORE)]
-    stems = Counter(
-        tuple(word for word in split_name(column.name) if not word.isdigit()) for column in columns
-    )
-    numbered = {stem for stem, count in stems.items() if count > 2}  # of k1, k2, k3 the numbers say nothing
-
-    def ends(first: str, second: str) -> tuple[str, str] | None:
-        stem = tuple(word for word in split_name(first) if not word.isdigit())
-        return None if stem in numbered else _ends(first, second)
-
-    points = {
-        (first.name, second.name): _likeness(first, second, ends(first.name, second.name) is not None)
-        for first, second in combinations(texts, 2)
-    }
+    texts = _answers(columns)
+    stems = Counter(map(_stem, columns))  # of k1, k2, k3 the numbers say nothing
+    pairs = {(first.name, second.name): (first, second) for first, second in combinations(texts, 2)}
+    ends = {names: _ends(*names) if stems[_stem(first)] <= 2 else None for names, (first, _) in pairs.items()}
+    points = {names: _likeness(*pair, ends[names] is not None) for names, pair in pairs.items()}
     best = max(points.values(), default=0)
     leading = [pair for pair, value in points.items() if value == best]
     if best < ENOUGH or len(leading) > 1:
@@ -105,7 +92,7 @@ def find_answers(columns: Sequence[Column]) -> Guess:
             "with --chosen COLUMN --rejected COLUMN"
         )
     both = leading[0]
-    named = ends(*both)
+    named = ends[both]
     if named is not None:  # A first, in whichever order the columns are
         both = both[::-1] if named[::-1] in PAIRS else both
         return Guess("answers", both, f"their names end in {' and '.join(sorted(named))}")
@@ -129,9 +116,8 @@ def read_choice(
         ({'a': '1', 'b': '2'}, {})
     """
     if given:
-        return {
-            name: values[0] if len(values) == 1 else list(values) for name, values in given.items() if values
-        }
+        named = {name: values for name, values in given.items() if values}
+        return {name: values[0] if len(values) == 1 else list(values) for name, values in named.items()}
     ties = [value for value in raw if TIES & {*split_name(value)}]
     decided = [value for value in raw if value not in ties]
     if set(decided) == {"-1", "0", "1"}:  # else three values that are no ties are no choice
@@ -165,7 +151,7 @@ def _find_decided_pair(
     columns: Sequence[Column], given: Mapping[str, str | None]
 ) -> tuple[Guess, Guess] | None:
     """Return the columns of the chosen and the rejected answer, where the rows have such instead of a choice."""
-    texts = [column for column in columns if column.is_text and not column.name.endswith(BEFORE)]
+    texts = _answers(columns)
     named = given.get("chosen"), given.get("rejected")
     if any(named) and not all(named):
         raise GuessError("--chosen and --rejected belong together: give both, or none")
@@ -175,6 +161,15 @@ def _find_decided_pair(
         return None
     chosen, rejected = (pick(texts, role, given.get(role)) for role in ("chosen", "rejected"))
     return (chosen, rejected) if chosen and rejected else None
+
+
+def _answers(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns that could be answers."""
+    return [column for column in columns if column.is_text and not column.name.endswith(BEFORE)]
+
+
+def _stem(column: Column) -> tuple[str, ...]:
+    return tuple(word for word in split_name(column.name) if not word.isdigit())
 
 
 def _shared_turns(left: Sequence[Column], named: Mapping[str, str]) -> Guess | None:
@@ -194,34 +189,36 @@ def _find_choice(
     given: str | None,
     values: Mapping[str, Sequence[str]] | None,
 ) -> Guess:
-    few = [column for column in columns if len(column.values) >= 2 and column.mean_length <= LONGEST_CHOICE]
-    few = [column for column in few if column.name not in answers]
     if given is not None:
         column = _column(columns, given)
         if not read_choice(column.values, answers, values):
             raise GuessError(_unread(column))
         return Guess("choice", given, "given with --choice")
-    readable = [column for column in few if read_choice(column.values, answers, values)]
+    few = [
+        column
+        for column in columns
+        if len(column.values) >= 2 and column.mean_length <= LONGEST_CHOICE and column.name not in answers
+    ]
+    meanings = {column.name: read_choice(column.values, answers, values) for column in few}
+    readable = [column for column in few if meanings[column.name]]
     named = [column for column in few if score_name(column.name, "choice") >= 3]
     # A column of such a name is the choice, so another one that can be read would be a wrong guess.
     if named and not any(column in readable for column in named):
         raise GuessError(_unread(named[0]))
     if not readable:
-        names = ", ".join(column.name for column in few) or "none"
         raise GuessError(
-            f"no column says which answer won; the columns with few values are {names}. Say it with --choice COLUMN --a "
-            "VALUE --b VALUE, or name the columns with --chosen COLUMN --rejected COLUMN"
+            f"no column says which answer won; the columns with few values are {', '.join(meanings) or 'none'}. Say it with "
+            "--choice COLUMN --a VALUE --b VALUE, or name the columns with --chosen COLUMN --rejected COLUMN"
         )
-    # Of several such columns the choice is likely the one with ties.
-    with_ties = [column for column in readable if "tie" in read_choice(column.values, answers, values)]
-    if not named and len(readable) > 1 and len(with_ties) == 1:
-        return Guess(
-            "choice", with_ties[0].name, "two of its values name the answers, and one a tie", sure=False
-        )
-    if not named and len(readable) > 1:
-        raise GuessError(ambiguous("choice", [column.name for column in readable]))
     if len(readable) == 1:
         return Guess("choice", readable[0].name, "two of its few values name the answers", sure=bool(named))
+    if not named:
+        # Of several such columns the choice is likely the one with ties.
+        with_ties = [name for name, meaning in meanings.items() if "tie" in meaning]
+        if len(with_ties) == 1:
+            reason = "two of its values name the answers, and one a tie"
+            return Guess("choice", with_ties[0], reason, sure=False)
+        raise GuessError(ambiguous("choice", [column.name for column in readable]))
     picked = pick(readable, "choice", None)
     assert picked is not None
     return picked
@@ -238,13 +235,11 @@ def _unread(column: Column) -> str:
 def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
     words = ", ".join(f"{value} is {name}" for name, value in meaning.items())
     # 0 and 1 may be read either way: the table asks the user to look.
-    numbers = {meaning["a"], meaning["b"]} in ({"0", "1"}, {"-1", "1"})
-    reason = "the values name the answers"
-    if numbers:
-        reason = (
-            f"the smaller number is read as the first answer; --a {meaning['b']} --b {meaning['a']} turns it"
-        )
-    return Guess("choice values", words, reason, sure=not numbers)
+    if {meaning["a"], meaning["b"]} not in ({"0", "1"}, {"-1", "1"}):
+        return Guess("choice values", words, "the values name the answers")
+    turned = f"--a {meaning['b']} --b {meaning['a']} turns it"
+    reason = f"the smaller number is read as the first answer; {turned}"
+    return Guess("choice values", words, reason, sure=False)
 
 
 def _likeness(first: Column, second: Column, by_name: bool) -> float:
@@ -265,15 +260,13 @@ def _ends(first: str, second: str) -> tuple[str, str] | None:
         (('a', 'b'), ('2', '1'), None, None)
     """
     words, others = split_name(first), split_name(second)
-    differing = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
-    if len(words) != len(others) or len(differing) != 1:
-        return None
-    pair = differing[0]
-    return pair if pair in PAIRS or pair[::-1] in PAIRS else None
+    differing = [pair for pair in zip_longest(words, others) if pair[0] != pair[1]]
+    is_pair = len(differing) == 1 and {differing[0], differing[0][::-1]} & {*PAIRS}
+    return differing[0] if is_pair else None
 
 
 def _column(columns: Sequence[Column], name: str) -> Column:
-    for column in columns:
-        if column.name == name:
-            return column
-    raise GuessError(f"there is no column {name}; the columns are {', '.join(c.name for c in columns)}")
+    by_name = {column.name: column for column in columns}
+    if name not in by_name:
+        raise GuessError(f"there is no column {name}; the columns are {', '.join(by_name)}")
+    return by_name[name]

@@ -12,8 +12,7 @@ from fedlight.first_config.columns import Guess, GuessError
 CHOICES = [("A", "B"), ("a", "b"), ("1", "2"), ("X", "Y"), ("x", "y")]
 CHOICES += [("left", "right"), ("first", "second"), ("I", "you")]
 """Words for two answers, the usual ones first."""
-SHORT = 1024
-"""Positions of a model, up to which the template is a short one."""
+SHORT = 1024  # models of at most these positions get a short template
 
 
 def has_chat(tokenizer: Any) -> bool:
@@ -32,9 +31,8 @@ def show(template: Template, columns: Container[str], talk: str = "") -> str:
     slots = (*template.slots, "response_a", "response_b")
     texts = {slot: "" if slot == "input" and slot not in columns else f"{{{slot}}}" for slot in slots}
     if MESSAGES in template.slots:
-        texts[MESSAGES] = write_turns(
-            [{**turn, "content": f"{{{turn['role']}}}"} for turn in read_turns(talk)]
-        )
+        turns = [{**turn, "content": f"{{{turn['role']}}}"} for turn in read_turns(talk)]
+        texts[MESSAGES] = write_turns(turns)
     answer = " {choice}" if template.opening else template.continuation("{response}") + template.closing
     return template.render(texts, answer).text
 
@@ -46,11 +44,9 @@ def choice_template(has_question: bool, choices: tuple[str, str], chat: bool = F
         >>> choice_template(False, ("a", "b"))
         'Which answer is better?\nANSWER a: {response_a}\nANSWER b: {response_b}\nCHOICE:'
     """
-    lines = ["Which answer is better?", *(["QUESTION: {prompt}"] if has_question else [])]
-    answers = [
-        f"ANSWER {word}: {{{slot}}}" for word, slot in zip(choices, ("response_a", "response_b"), strict=True)
-    ]
-    return f"{CHAT}:" * chat + "\n".join([*lines, *answers, "CHOICE:"])
+    question = "QUESTION: {prompt}\n" * has_question
+    answers = f"ANSWER {choices[0]}: {{response_a}}\nANSWER {choices[1]}: {{response_b}}"
+    return f"{CHAT}:" * chat + f"Which answer is better?\n{question}{answers}\nCHOICE:"
 
 
 def response_template(

@@ -3,7 +3,7 @@
 jsonargparse keeps those that the new class takes as well, and has no setting for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,21 +12,22 @@ from fedlight.support.pokes import parser_function, set_parser_function
 
 THEIRS = "dropped arguments"
 
-Dropped = dict[str, tuple[str, set[str]]]
-"""Name of a new class -> name of the old class, and names of its dropped arguments."""
+DROPPED: dict[str, tuple[str, set[str]]] = {}
+"""What the command line that is being parsed has dropped so far: new class -> old class, and names of its arguments."""
 
 
-class DropArguments:
-    """Replacement of jsonargparse's function ``theirs``."""
+@contextmanager
+def arguments_go_with_their_class() -> Iterator[None]:
+    """Have the parser drop all arguments of a class, at any depth, where another class is named."""
+    theirs = parser_function(THEIRS)
+    if theirs.__module__ == __name__:  # the parser of a nested class
+        yield
+        return
+    DROPPED.clear()
 
-    def __init__(self, theirs: Callable[[Any, Any, Any], None]) -> None:
-        self.theirs = theirs
-        self.dropped: Dropped = {}
-
-    def __call__(self, parser: Any, old: Any, new: Any) -> None:
-        """Drop all arguments of the old class, in place, unless the new one is the same."""
+    def drop(parser: Any, old: Any, new: Any) -> None:
         if not old or not old.get("class_path"):  # no class was named: the type of the value determines it
-            self.theirs(parser, old, new)
+            theirs(parser, old, new)
         elif same_class(old["class_path"], new["class_path"]):
             # jsonargparse joins old and new dict_kwargs only if both have the same spelling of the name.
             old["class_path"] = new["class_path"]
@@ -36,24 +37,10 @@ class DropArguments:
             # items() of jsonargparse's Namespace has nested arguments as "a.b".
             names = {key.partition(".")[0] for given in before if given for key, _ in given.items()}
             if names:
-                self.dropped[last_part(new["class_path"])] = (last_part(old["class_path"]), names)
+                DROPPED[last_part(new["class_path"])] = (last_part(old["class_path"]), names)
 
-
-@contextmanager
-def arguments_go_with_their_class() -> Iterator[None]:
-    """Have the parser drop all arguments of a class, at any depth, where another class is named."""
-    theirs = parser_function(THEIRS)
-    if isinstance(theirs, DropArguments):  # the parser of a nested class
-        yield
-        return
-    set_parser_function(THEIRS, DropArguments(theirs))
+    set_parser_function(THEIRS, drop)
     try:
         yield
     finally:
         set_parser_function(THEIRS, theirs)
-
-
-def dropped_so_far() -> Dropped:
-    """Return the arguments dropped so far from the command line that is being parsed."""
-    asked = parser_function(THEIRS)
-    return asked.dropped if isinstance(asked, DropArguments) else {}

@@ -6,8 +6,7 @@ from typing import Any
 from fedlight import _FILES
 from fedlight.further_names import FURTHER
 
-CLASS_FILES = _FILES | FURTHER
-"""Name that a config may give alone -> its file below ``fedlight``."""
+CLASS_FILES = _FILES | FURTHER  # name that a config may give alone -> its file below ``fedlight``
 
 
 def same_class(a: str, b: str) -> bool:

@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli.class_changes import arguments_go_with_their_class, dropped_so_far
+from fedlight.lightning_cli.class_changes import DROPPED, arguments_go_with_their_class
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part, whole_path
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
@@ -73,9 +74,8 @@ def drop_callbacks(config: Namespace) -> None:
             f"drop_callbacks: {unknown[0]!r} is none of trainer.callbacks{near(unknown[0], there)}; there are "
             f"{', '.join(there) or 'none'}"
         )
-    config.trainer.callbacks = [
-        callback for callback, name in zip(callbacks, there, strict=True) if name not in dropped
-    ]
+    kept = (callback for callback, name in zip(callbacks, there, strict=True) if name not in dropped)
+    config.trainer.callbacks = [*kept]
     config.drop_callbacks = []
 
 
@@ -88,8 +88,7 @@ class OneLineParser(LightningArgumentParser):
         jsonargparse 4.53 turns such a ``null`` into the text None.
         """
         given, texts = typed_templates(sys.argv[1:] if args is None else args)
-        args = [re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given]
-        args = with_layers(args)
+        args = with_layers([re.sub(r"^(--[^=]+)=None$", r"\1=null", argument) for argument in given])
         try:
             with arguments_go_with_their_class(), loaded_as_written(self.parser_mode, texts):
                 return super().parse_args(args, *others, **options)
@@ -121,20 +120,12 @@ class OneLineParser(LightningArgumentParser):
         """End the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
             super().error(message, ex)
-        print(
-            f"fedlight: {one_line(message, self._keys(), dropped_so_far())}\n(FEDLIGHT_TRACEBACK=1 shows more)",
-            file=sys.stderr,
-        )
+        below = [action.choices.values() for action in self._actions if isinstance(action.choices, dict)]
+        parsers = [self, *chain.from_iterable(below)]  # with that of the command
+        keys = {action.dest for parser in parsers for action in parser._actions if action.option_strings}
+        line = one_line(message, keys, DROPPED)
+        print(f"fedlight: {line}\n(FEDLIGHT_TRACEBACK=1 shows more)", file=sys.stderr)
         sys.exit(2)
-
-    def _keys(self) -> set[str]:
-        """Return all keys, including those of the command."""
-        parsers = [self, *(parser for action in self._actions for parser in _parsers_of(action))]
-        return {action.dest for parser in parsers for action in parser._actions if action.option_strings}
-
-
-def _parsers_of(action: Any) -> list[Any]:
-    return list(action.choices.values()) if isinstance(action.choices, dict) else []
 
 
 def find_by_name() -> None:
@@ -184,9 +175,8 @@ class FedlightCLI(LightningCLI):
             auto_configure_optimizers=False,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={
-                "devices": 1
-            },  # a federation is one process; Lightning's `auto` would take every GPU
+            # A federation is one process; Lightning's `auto` would take every GPU.
+            trainer_defaults={"devices": 1},
             parser_class=OneLineParser,
             parser_kwargs={"parser_mode": "omegaconf+"},
             args=args,
@@ -195,21 +185,12 @@ class FedlightCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``federated:``, without which training is centralised, ``drop_callbacks`` and ``resume``."""
         parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
-        parser.add_argument(
-            "--drop_callbacks", type=list[str], default=[], help="classes in trainer.callbacks to leave out"
-        )
-        parser.add_argument(
-            "--resume",
-            type=bool,
-            default=True,
-            help="of fit: go on with the run in the folder; false starts over",
-        )
-        parser.add_argument(
-            f"--{EXTENDS}",
-            type=str | list[str] | None,
-            default=None,
-            help="of a config: configs that it is laid over",
-        )
+        for name, kind, default, about in (
+            ("drop_callbacks", list[str], [], "classes in trainer.callbacks to leave out"),
+            ("resume", bool, True, "of fit: go on with the run in the folder; false starts over"),
+            (EXTENDS, str | list[str] | None, None, "of a config: configs that it is laid over"),
+        ):
+            parser.add_argument(f"--{name}", type=kind, default=default, help=about)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the wanted command alone: building the parser of each takes half a second."""
@@ -239,9 +220,8 @@ class FedlightCLI(LightningCLI):
             trainer = super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
         except (TypeError, ValueError, MisconfigurationException) as error:
             names = ("accelerator", "devices", "strategy", "precision")
-            given = ", ".join(
-                f"{name}={config[name]}" for name in names if config.get(name) not in (None, "auto")
-            )
+            named = {name: config[name] for name in names if config.get(name) not in (None, "auto")}
+            given = ", ".join(f"{name}={value}" for name, value in named.items())
             other = config.get("accelerator") not in (None, "auto", "cpu")
             way = "; --trainer.accelerator auto takes what is there" if other else ""
             raise ValueError(f"trainer with {given or 'these settings'}: {error}{way}") from error
@@ -276,12 +256,20 @@ class FedlightCLI(LightningCLI):
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, ChecksSettings):
                     callback.check_settings(self.model, self.datamodule)
+        folder = Path(self.trainer.default_root_dir)
+        # Of a command with a folder for its results, the process that writes there.
+        writes = self._names_folder() and self.trainer.is_global_zero
+        alone: Any = alone_in(folder, "--trainer.default_root_dir") if writes else nullcontext()
         try:
-            with full_disk_named(Path(self.trainer.default_root_dir)), self._alone():
-                run = self._run_in_folder()
+            with full_disk_named(folder), alone:
+                run = None  # without a folder, or where the caller says how it goes on
+                if subcommand == "fit" and self._resumes and self._names_folder():
+                    run = FitFolder(folder, self.config[subcommand].as_dict(), checkpoints_of(self.trainer))
                 if run is not None and not self._finds_work(run):
                     return
-                with self._recorded() as ended:
+                seed = self.config[subcommand].seed_everything
+                record: Any = recorded(folder, subcommand, self.given, seed) if writes else nullcontext({})
+                with record as ended:
                     if run is not None and self.trainer.is_global_zero:
                         run.begin(self._starts_over, self.config_init[subcommand].ckpt_path)
                     super()._run_subcommand(subcommand)
@@ -289,15 +277,12 @@ class FedlightCLI(LightningCLI):
                         ended["epochs"] = self.trainer.current_epoch
         except SystemExit as stop:  # into which Lightning turns a Ctrl-C
             if isinstance(stop.__context__, KeyboardInterrupt):
-                raise type(stop.__context__)(self._how_to_resume()) from None
+                newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+                by_itself = self._resumes and self._names_folder()
+                way = "the same command goes on from it" if by_itself else f"--ckpt_path {newest} goes on"
+                said = f"after a checkpoint: {way}" if newest else ""
+                raise type(stop.__context__)(said) from None
             raise
-
-    def _run_in_folder(self) -> FitFolder | None:
-        """Return the run in the folder of ``fit``; None where it has no folder or goes on by the caller's word."""
-        if self.command != "fit" or not self._resumes or not self._names_folder():
-            return None
-        config = self.config[self.command].as_dict()
-        return FitFolder(Path(self.trainer.default_root_dir), config, checkpoints_of(self.trainer))
 
     def _finds_work(self, run: FitFolder) -> bool:
         """Return whether there is something to do; set the checkpoint where the run goes on, and say so."""
@@ -322,32 +307,6 @@ class FedlightCLI(LightningCLI):
     def _names_folder(self) -> bool:
         return bool(self.config[self.command].trainer.default_root_dir) and not self.trainer.fast_dev_run  # type: ignore[attr-defined]
 
-    def _has_folder(self) -> bool:
-        """Return whether the command has a folder for its results and this process writes there."""
-        return self._names_folder() and self.trainer.is_global_zero
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """Return a context that keeps other commands out of the folder."""
-        if not self._has_folder():
-            return nullcontext()
-        return alone_in(Path(self.trainer.default_root_dir), "--trainer.default_root_dir")
-
-    def _recorded(self) -> AbstractContextManager[dict[str, Any]]:
-        """Return a context that records the command in ``run.json``."""
-        if not self._has_folder():
-            return nullcontext({})
-        seed = self.config[self.command].seed_everything
-        return recorded(Path(self.trainer.default_root_dir), self.command, self.given, seed)
-
-    def _how_to_resume(self) -> str:
-        newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        way = (
-            "the same command goes on from it"
-            if self._resumes and self._names_folder()
-            else f"--ckpt_path {newest} goes on"
-        )
-        return f"after a checkpoint: {way}" if newest else ""
-
 
 class ReadSettings(FedlightCLI):
     """Settings of a command, parsed as ``fedlight fit`` does, of which nothing is made."""
@@ -355,11 +314,9 @@ class ReadSettings(FedlightCLI):
     def instantiate_classes(self) -> None:
         """Make nothing."""
 
-    def _set_seed(self) -> None:
-        pass
+    def _set_seed(self) -> None: ...
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
+    def _run_subcommand(self, subcommand: str) -> None: ...
 
 
 def lightning_cli(argv: list[str], resumes: bool = False) -> FedlightCLI:

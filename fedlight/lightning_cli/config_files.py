@@ -16,8 +16,7 @@ from fedlight.support.words import near
 EXAMPLE = "selector.yaml"
 EXTENDS = "extends"
 MOST_LAYERS = 30
-OF_RECIPES = "stages"
-"""Key of recipes, which no config of a command has."""
+OF_RECIPES = "stages"  # key of recipes, which no config of a command has
 OPTIONS = ("--config", "-c")
 
 
@@ -33,12 +32,10 @@ def check_config(config: str) -> dict[str, Any]:
     if path.is_dir():
         raise ValueError(f"config {config!r} is a folder: give a YAML file")
     if not path.exists():
-        names = configs()
-        stems = [Path(name).stem for name in names if "/" not in name]
+        stems = [Path(name).stem for name in configs() if "/" not in name]
         hint = near(path.stem, stems).replace("'?", ".yaml'?")
-        raise ValueError(
-            f"config {config!r}: there is no such file{hint}; fedlight's own configs are {', '.join(names)}"
-        )
+        known = f"fedlight's own configs are {', '.join(configs())}"
+        raise ValueError(f"config {config!r}: there is no such file{hint}; {known}")
     try:
         # Nodes have lines and show a key that is given twice; a dict would hide it.
         root = yaml.compose(read_yaml(path))
@@ -61,9 +58,7 @@ def check_config(config: str) -> dict[str, Any]:
             f"config {config!r} holds no keys: write one to a line as in trainer: {{max_epochs: 3}}; {EXAMPLE} is an example"
         )
     if any(key.value == OF_RECIPES for key, _ in root.value):
-        raise ValueError(
-            f"config {config!r} is a recipe: fedlight run {config} --output FOLDER does its stages"
-        )
+        raise ValueError(f"config {config!r} is a recipe: run it with fedlight run {config} --output FOLDER")
     if twice:
         raise ValueError(f"config {config!r}{twice}: YAML would take the last one alone; delete one of them")
     return cast(dict[str, Any], values)
@@ -102,9 +97,7 @@ def _add_layers(config: str, above: tuple[Path, ...], files: dict[Path, Path]) -
     file = Path(config)
     names = [below] if isinstance(below, str) else below or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"config {config!r}: {EXTENDS}={below!r} has to be the name of a config, or a list of them"
-        )
+        raise ValueError(f"config {config!r}: {EXTENDS}={below!r} has to be the name of a config or a list")
     above = (*above, file.resolve())
     for name in names:
         beside = file.parent / name
@@ -113,9 +106,7 @@ def _add_layers(config: str, above: tuple[Path, ...], files: dict[Path, Path]) -
         if other.resolve() in above:
             raise ValueError(f"config {config!r} extends {name!r}, which extends it in turn")
         if len(above) + len(files) >= MOST_LAYERS:
-            raise ValueError(
-                f"config {config!r}: more than {MOST_LAYERS} configs extend each other; join some"
-            )
+            raise ValueError(f"config {config!r}: over {MOST_LAYERS} configs extend each other; join some")
         if other.resolve() not in files:
             _add_layers(str(other), above, files)
     # After the files that it extends: a later one overrides an earlier one.
@@ -128,12 +119,9 @@ def with_layers(arguments: list[str]) -> list[str]:
     seen: set[Path] = set()
     for argument in rest:
         option, equals, value = argument.partition("=")
-        if option not in OPTIONS:
+        config = value if equals else next(rest, None) if option in OPTIONS else None
+        if option not in OPTIONS or config is None:
             words.append(argument)
-            continue
-        config = value if equals else next(rest, None)
-        if config is None:
-            words.append(option)
             continue
         *below, last = layers(config)
         # The same file a second time would undo all settings in between.

@@ -79,11 +79,8 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
     whole = OF_LOOP.sub(lambda match: _of_loop(match, config), whole)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)
     # The message may begin with a value: "a.csv, row 2: ..." gets the key in front.
-    first = [
-        key
-        for key, value in values
-        if isinstance(value, str) and len(value) > 2 and re.match(re.escape(value) + r"[:,]", message)
-    ]
+    texts = [(key, value) for key, value in values if isinstance(value, str) and len(value) > 2]
+    first = [key for key, text in texts if message.startswith((f"{text}:", f"{text},"))]
     whole = f"{given_at(first[0], config)}={whole}" if len(first) == 1 else whole
     return re.sub(r"\bfederated(\.\w+)+", lambda key: key[0].replace(".init_args", ""), whole)
 

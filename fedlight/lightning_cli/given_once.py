@@ -17,8 +17,8 @@ def share_settings(config: Namespace) -> None:
     Raises:
         ValueError: both were given other choices.
     """
-    model, data = (_arguments(config.get(name)) for name in ("model", "data"))
-    if model is None or data is None:
+    model, data = (config.get(f"{name}.init_args") for name in ("model", "data"))
+    if not isinstance(model, Namespace) or not isinstance(data, Namespace):
         return
     for ours, theirs in SHARED:
         if ours not in model or theirs not in data:
@@ -50,11 +50,6 @@ def given_at(key: str, config: dict[str, Any]) -> str:
         if key == f"data.init_args.{theirs}" and _alike(model.get(ours), _at(data, theirs)):
             return f"model.init_args.{ours}"
     return key
-
-
-def _arguments(part: Any) -> Namespace | None:
-    arguments = part.get("init_args") if isinstance(part, Namespace) else None
-    return arguments if isinstance(arguments, Namespace) else None
 
 
 def _is_default(part: Namespace, name: str) -> bool:

@@ -39,66 +39,53 @@ TRAINER = {
 
 
 class Setting(NamedTuple):
-    """Argument of a class.
-
-    Attributes:
-        default: as in YAML; None for a required argument.
-        kind: annotation's first name, such as ``Algorithm``.
-    """
+    """Argument of a class."""
 
     name: str
-    default: str | None
-    kind: str
+    default: str | None  # as in YAML; None for a required argument
+    kind: str  # annotation's first name, such as ``Algorithm``
     about: str
 
 
 def help_page(command: str) -> str:
     """Return the page of ``fit``, ``validate``, ``test`` or ``predict``."""
-    parts = [
-        f"usage: fedlight {command} --config FILE [--config FILE ...] [--KEY VALUE ...]\n\n{PURPOSE[command]}",
-        _lines(
-            {
-                "--config FILE": "settings in YAML; a later file, and then the command line, overrides single values. "
-                f"fedlight's own: {', '.join(configs())}",
-                "--print_config": "print all settings of this call, and do nothing",
-                "--threads N": "threads of torch; 1 where other processes keep the cores busy",
-                "--help all": "all keys, with their types and whole descriptions; takes seconds, as it imports Lightning",
-                "--data.help CLASS": "all keys of a class; so with model, federated and trainer.callbacks",
-            }
+    modules = [name for name in classes_in("modules") if name.endswith("Module")]
+    data = [name for name in classes_in("datamodules") if name.endswith("DataModule")]
+    usage = f"usage: fedlight {command} --config FILE [--config FILE ...] [--KEY VALUE ...]"
+    layers = "settings in YAML; a later file, and then the command line, overrides single values."
+    parts = {
+        f"{usage}\n\n{PURPOSE[command]}\n": {
+            "--config FILE": f"{layers} fedlight's own: {', '.join(configs())}",
+            "--print_config": "print all settings of this call, and do nothing",
+            "--threads N": "threads of torch; 1 where other processes keep the cores busy",
+            "--help all": "all keys, with their types and whole descriptions; takes seconds, as it imports Lightning",
+            "--data.help CLASS": "all keys of a class; so with model, federated and trainer.callbacks",
+        },
+        "federated: an epoch is a round; null pools the data; classes: fedlight methods": _keys(
+            "federated", "FederatedLoop"
         ),
-        "federated: an epoch is a round; null pools the data; classes: fedlight methods\n"
-        + _short({_key("federated", key): key.about for key in settings("FederatedLoop")}),
-        "model: a class, and its keys\n"
-        + _short(
-            {f"--model {name}": summary(name) for name in classes_in("modules") if name.endswith("Module")}
-        )
-        + "\nmodel, keys of all language models\n"
-        + _short(
-            {_key("model", key): key.about for key in settings("modules.language.module.LanguageModule")}
-        ),
-        "data: a class, and its keys\n"
-        + _short(
-            {
-                f"--data {name}": summary(name)
-                for name in classes_in("datamodules")
-                if name.endswith("DataModule") and name != "FederatedDataModule"
-            }
-        )
-        + "\ndata, keys of all classes\n"
-        + _short({_key("data", key): key.about for key in settings("FederatedDataModule")}),
-        "trainer: Lightning's Trainer; most used are\n"
-        + _lines({f"--trainer.{name}": about for name, about in TRAINER.items()}),
-        "of the command\n"
-        + _lines(
-            {
-                "--ckpt_path FILE": "checkpoint from which a run goes on, or whose weights are used",
-                "--resume false": "of fit: start over, instead of going on with the run in trainer.default_root_dir",
-                "--drop_callbacks '[NAME]'": "classes in trainer.callbacks to leave out; a config may have the key",
-                "--seed_everything 0": "seed of what has no seed of its own",
-            }
-        ),
+        "model: a class, and its keys": {f"--model {name}": summary(name) for name in modules},
+        "model, keys of all language models": _keys("model", "modules.language.module.LanguageModule"),
+        "data: a class, and its keys": {
+            f"--data {name}": summary(name) for name in data if name != "FederatedDataModule"
+        },
+        "data, keys of all classes": _keys("data", "FederatedDataModule"),
+        "trainer: Lightning's Trainer; most used are": {
+            f"--trainer.{name}": about for name, about in TRAINER.items()
+        },
+        "of the command": {
+            "--ckpt_path FILE": "checkpoint from which a run goes on, or whose weights are used",
+            "--resume false": "of fit: start over, instead of going on with the run in trainer.default_root_dir",
+            "--drop_callbacks '[NAME]'": "classes in trainer.callbacks to leave out; a config may have the key",
+            "--seed_everything 0": "seed of what has no seed of its own",
+        },
+    }
+    short = ("federated", "model", "data")  # of classes one line each; `--help all` has the rest
+    blocks = [
+        f"{heading}\n{_lines(entries, heading.startswith(short))}" for heading, entries in parts.items()
     ]
-    return "\n\n".join(parts)
+    # Keys of all classes follow those classes without a gap.
+    return re.sub(r"\n\n(model|data), keys", r"\n\1, keys", "\n\n".join(blocks))
 
 
 def wants_help(arguments: list[str]) -> str:
@@ -171,13 +158,10 @@ def classes_of(base: str) -> list[str]:
 
 def _class(name: str) -> ast.ClassDef:
     file, _, last = name.rpartition(".")
-    tree = ast.parse(_source(file or CLASS_FILES[name]))
-    return next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == last)
-
-
-def _source(file: str) -> str:
     root = Path(fedlight.__file__).parent
-    return root.joinpath(*file.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    path = root.joinpath(*(file or CLASS_FILES[name]).split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == last)
 
 
 def _described(docstring: str) -> Iterator[tuple[str, str]]:
@@ -206,37 +190,26 @@ def _as_yaml(value: ast.expr) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(text, text.strip("'"))
 
 
-def _key(part: str, setting: Setting) -> str:
-    """Return a key with its default, or with its name in capitals if it is required."""
-    value = setting.name.upper() if setting.default is None else setting.default
-    return f"--{part}.{setting.name} {value}"
+def _keys(part: str, name: str) -> dict[str, str]:
+    """Return the keys of a class, each with its default, or with its name in capitals if it is required, and its text."""
+    defaults = [(key, key.name.upper() if key.default is None else key.default) for key in settings(name)]
+    return {f"--{part}.{key.name} {default}": key.about for key, default in defaults}
 
 
-def _short(entries: dict[str, str]) -> str:
-    """Return keys and the beginnings of texts, one line each; ``--help all`` has the rest."""
+def _lines(entries: dict[str, str], short: bool = False) -> str:
+    """Return keys and texts in two columns, as wide as the terminal, from 80 to 120 characters; ``short``: cut to a line."""
     column = min(max(map(len, entries)), 36) + 4
+    width = min(max(shutil.get_terminal_size((120, 24)).columns, 80), 120)
     lines = []
     for key, about in entries.items():
-        room = _width() - max(column, len(key) + 4)
-        lines.append(f"  {key:<{column - 2}}{textwrap.shorten(about, room, placeholder=' ...')}".rstrip())
-    return "\n".join(lines)
-
-
-def _width() -> int:
-    return min(max(shutil.get_terminal_size((120, 24)).columns, 80), 120)
-
-
-def _lines(entries: dict[str, str]) -> str:
-    """Return keys and texts in two columns, as wide as the terminal, from 80 to 120 characters."""
-    column = min(max(map(len, entries)), 36) + 4
-    text_width = _width() - column
-    lines = []
-    for key, about in entries.items():
-        # Values such as bf16-mixed stay whole.
-        first, *more = textwrap.wrap(about, text_width, break_on_hyphens=False) or [""]
-        if len(key) + 4 > column:
+        if short:
+            about = textwrap.shorten(about, width - max(column, len(key) + 4), placeholder=" ...")
+        elif len(key) + 4 > column:
             lines.append(f"  {key}")
             key = ""
+        # Values such as bf16-mixed stay whole.
+        wrapped = [about] if short else textwrap.wrap(about, width - column, break_on_hyphens=False)
+        first, *more = wrapped or [""]
         lines.append(f"  {key:<{column - 2}}{first}".rstrip())
         lines += [" " * column + line for line in more]
     return "\n".join(lines)

@@ -6,8 +6,8 @@ indented text. The line is made of the innermost part.
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
 
 from fedlight.further_names import FURTHER
 from fedlight.lightning_cli.class_names import find_object, last_part
@@ -23,71 +23,8 @@ KINDS = {
 }
 """Name of a type in the parser's messages -> its name for users."""
 EXAMPLES = {int: "1", float: "1.0", bool: "true", str: "TEXT"}
-
-
-MOVED = {
-    "mode": ("fleet", "buffered rounds are fleet.buffered=FedBuff, synchronous ones fleet.buffered=null"),
-    **dict.fromkeys(("fedbuff", "buffered"), ("fleet", "give the same class as fleet.buffered")),
-    "deadline_seconds": ("fleet", "set fleet.deadline_seconds"),
-    "over_selection": ("fleet", "set fleet.over_selection"),
-    "train": (
-        "forward",
-        "forward=ZerothOrder trains by forward passes alone, its only_where_needed as train=auto did",
-    ),
-    "zeroth_order": ("forward", "give the same class as forward"),
-    "lora_ranks": ("algorithm", "give them to HetLoRA or FlexLoRA, as algorithm.ranks"),
-    "step_schedule": ("parts", "add StepSchedules with next_round=restart to parts"),
-    "product_error": ("parts", "add ProductError to parts"),
-    "buffers": ("parts", "add AveragedBuffers or LocalBuffers to parts"),
-    "memory": ("parts", "leave it out: memories are in RAM up to 256 MiB, and then in the run's folder"),
-}
-"""Former setting -> a setting of the class that had it, and what stands in its place."""
-NESTED = {
-    "split": ("val_source", "val_split", "test_source", "test_split", "holdout", "val_share", "val_max"),
-    "format": (
-        *("form", "choices", "choice_template", "pair_template", "generation_template", "trim"),
-        *("truncate_answers", "encoder", "choice_values", "twins_together"),
-    ),
-    "rows": ("few_shot", "pseudo_labels", "canaries", "taught_turns"),
-    "lora": ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
-    "optimizer": ("optimizer_args", "lr_schedule"),
-    "completions": ("temperature", "top_p", "max_new_tokens"),
-    "execution": ("trust_remote_code", "gradient_checkpointing", "prefix", "vllm"),
-    "sampling": ("temperature", "top_p", "max_new_tokens", "max_tokens"),
-    "sending": ("timeout_seconds", "retries", "wait_seconds", "concurrent"),
-    "budget": ("max_requests", "max_cost", "prompt_price", "answer_price"),
-    "warmup": ("warmup_share", "warmup_epochs", "warmup_batch_size", "lr"),
-    "gradients": ("batch_size",),
-    "instructions": (
-        *("instruction_demonstrations", "instruction_tries", "max_instruction_tokens"),
-        *("min_words", "refusals"),
-    ),
-    "responses": ("response_demonstrations", "max_response_tokens", "tries"),
-    "instruction": tuple(f"instruction_{part}" for part in ("begin", "example", "end", "stop", "pattern")),
-    "response": (
-        *("response_begin", "response_end", "response_stop", "response_pattern"),
-        *("example_with_input", "example_without_input", "no_input"),
-    ),
-    "input": ("input_end", "input_stop", "response_end_with_input"),
-    "draw": ("num_clients", "shots", "records", "num_test"),
-    "jury": ("jury_share", "min_decided", "min_minority"),
-    "bounds": ("num_clients", "min_train", "max_train", "min_test", "max_test"),
-    "holdout": ("column", "held_out"),
-}
-"""Setting that others stand below -> their former names, beside it."""
-RENAMED = {
-    "lr_schedule": "optimizer.schedule",
-    "max_tokens": "sampling.max_new_tokens",
-    "prompt_price": "budget.prices.prompt",
-    "answer_price": "budget.prices.answer",
-    "max_instruction_tokens": "instructions.max_new_tokens",
-    "max_response_tokens": "responses.max_new_tokens",
-    "response_end_with_input": "input.response_end",
-    "held_out": "holdout.values",
-}
-"""Former setting -> its place below another, where the words differ."""
 OF_VALUE = {"optimizer": "name", "completions": "number", "split": "train_split"}
-"""Setting that was a value and has others below it now -> the one of these that is that value."""
+"""Setting that has others below it -> the one of these that a single value is meant for."""
 
 
 def one_line(
@@ -123,17 +60,18 @@ def one_line(
     of_class = r"(?:Problem with given class_path '([^']+)':\s+)?"
     if match := re.search(of_class + r"the following arguments are required: ([^\n]+)", message):
         names = match[2].split(", ")
+        old, had = (dropped or {}).get(_last(match[1]), ("", set()))
+        both = " and ".join(name for name in names if name in had)
+        again = "is not carried over to another class: give it again, after the class"
         reason = _required(key, match[1], names, in_list="[list[" in message)
-        return where + reason + _not_carried_over(names, *(dropped or {}).get(_last(match[1]), ("", set())))
+        return where + reason + (f"; what {old} was given as {both} {again}" if both else "")
     if match := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
         return where + _no_setting(match[1], match[2])
-    if match := re.search(
-        r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)", message
-    ):
-        return where + _no_class(match[1], message)
-    if match := re.search(
-        r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)", message
-    ):
+    no_class = (
+        r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)",
+        r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)",
+    )
+    if match := re.search(no_class[0], message) or re.search(no_class[1], message):
         return where + _no_class(match[1], message)
     if match := re.search(r"but (\S+) is abstract", message):
         names = _names(_concrete(find_object(match[1])))
@@ -163,9 +101,6 @@ def one_line_reference(key: str | None, message: str) -> str:
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:
-    # Below a setting that a class does not have, the parser names no class.
-    if key.startswith("optimizer_args."):
-        return f"there is no key {key!r} any more: it is {key.replace('_', '.', 1)} now"
     # Such as max_epochs for trainer.max_epochs.
     same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)
@@ -173,63 +108,49 @@ def _unknown_key(key: str, keys: list[str]) -> str:
 
 
 def _required(key: str, path: str | None, names: list[str], in_list: bool) -> str:
-    kind = find_object(path or "")
-    examples = [(name, _example(kind, name)) for name in names]
+    hints = _hints(find_object(path or ""))
+    examples = [(name, EXAMPLES.get(hints.get(name, type), name.upper())) for name in names]
     flags = " ".join(f"--{key}.{name} {value}" for name, value in examples)
     lines = f"init_args: {{{', '.join(f'{name}: {value}' for name, value in examples)}}}"
     return f"{_last(path)} needs {' and '.join(names)}, for example {lines if in_list else flags}"
-
-
-def _not_carried_over(names: list[str], old: str, had: set[str]) -> str:
-    both = " and ".join(name for name in names if name in had)
-    if not both:
-        return ""
-    return f"; what {old} was given as {both} is not carried over to another class: give it again, after the class"
 
 
 def _last(path: str | None) -> str:
     return last_part(path) if path else "it"
 
 
-def _example(kind: Any, name: str) -> str:
+def _hints(kind: Any) -> dict[str, Any]:
     try:
-        return EXAMPLES.get(get_type_hints(kind.__init__).get(name, type), name.upper())
+        return get_type_hints(kind.__init__)
     except (AttributeError, NameError, TypeError):  # NameError: an annotation for type checkers alone
-        return name.upper()
+        return {}
 
 
 def _no_setting(path: str | None, option: str) -> str:
-    kind = find_object(path or "")
-    known = [
-        name for cls in getattr(kind, "__mro__", ()) for name in inspect.signature(cls.__init__).parameters
-    ]
-    settings = [name for name in dict.fromkeys(known) if name not in ("self", "args", "kwargs")]
-    first = option.partition(".")[0]
-    moved = MOVED.get(first)
-    if moved is not None and moved[0] in settings:
-        return f"{_last(path)} has no setting {option!r} any more: {moved[1]}"
-    return former_setting(_last(path), first, settings) or (
-        f"{_last(path)} has no setting {option!r}{near(option, settings) or _has(settings)}"
-    )
+    kinds = getattr(find_object(path or ""), "__mro__", ())
+    known = dict.fromkeys(name for cls in kinds for name in inspect.signature(cls.__init__).parameters)
+    settings = [name for name in known if name not in ("self", "args", "kwargs")]
+    hints = {name: hint for cls in reversed(kinds) for name, hint in _hints(cls).items()}
+    more = near_below(option, hints) or near(option, settings)
+    has = f"; it has {', '.join(settings)}" if settings else ", and no other"
+    return f"{_last(path)} has no setting {option!r}{more or has}"
 
 
-def former_setting(owner: str, name: str, known: Collection[str]) -> str | None:
-    """Return the message for a former setting that stands below one that is known; None for another.
+def near_below(name: str, hints: Mapping[str, Any]) -> str:
+    """Return ``"; did you mean 'x.name'?"`` for a setting that stands below one of those with these types, else "".
 
     Examples:
-        >>> former_setting("opinion_pairs", "jury_share", ["votes", "jury"])
-        "opinion_pairs has no setting 'jury_share' any more: it is jury.share now"
+        >>> from fedlight.modules.language.adapters import Lora
+        >>> near_below("lora_rank", {"lora": Lora | None}), near_below("rank", {"lora": int})
+        ("; did you mean 'lora.rank'?", '')
     """
-    for key, names in NESTED.items():
-        if name in names and key in known:
-            prefix = f"{key.removesuffix('s')}_"
-            place = RENAMED.get(name) or f"{key}.{name.removeprefix(prefix)}"
-            return f"{owner} has no setting {name!r} any more: it is {place} now"
-    return None
-
-
-def _has(names: list[str]) -> str:
-    return f"; it has {', '.join(names)}" if names else ", and no other"
+    kinds = ((key, kind) for key, hint in hints.items() for kind in (hint, *get_args(hint)))
+    for key, kind in kinds:
+        if isinstance(kind, type) and kind.__module__.startswith("fedlight."):
+            for inner in inspect.signature(kind).parameters:
+                if name in (inner, f"{key}_{inner}", f"{key.removesuffix('s')}_{inner}"):
+                    return f"; did you mean '{key}.{inner}'?"
+    return ""
 
 
 def _no_class(name: str, message: str) -> str:
@@ -239,18 +160,12 @@ def _no_class(name: str, message: str) -> str:
         return f"{name} is no class; to leave it out write null"
     if name == f"fedlight.{last_part(name)}" and last_part(name) in FURTHER:
         return f"there is no {name!r}: write {last_part(name)}"
-    return f"there is no class {name!r}{_or_near(name, message)}"
-
-
-def _or_near(name: str, message: str) -> str:
-    bases = [
-        # The last list is that of the innermost class.
-        find_object(path)
-        for path in re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]
-    ]
-    known = [subclass for base in bases for subclass in _names(_concrete(base))]
-    hint = near(name, known)
-    return hint or "; give its name if fedlight has it, else package.module.Name"
+    # The last list is that of the innermost class.
+    bases = re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]
+    hint = near(name, [subclass for base in bases for subclass in _names(_concrete(find_object(base)))])
+    return (
+        f"there is no class {name!r}{hint or '; give its name if fedlight has it, else package.module.Name'}"
+    )
 
 
 def _concrete(base: Any) -> Iterator[type]:

@@ -31,7 +31,7 @@ def alone_in(folder: Path, setting: str) -> Iterator[None]:
         )
     if not lock.supported:
         print(
-            f"the file system of {folder} has no locks: make sure that no other command works there",
+            f"the file system of {folder} has no locks: no other command may work there",
             file=sys.stderr,
         )
     try:

@@ -43,6 +43,12 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
         "state": "running",
     }
     others = _entries(file)
+    if others is None:
+        # The record is no result: its damage need not stop the work.
+        kept = file.with_name("run.damaged.json")
+        os.replace(file, kept)
+        print(f"{file} is damaged: it is kept as {kept.name}, and a new one begun", file=sys.stderr)
+        others = []
     write_json(file, sealed({"commands": [*others, entry]}))
     # The monotonic clock for the duration, the wall clock to compare with the times of files.
     began, start, state = time.monotonic(), time.time(), "failed"
@@ -63,13 +69,10 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
 
 def last_fit(folder: Path) -> dict[str, Any] | None:
     """Return the entry of the last ``fit`` in a folder, empty where the record is damaged; None without one."""
-    try:
-        entries = read_json(folder / NAME, "")["commands"]
-        return next((entry for entry in reversed(entries) if entry["command"] == "fit"), None)
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
+    entries = _entries(folder / NAME)
+    if entries is None:
         return {}
+    return next((entry for entry in reversed(entries) if entry["command"] == "fit"), None)
 
 
 def configs(argv: Sequence[str]) -> list[str]:
@@ -96,21 +99,15 @@ def machine() -> str:
     return ", ".join(words)
 
 
-def _entries(file: Path) -> list[Any]:
-    """Return the entries of earlier commands; a damaged file is renamed."""
+def _entries(file: Path) -> list[Any] | None:
+    """Return the entries of earlier commands; None for a damaged file."""
     try:
         entries = read_json(file, "")["commands"]
-        if isinstance(entries, list):
-            return entries
+        return entries if all("command" in entry for entry in entries) else None
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError):
-        pass
-    # The record is no result: its damage need not stop the work.
-    kept = file.with_name("run.damaged.json")
-    os.replace(file, kept)
-    print(f"{file} is damaged: it is kept as {kept.name}, and a new one begun", file=sys.stderr)
-    return []
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _now() -> str:

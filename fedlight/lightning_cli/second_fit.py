@@ -67,15 +67,18 @@ class FitFolder:
         """
         last = last_fit(self.folder)
         if not self.made.file.is_file():
-            self._refuse_unknown(last)
-            return True
+            if last is None and not self._checkpoints:
+                return True
+            name = next(iter(self._checkpoints), "run.json")
+            raise ValueError(
+                f"{self.folder} has a run ({name}) and no {NAME}, so its settings are not known: put it back, go on with "
+                f"--ckpt_path FILE, {REMEDY}"
+            )
         done = last is not None and last.get("state") == "done"
         if not done:
             self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
             if self.checkpoint is None:
-                self.said = (
-                    f"{self.folder}: the run there was stopped and left no checkpoint, so it starts over"
-                )
+                self.said = f"{self.folder}: the run was stopped without a checkpoint, so it starts over"
                 return True
         changes = self.made.differences()
         raised = _raised_epochs(changes)
@@ -87,11 +90,9 @@ class FitFolder:
         self.made.refuse_changed_files(everything=not done, remedy=REMEDY)
         # A run that early stopping ended below its limit would end there again.
         if done and not (raised and (last or {}).get("epochs", raised[0]) >= raised[0]):
-            way = (
-                f"It ended by itself after {(last or {})['epochs']} epochs."
-                if raised
-                else f"A larger {EPOCHS} goes on."
-            )
+            way = f"A larger {EPOCHS} goes on."
+            if raised:
+                way = f"It ended by itself after {(last or {})['epochs']} epochs."
             what = f"{self.folder} has the finished run with these settings"
             self.said = f"{what}: nothing is done. {way} --resume false starts over"
             return False
@@ -121,14 +122,6 @@ class FitFolder:
         earlier = self.made.earlier()
         files = self._checkpoints.items()
         return [file for name, file in files if name not in earlier or digest_of(file) != earlier[name]]
-
-    def _refuse_unknown(self, last: Mapping[str, Any] | None) -> None:
-        if last is not None or self._checkpoints:
-            name = next(iter(self._checkpoints), "run.json")
-            raise ValueError(
-                f"{self.folder} has a run ({name}) and no {NAME}, so its settings are not known: put it back, go on with "
-                f"--ckpt_path FILE, {REMEDY}"
-            )
 
 
 def checkpoints_of(trainer: L.Trainer) -> list[Path]:
@@ -163,14 +156,12 @@ def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
         {'trainer': {'max_epochs': 3}}
     """
     settings = described({key: value for key, value in config.items() if key not in OF_COMMAND})
-    whole = _plain(settings, os.path.normpath(root))
-    trainer, federated = whole["trainer"], whole.get("federated")
-    left_out = set(OF_OUTPUT)
-    if federated and trainer.get("strategy") in ("auto", "client_parallel", None):
+    whole: dict[str, Any] = _plain(settings, os.path.normpath(root))
+    of_trainer = {*OF_OUTPUT}
+    if whole.get("federated") and whole["trainer"].get("strategy") in ("auto", "client_parallel", None):
         # Under client_parallel any number of processes gives the same result.
-        left_out |= set(OF_PROCESSES)
-    whole["trainer"] = {key: value for key, value in trainer.items() if key not in left_out}
-    for part, names in (("data", OF_LOADERS), ("federated", MAY_CHANGE)):
+        of_trainer |= {*OF_PROCESSES}
+    for part, names in (("trainer", of_trainer), ("data", OF_LOADERS), ("federated", MAY_CHANGE)):
         if isinstance(whole.get(part), dict):
             whole[part] = {key: value for key, value in whole[part].items() if key not in names}
     return whole
@@ -216,7 +207,7 @@ def _raised_epochs(changes: list[Difference]) -> tuple[int, int] | None:
     """Return the old and new number of epochs where a run of more epochs is the only difference."""
     if [name for name, _, _ in changes] != [EPOCHS]:
         return None
-    ((_, was, now),) = changes
+    was, now = changes[0][1:]
     # -1 is Lightning's word for no limit.
     ends = [math.inf if epochs == -1 else epochs for epochs in (was, now)]
     return (was, now) if all(isinstance(end, (int, float)) for end in ends) and ends[0] < ends[1] else None

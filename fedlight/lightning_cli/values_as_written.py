@@ -8,8 +8,7 @@ from typing import Any
 from fedlight.support.checks import check_yaml
 from fedlight.support.pokes import parser_function, set_parser_function
 
-ENDING = "template"
-"""Of the keys whose values are texts: ``template``, ``choice_template`` and so on."""
+ENDING = "template"  # of the keys whose values are texts: ``template``, ``choice_template`` and so on
 
 
 def as_written(text: str) -> str:
@@ -31,17 +30,13 @@ def typed_templates(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
     """
     rewritten, texts, rest = [], set(), iter(arguments)
     for argument in rest:
-        key, equals, text = argument.partition("=")
-        value = text if equals else None
-        if (
-            key.startswith("--")
-            and key.endswith(ENDING)
-            and (equals or (value := next(rest, None)) is not None)
-        ):
-            texts.add(as_written(str(value)))
-            rewritten.append(f"{key}={as_written(str(value))}")
-        else:
-            rewritten.append(argument)
+        key, equals, value = argument.partition("=")
+        is_template = key.startswith("--") and key.endswith(ENDING)
+        given = value if equals else next(rest, None) if is_template else None
+        if is_template and given is not None:
+            argument = f"{key}={as_written(given)}"
+            texts.add(as_written(given))
+        rewritten.append(argument)
     return rewritten, texts
 
 

@@ -24,9 +24,7 @@ def main(argv: Sequence[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--shape", metavar="NAME", help=f"a public architecture for the model: {', '.join(known_shapes())}"
-    )
+    parser.add_argument("--shape", metavar="NAME", help=f"a public architecture: {', '.join(known_shapes())}")
     parser.add_argument(
         "--examples",
         type=int,

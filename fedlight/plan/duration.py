@@ -11,8 +11,7 @@ from fedlight.devices.forecast import Workload
 from fedlight.devices.hardware import choose_device
 from fedlight.plan.plan import build
 
-TIMED_TEXTS, TIMED_STEPS = 8, 16
-"""Texts of a timed generation, and its tokens after the first."""
+TIMED_TEXTS, TIMED_STEPS = 8, 16  # texts of a timed generation, and its tokens after the first
 
 TIMED_TOKENS = 1024
 """Most tokens of a timed batch, if that is one text or more; a larger batch takes longer by its operations."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -48,9 +48,8 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
     if examples is not None and examples < 1:
         raise ValueError(f"--examples {examples}: a client has one or more")
     if shape is not None and shape not in known_shapes():
-        raise ValueError(
-            f"--shape {shape}: there is no such architecture; there are {', '.join(known_shapes())}"
-        )
+        known = ", ".join(known_shapes())
+        raise ValueError(f"--shape {shape}: there is no such architecture; there are {known}")
     config = ReadSettings(["fit", *map(find_config, arguments)]).config["fit"]
     if shape is not None:  # an adapter in the config is of another model
         other = {"model": str(conf_path(f"shapes/{shape}")), "adapter": None, "merge_adapter": False}
@@ -58,7 +57,9 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
             config[f"model.init_args.{key}"] = value
     loop, work, settings = workload(config, examples)
     settings = {**settings, "model": shape or settings["model"]}
-    devices, shares = _devices(loop)
+    devices, shares = [load_device(name) for name in known_devices()], {}
+    if loop.fleet is not None:
+        devices, shares = list(loop.fleet.devices.values()), loop.fleet.weights
     if isinstance(ranks := getattr(loop.algorithm, "ranks", None), dict):
         settings["ranks_of_no_device"] = sorted({*ranks} - {device.name for device in devices})
     works = works_by_device(loop, work, devices, partial(workload, config, examples))
@@ -108,29 +109,6 @@ def workload(
             f"model={type(module).__name__}: a plan needs a module of which a skeleton can be made: derive it from "
             "LanguageModule"
         )
-    work, settings = _workload(config, module, loop, examples, lora_rank)
-    return loop, work, {"model": module.options.model, **settings}
-
-
-def build(config: Any) -> tuple[Any, FederatedLoop]:
-    """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``."""
-    parser = OneLineParser(parser_mode="omegaconf+")
-    parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
-    parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
-    parts = {key: config[key] for key in ("model", "federated") if config.get(key) is not None}
-    made = parser.instantiate(parser.parse_object(parts))
-    return made["model"], made.get("federated") or FederatedLoop()
-
-
-def _devices(loop: FederatedLoop) -> tuple[list[Device], dict[str, float]]:
-    if loop.fleet is None:
-        return [load_device(name) for name in known_devices()], {}
-    return list(loop.fleet.devices.values()), loop.fleet.weights
-
-
-def _workload(
-    config: Any, module: LanguageModule, loop: FederatedLoop, examples: int | None, lora_rank: int | None
-) -> tuple[Workload, dict[str, Any]]:
     tokens, batch_size = (_setting(config, key) for key in ("max_tokens", "batch_size"))
     if loop.local_steps is None:
         if examples is None:
@@ -147,7 +125,12 @@ def _workload(
     # No position predicts the first token.
     shape = BatchShape(batch_size, tokens, texts * batch_size * (tokens - 1))
     meter = CostMeter(module, lora_rank=lora_rank)
-    state = _one_adapter(meter.module if lora_rank is None else module.skeleton())
+    whole: Any = meter.module if lora_rank is None else module.skeleton()
+    others = {*whole.adapter_names[1:]}  # a visit trains one adapter, and several are equally large
+    trained = trained_parameters(whole)
+    state: dict[str, torch.Tensor] = {
+        key: weight for key, weight in trained.items() if not others & {*key.split(".")}
+    }
     client = Client("client", 1, 1.0, lora_rank=lora_rank)
     visits = loop.algorithm.plan(0, [client], lengths)
     perturbations = (loop.forward or ZerothOrder()).perturbations
@@ -162,9 +145,8 @@ def _workload(
     # For a single number: its moments are counted for each weight.
     optimizer = make_optimizer(name, [nn.Parameter(torch.zeros(1))], options.lr, args)
     # The visit that trains most takes most memory.
-    trains = max(
-        (message.start for message in sent), key=lambda start: sum(value.numel() for value in start.values())
-    )
+    starts = [message.start for message in sent]
+    trains = max(starts, key=lambda start: sum(value.numel() for value in start.values()))
     work = Workload(
         meter,
         set(trains),
@@ -178,6 +160,7 @@ def _workload(
         perturbations,
     )
     settings = {
+        "model": options.model,
         "module": type(module).__name__,
         "batch_size": batch_size,
         "max_tokens": tokens,
@@ -189,7 +172,27 @@ def _workload(
         "train": loop.train,
         "later_bytes_down": sum(loop.channel.down_bytes(message.down) for message in later),
     }
-    return work, settings
+    return loop, work, settings
+
+
+def build(config: Any, parts: Sequence[str] = ("model", "federated")) -> tuple[Any, FederatedLoop]:
+    """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``.
+
+    Args:
+        config: parsed settings of ``fedlight fit``.
+        parts: keys to make objects from, ``"data"`` among them if wanted; objects load nothing, and refuse wrong values.
+    """
+    parser = OneLineParser(parser_mode="omegaconf+")
+    kinds: dict[str, Any] = {
+        "model": LightningModule,
+        "data": LightningDataModule,
+        "federated": FederatedLoop,
+    }
+    for part in parts:
+        parser.add_lightning_class_args(kinds[part], part, subclass_mode=True, required=part != "federated")
+    given = {part: config[part] for part in parts if config.get(part) is not None}
+    made = parser.instantiate(parser.parse_object(given))
+    return made["model"], made.get("federated") or FederatedLoop()
 
 
 def _setting(config: Any, key: str) -> int:
@@ -197,10 +200,3 @@ def _setting(config: Any, key: str) -> int:
     if not isinstance(value, int):
         raise ValueError(f"data.{key} is not set: a plan needs it, since it is made without the data")
     return value
-
-
-def _one_adapter(module: Any) -> dict[str, torch.Tensor]:
-    """Return the parameters that a visit trains: those of one adapter, as several are equally large."""
-    others = set(module.adapter_names[1:])
-    trained = trained_parameters(module)
-    return {name: weight for name, weight in trained.items() if not others & set(name.split("."))}

@@ -7,7 +7,6 @@ from typing import Any
 from rich.table import Table
 
 from fedlight.devices.forecast import Forecast, Plan
-from fedlight.devices.memory import Fit
 from fedlight.support.console import wide_console
 from fedlight.support.words import three_digits
 
@@ -50,20 +49,15 @@ def memory_table(plan: Plan) -> Table:
     for forecast in plan.forecasts:
         device, fit = forecast.device, forecast.fit
         share = [f"{plan.shares[device.name]:.0%}"] if plan.shares else []
+        train = ("forward" if fit.forward else "backprop") if fit.fits else "-"
         parts = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
         table.add_row(
-            *(device.name, *share, FITS.get(forecast.reason, "yes"), *([_train(fit)] if trains else [])),
+            *(device.name, *share, FITS.get(forecast.reason, "yes"), *([train] if trains else [])),
             *(str(device.weight_bits), *([str(forecast.lora_rank)] if has_ranks else [])),
             *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
             *(three_digits(part / GIB) for part in parts),
         )
     return table
-
-
-def _train(fit: Fit) -> str:
-    if not fit.fits:
-        return "-"
-    return "forward" if fit.forward else "backprop"
 
 
 def visit_table(plan: Plan) -> Table:
@@ -74,26 +68,15 @@ def visit_table(plan: Plan) -> Table:
         table.add_column(name, justify="right")
     for forecast in plan.forecasts:
         job = forecast.job
-        cells = [
-            *job.phases,
-            job.bytes_down / 1e6,
-            job.bytes_up / 1e6,
-            forecast.joules / 1000,
-            forecast.rounds_per_day,
-        ]
-        table.add_row(
-            forecast.device.name,
-            *(["-"] * len(cells) if not forecast.fit.fits else [three_digits(cell) for cell in cells]),
-        )
+        sizes = job.bytes_down / 1e6, job.bytes_up / 1e6
+        cells = [*job.phases, *sizes, forecast.joules / 1000, forecast.rounds_per_day]
+        fits = forecast.fit.fits
+        table.add_row(forecast.device.name, *(three_digits(cell) if fits else "-" for cell in cells))
     return table
 
 
 def advice(plan: Plan) -> list[str]:
     """Return one line for each device that would not take part, with a remedy, and for facts beside the tables."""
-    return [*_left_out(plan), *(line for forecast in plan.forecasts if (line := _advice(plan, forecast)))]
-
-
-def _left_out(plan: Plan) -> list[str]:
     lines = []
     if names := plan.settings.get("ranks_of_no_device"):
         lines.append(
@@ -102,11 +85,9 @@ def _left_out(plan: Plan) -> list[str]:
         )
     later, jobs = plan.settings["later_bytes_down"], [forecast.job for forecast in plan.forecasts]
     if jobs and all(job.bytes_down > later for job in jobs):
-        lines.append(
-            "download s and MB down are those of a client's first visit; in later ones it receives "
-            f"{three_digits(later / 1e6)} MB"
-        )
-    return lines
+        size = f"{three_digits(later / 1e6)} MB"
+        lines.append(f"download s and MB down are of a client's first visit; in later ones it gets {size}")
+    return [*lines, *filter(None, (_advice(plan, forecast) for forecast in plan.forecasts))]
 
 
 def _advice(plan: Plan, forecast: Forecast) -> str:
@@ -119,11 +100,10 @@ def _advice(plan: Plan, forecast: Forecast) -> str:
         return ""
     needs = three_digits(forecast.fit.footprint.peak_bytes / GIB)
     has = three_digits(forecast.device.budget_bytes / GIB)
-    ways = (
-        ["forward passes alone (--federated.forward ZerothOrder --federated.forward.only_where_needed true)"]
-        if forecast.forward_fits
-        else []
-    )
+    ways = []
+    if forecast.forward_fits:
+        options = "--federated.forward ZerothOrder --federated.forward.only_where_needed true"
+        ways.append(f"forward passes alone ({options})")
     for remedy in plan.remedies[name]:
         changes = []
         if remedy.weight_bits < forecast.device.weight_bits:
@@ -150,13 +130,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def _device(plan: Plan, forecast: Forecast) -> dict[str, Any]:
     device, fit, job = forecast.device, forecast.fit, forecast.job
-    spent = {
-        "bytes_down": job.bytes_down,
-        "bytes_up": job.bytes_up,
-        **dict(zip(("download_seconds", "compute_seconds", "upload_seconds"), job.phases, strict=True)),
-        "flops": job.flops,
-        "joules": forecast.joules,
-    }
+    seconds = zip(("download_seconds", "compute_seconds", "upload_seconds"), job.phases, strict=True)
+    sizes = {"bytes_down": job.bytes_down, "bytes_up": job.bytes_up}
+    spent = {**sizes, **dict(seconds), "flops": job.flops, "joules": forecast.joules}
     return {
         "device": device.name,
         "share": plan.shares.get(device.name),

@@ -9,26 +9,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from lightning import LightningDataModule, LightningModule
-
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.lightning_cli.class_names import class_of
-from fedlight.lightning_cli.cli import OneLineParser, ReadSettings
+from fedlight.lightning_cli.cli import ReadSettings
+from fedlight.plan.plan import build
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.stages import Stage
 
 
 class ParsedStage(NamedTuple):
-    """A stage and its settings.
-
-    Attributes:
-        config: all settings, defaults included, as plain values; the arguments of a function; empty where they do not parse.
-        namespace: the parser's form of the settings; None for a function.
-    """
+    """A stage and its settings."""
 
     stage: Stage
+    # all settings, defaults included, as plain values; the arguments of a function; empty where they do not parse
     config: dict[str, Any]
-    namespace: Any = None
+    namespace: Any = None  # the parser's form of the settings; None for a function
 
 
 def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Finding]]:
@@ -36,10 +30,14 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
     parsed, wrong = [], []
     for stage in stages:
         try:
-            parsed.append(_called(stage) if stage.command == "call" else _parsed(stage))
+            if stage.command == "call":
+                stage.call_arguments()  # refuses what does not fit
+                parsed.append(ParsedStage(stage, dict(stage.arguments)))
+            else:
+                parsed.append(_parsed(stage))
         except ValueError as error:
             parsed.append(ParsedStage(stage, {}))
-            wrong.append(problem(f"stage {stage.name}", " ".join(str(error).split())))  # a cell is one line
+            wrong.append(problem(f"stage {stage.name}", str(error)))
     functions = sum(stage.command == "call" for stage in stages)
     done = sum(stage.is_done for stage in stages)
     summary = f"{len(stages)} parse: {len(stages) - functions} commands, {functions} functions"
@@ -49,52 +47,26 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
 def _parsed(stage: Stage) -> ParsedStage:
     """Return all settings of a Lightning command."""
     messages = io.StringIO()
-    with (
-        TemporaryDirectory() as folder,
-        warnings.catch_warnings(),
-        contextlib.redirect_stderr(messages),
-        _short_messages(),
-    ):
+    # One line of an error, even if the user asked for tracebacks.
+    wanted = os.environ.pop("FEDLIGHT_TRACEBACK", "")
+    quiet = contextlib.redirect_stderr(messages)
+    with TemporaryDirectory() as folder, warnings.catch_warnings(), quiet:
         warnings.simplefilter("ignore")
         try:
             made = ReadSettings([stage.command, f"--config={stage.write_config(Path(folder))}"])
         except SystemExit:  # the parser has printed the error
             first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
             raise ValueError(first[0].removeprefix("fedlight: ")) from None
+        finally:
+            os.environ.update({"FEDLIGHT_TRACEBACK": wanted} if wanted else {})
         config = made.config[stage.command]
-        # The classes of model, data and loop refuse wrong values when made; none loads anything before use.
-        _make(config, stage)
-    whole: dict[str, Any] = config.as_dict()
-    return ParsedStage(stage, {key: value for key, value in whole.items() if key != "config"}, config)
-
-
-@contextlib.contextmanager
-def _short_messages() -> Iterator[None]:
-    """Have the parser print one line, even if the user asked for tracebacks."""
-    wanted = os.environ.pop("FEDLIGHT_TRACEBACK", None)
-    try:
-        yield
-    finally:
-        if wanted is not None:
-            os.environ["FEDLIGHT_TRACEBACK"] = wanted
-
-
-def _called(stage: Stage) -> ParsedStage:
-    stage.call_arguments()  # refuses what does not fit
-    return ParsedStage(stage, dict(stage.arguments))
-
-
-def _make(config: Any, stage: Stage) -> None:
-    parser = OneLineParser(parser_mode="omegaconf+")
-    parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    parser.add_lightning_class_args(FederatedLoop, "federated", subclass_mode=True, required=False)
-    parts = {key: config[key] for key in ("model", "data", "federated") if config.get(key) is not None}
-    try:
-        parser.instantiate(parser.parse_object(parts))
-    except (FileNotFoundError, ValueError) as error:
-        if str(stage.folder.parent) not in str(error):  # an earlier stage will have written that file
-            raise ValueError(str(error)) from None
+        try:  # the classes of model, data and loop refuse wrong values when made; none loads anything before use
+            build(config, ("model", "data", "federated"))
+        except (FileNotFoundError, ValueError) as error:
+            if str(stage.folder.parent) not in str(error):  # an earlier stage will have written that file
+                raise ValueError(str(error)) from None
+    settings = {key: value for key, value in config.as_dict().items() if key != "config"}
+    return ParsedStage(stage, settings, config)
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:

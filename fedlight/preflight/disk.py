@@ -23,11 +23,9 @@ from fedlight.recipes.steps import merge_adapter
 
 COPIES = 2  # of a data set: as fetched, and as the package `datasets` maps it into memory
 BYTES_PER_TOKEN = 5  # of written text
-SCORED_PROMPT_TOKENS = 2048
-"""Length of a benchmark's prompt where the datamodule has no ``max_tokens``."""
+SCORED_PROMPT_TOKENS = 2048  # length of a benchmark's prompt where the datamodule has no ``max_tokens``
 
-RowCounts = Mapping[tuple[str, str], int]
-"""(source, split) -> number of rows, as far as it is known."""
+RowCounts = Mapping[tuple[str, str], int]  # (source, split) -> number of rows, as far as it is known
 
 
 def check_output(folder: Path, stages: Sequence[Stage]) -> Finding:
@@ -86,12 +84,9 @@ def check_disk(
         if place == folder and uncounted:
             detail += f"; not counted are answers to rows whose number is not known: {', '.join(uncounted)}"
         if together > free:
-            remedy = "free some, or set HF_HOME" if place != folder else "free some, or give another --output"
-            findings.append(
-                problem(f"disk {place}", f"{detail}, of {size_text(together)} needed there in all: {remedy}")
-            )
-        else:
-            findings.append(ok(f"disk {place}", detail))
+            remedy = "give another --output" if place == folder else "set HF_HOME"
+            detail += f", of {size_text(together)} needed there in all: free some, or {remedy}"
+        findings.append((problem if together > free else ok)(f"disk {place}", detail))
     return findings
 
 
@@ -119,7 +114,7 @@ def written_bytes(
             total += adapters * (largest + kept * (largest + moments))
         elif stage.calls(merge_adapter) and config.get("model") in by_model:
             # A merged model is as large as its base.
-            total += by_model[config["model"]].base_bytes
+            total += by_model[config["model"]].at_rest.base_bytes
     return total, uncounted
 
 
@@ -130,8 +125,7 @@ def answers_bytes(parsed: ParsedStage, rows: RowCounts) -> int | None:
     parts = [_scored_bytes(scorer, parsed, rows) for scorer in arguments_of(parsed.config, TaskScores)]
     if parsed.stage.command == "predict":
         parts.append(_predicted_bytes(parsed.config, rows))
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+    return None if None in parts else sum(part or 0 for part in parts)
 
 
 def _arguments(config: Mapping[str, Any], part: str) -> dict[str, Any]:
@@ -141,12 +135,10 @@ def _arguments(config: Mapping[str, Any], part: str) -> dict[str, Any]:
 def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
     model, data = _arguments(config, "model"), _arguments(config, "data")
     number = _num_rows(data, "train", data.get("limit"), rows)
-    if number is None:
-        return None
     written = model.get("completions")
     written = written if isinstance(written, Mapping) else {}  # a user's module may have none
-    tokens = written.get("number", 1) * written.get("max_new_tokens", 0)
-    return number * (tokens + (data.get("max_tokens") or 0)) * BYTES_PER_TOKEN
+    tokens = written.get("number", 1) * written.get("max_new_tokens", 0) + (data.get("max_tokens") or 0)
+    return None if number is None else number * tokens * BYTES_PER_TOKEN
 
 
 def _scored_bytes(scorer: Mapping[str, Any], parsed: ParsedStage, rows: RowCounts) -> int | None:
@@ -160,19 +152,14 @@ def _scored_bytes(scorer: Mapping[str, Any], parsed: ParsedStage, rows: RowCount
             return None
         answer = settings.get("max_new_tokens") or kind.answer_tokens
         total += number * ((settings.get("samples") or 1) * answer + prompt) * BYTES_PER_TOKEN
-    return total * (_moments(scorer, parsed.config) if parsed.stage.command == "fit" else 1)
+    if parsed.stage.command != "fit":
+        return total
+    every, epochs = scorer.get("every_n_epochs"), parsed.config["trainer"].get("max_epochs") or 1
+    # Rounded up, because the tasks are also done after the last epoch.
+    return total * (bool(scorer.get("before_training")) + (-(-epochs // every) if every else 1))
 
 
 def _num_rows(data: Mapping[str, Any], split: str, limit: int | None, rows: RowCounts) -> int | None:
     """Return the most rows that are read; ``limit`` bounds them."""
     known = rows.get((str(data.get("source")), data.get("split") or split))
-    if known is None or limit is None:
-        return known if limit is None else limit
-    return min(known, limit)
-
-
-def _moments(scorer: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """Return how often the tasks are done in training."""
-    every, epochs = scorer.get("every_n_epochs"), config["trainer"].get("max_epochs") or 1
-    # Rounded up, because the tasks are also done after the last epoch.
-    return bool(scorer.get("before_training")) + (-(-epochs // every) if every else 1)
+    return min((number for number in (known, limit) if number is not None), default=None)

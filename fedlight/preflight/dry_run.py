@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedlight.preflight.command import parse_stages
 from fedlight.preflight.disk import check_disk, check_output
@@ -80,19 +81,18 @@ def _check(
     findings += rows.findings + models.findings
     # One line for all names: a hub that does not answer is asked once.
     if unasked := [*dict.fromkeys(rows.unasked), *models.unasked]:
-        findings.append(
-            unknown(
-                "hub",
-                f"it cannot be reached ({hub.silent}), so nothing is known of {', '.join(unasked)}: check the "
-                "network, HF_ENDPOINT and HF_HUB_OFFLINE, or give files and folders instead of names",
-            )
+        reason = (
+            f"it cannot be reached ({hub.silent}), so nothing is known of {', '.join(unasked)}: check the network, "
+            "HF_ENDPOINT and HF_HUB_OFFLINE, or give files and folders instead of names"
         )
+        findings.append(unknown("hub", reason))
     trained, uncounted = trainings(parsed, models.configs)
     findings += check_memory(trained) + check_durations(parsed, trained) + uncounted
     findings += check_disk(parsed, trained, folder, len(seeds), models.downloads, rows.downloads, rows.counts)
-    findings += [_key(server, stages_) for server, stages_ in _of(wanted, Server).items()]
-    findings += [_package(package, stages_) for package, stages_ in _of(wanted, Package).items()]
-    return findings + [_memory(memory, stages_) for memory, stages_ in _of(wanted, Memory).items()]
+    checks: dict[type, Any] = {Server: _key, Package: _package, Memory: _memory}
+    for kind, checked in checks.items():
+        findings += [checked(need, ", ".join(names)) for need, names in _of(wanted, kind).items()]
+    return findings
 
 
 def foretell(file: Path) -> list[Finding]:
@@ -109,29 +109,26 @@ def _of(wanted: Mapping[Need, list[str]], kind: type) -> dict:
     return {need: stages for need, stages in wanted.items() if isinstance(need, kind)}
 
 
-def _package(package: Package, stages: Sequence[str]) -> Finding:
-    what, whose = f"package {package.name}", ", ".join(stages)
+def _package(package: Package, whose: str) -> Finding:
+    what = f"package {package.name}"
     if importlib.util.find_spec(package.name) is None:
         return problem(what, f"it is not installed: pip install {package.install}, for {whose}")
     return ok(what, f"installed, for {whose}")
 
 
-def _memory(memory: Memory, stages: Sequence[str]) -> Finding:
-    here = memory_of(cuda=False)
-    what = f"memory of {memory.what}"
-    detail = f"{size_text(memory.bytes)} for {', '.join(stages)}; {here.words}"
-    return (
-        ok(what, detail) if memory.bytes <= here.size else problem(what, f"{detail}: take a larger machine")
-    )
+def _memory(memory: Memory, whose: str) -> Finding:
+    here, what = memory_of(cuda=False), f"memory of {memory.what}"
+    detail = f"{size_text(memory.bytes)} for {whose}; {here.words}"
+    if memory.bytes > here.size:
+        return problem(what, f"{detail}: take a larger machine")
+    return ok(what, detail)
 
 
-def _key(server: Server, stages: Sequence[str]) -> Finding:
+def _key(server: Server, whose: str) -> Finding:
     what = f"server {server.url}"
     if server.key is None:
-        return ok(what, f"wants no key; asked by {', '.join(stages)}")
+        return ok(what, f"wants no key; asked by {whose}")
     if not os.environ.get(server.key, "").strip():
-        return problem(
-            what,
-            f"the environment variable {server.key} is not set: put the key there for {', '.join(stages)}",
-        )
-    return ok(what, f"the key is in {server.key}; asked by {', '.join(stages)}; it may cost")
+        reason = f"the environment variable {server.key} is not set: put the key there for {whose}"
+        return problem(what, reason)
+    return ok(what, f"the key is in {server.key}; asked by {whose}; it may cost")

@@ -1,7 +1,8 @@
 """Time of training, validation and generation by batches that are measured on this machine; names work without one."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,12 @@ def check_durations(parsed: Sequence[ParsedStage], trained: Sequence[Training]) 
 def check_validation(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
     """Return a finding for each training of a model that was timed and is validated."""
     by_stage = {name: training for training in trained for name in training.steps if training.is_timed}
-    findings = []
-    for item in parsed:
-        rounds = validations_of(item.config) if item.stage.name in by_stage else 0
-        if rounds:
-            findings.append(_validates(item, by_stage[item.stage.name], rounds))
-    return findings
+    timed = [item for item in parsed if item.stage.name in by_stage]
+    return [
+        _validates(item, by_stage[item.stage.name], rounds)
+        for item in timed
+        if (rounds := validations_of(item.config))
+    ]
 
 
 def validations_of(config: Mapping[str, Any]) -> int:
@@ -90,7 +91,9 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
     what, model = f"{GENERATION}{parsed.stage.name}", options["model"]
     texts, new = data["limit"] * options["completions"]["number"], options["completions"]["max_new_tokens"]
     said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
-    if not _fits(model):
+    folder = Path(find_model(model))
+    files = [folder] if folder.is_file() else [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    if WIDEST * sum(file.stat().st_size for file in files) > memory_of(torch.cuda.is_available()).size:
         return unknown(what, f"{said}; not timed, as {model} may be too large for this machine")
     key = str([options.get(name) for name in ("model", "base", "dtype")] + [data["max_tokens"]])
     if key not in rates:
@@ -99,7 +102,7 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
             cuda = hardware.has_cuda() and parsed.config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
             rates[key] = generation_seconds(parsed.namespace, data["max_tokens"], cuda)
         except (ValueError, OSError, RuntimeError) as error:
-            return unknown(what, " ".join(str(error).split()))
+            return unknown(what, str(error))
     prompt, token = rates[key]
     seconds = texts * (prompt + new * token)
     return ok(what, f"{said}: at most {in_largest_unit(seconds)} at {1 / token:,.0f} tokens/s, measured here")
@@ -108,12 +111,8 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
 def _writes(parsed: ParsedStage) -> bool:
     if parsed.stage.command != "predict" or parsed.stage.is_done or parsed.namespace is None:
         return False
-    options, data = _options(parsed), parsed.config["data"]["init_args"]
-    return (
-        bool(data.get("limit"))
-        and "completions" in options
-        and options.get("execution", {}).get("vllm") is None
-    )
+    options, limit = _options(parsed), parsed.config["data"]["init_args"].get("limit")
+    return bool(limit) and "completions" in options and options.get("execution", {}).get("vllm") is None
 
 
 def _options(parsed: ParsedStage) -> dict[str, Any]:
@@ -121,31 +120,19 @@ def _options(parsed: ParsedStage) -> dict[str, Any]:
     return options
 
 
-def _fits(model: str) -> bool:
-    folder = Path(find_model(model))
-    files = [folder] if folder.is_file() else [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    size = memory_of(torch.cuda.is_available()).size
-    return WIDEST * sum(file.stat().st_size for file in files) <= size
-
-
 def _left_out(parsed: Sequence[ParsedStage], timed: Collection[str]) -> list[Finding]:
     """Return one finding with the stages without a forecast and what trainings do between rounds, or none."""
     waiting = [item for item in parsed if not item.stage.is_done]
     commands = [item.stage for item in waiting if item.namespace is not None and item.stage.name not in timed]
-    functions = sum(item.stage.command == "call" for item in waiting)
-    parts = [
-        *(f"{stage.name} ({stage.command})" for stage in commands),
-        *([f"functions: {functions}"] if functions else []),
-        *dict.fromkeys(
-            name for item in waiting if item.stage.command == "fit" for name in _between_rounds(item)
-        ),
+    parts = [f"{stage.name} ({stage.command})" for stage in commands]
+    if functions := sum(item.stage.command == "call" for item in waiting):
+        parts.append(f"functions: {functions}")
+    fits = [parts_of(item.config) for item in waiting if item.stage.command == "fit"]
+    # What works between a training's batches: scores, attacks, what makes or chooses rows.
+    kinds = dict.fromkeys(class_of(path) for path, _ in chain.from_iterable(fits))
+    parts += [
+        kind.__name__
+        for kind in kinds
+        if kind is not None and (works_between_rounds(kind) or issubclass(kind, OWN_ROWS))
     ]
     return [ok("time that is not counted", ", ".join(parts))] if parts else []
-
-
-def _between_rounds(parsed: ParsedStage) -> Iterator[str]:
-    """Yield the classes that work between a training's batches: scores, attacks, what makes or chooses rows."""
-    for path, _ in parts_of(parsed.config):
-        kind = class_of(path)
-        if kind is not None and (works_between_rounds(kind) or issubclass(kind, OWN_ROWS)):
-            yield kind.__name__

@@ -1,10 +1,12 @@
 """Result of a check, the table of all results, and the exit code that follows from them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from fedlight.support.console import print_table
+from fedlight.support.words import count_noun
 
 
 class State(Enum):
@@ -19,16 +21,11 @@ COLORS = {State.OK: "green", State.PROBLEM: "bold red", State.UNKNOWN: "yellow"}
 
 
 class Finding(NamedTuple):
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        what: subject of the check: a stage, a data set, a model, a folder.
-        detail: result, or problem and remedy, in one line.
-    """
-
-    what: str
+    what: str  # subject of the check: a stage, a data set, a model, a folder
     state: State
-    detail: str
+    detail: str  # result, or problem and remedy, in one line
 
 
 def ok(what: str, detail: str) -> Finding:
@@ -38,12 +35,12 @@ def ok(what: str, detail: str) -> Finding:
 
 def problem(what: str, detail: str) -> Finding:
     """Return the finding that the run would fail."""
-    return Finding(what, State.PROBLEM, detail)
+    return Finding(what, State.PROBLEM, " ".join(detail.split()))  # a cell is one line
 
 
 def unknown(what: str, detail: str) -> Finding:
     """Return the finding that the check could not be made."""
-    return Finding(what, State.UNKNOWN, detail)
+    return Finding(what, State.UNKNOWN, " ".join(detail.split()))
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
@@ -64,14 +61,13 @@ def verdict(findings: Sequence[Finding]) -> str:
         >>> verdict([ok("a", ""), problem("b", ""), unknown("c", "")])
         '1 problem and 1 check that could not be made: mend the problem before the run'
     """
-    wrong, open_ = (
-        sum(finding.state is state for finding in findings) for state in (State.PROBLEM, State.UNKNOWN)
-    )
-    problems = f"{wrong} problem{'s' if wrong != 1 else ''}"
-    checks = f"{open_} check{'s' if open_ != 1 else ''} that could not be made"
+    counts = Counter(finding.state for finding in findings)
+    wrong, open_ = counts[State.PROBLEM], counts[State.UNKNOWN]
+    checks = f"{count_noun(open_, 'check')} that could not be made"
     if wrong:
         them = "problem" if wrong == 1 else "problems"
-        return f"{problems}{f' and {checks}' if open_ else ''}: mend the {them} before the run"
+        problems = count_noun(wrong, "problem") + (f" and {checks}" if open_ else "")
+        return f"{problems}: mend the {them} before the run"
     return f"no problem, but {checks}" if open_ else "nothing is wrong: the run can start"
 
 

@@ -6,8 +6,11 @@ Requests are small: a list of files, a card, parts of a file. A hub that cannot 
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
+
+from fedlight.preflight.finding import Finding
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
@@ -19,22 +22,34 @@ class HubUnreachableError(Exception):
 
 
 class Repository(NamedTuple):
-    """Model or data set at the hub.
+    """Model or data set at the hub."""
 
-    Attributes:
-        name: ``owner/name``.
-        files: path -> bytes.
-        card: YAML head of its README.
-        license: license in its card, else empty.
-        gated: whether its terms have to be accepted.
-    """
-
-    name: str
-    files: dict[str, int]
-    card: dict[str, Any]
-    license: str
-    gated: bool
+    name: str  # ``owner/name``
+    files: dict[str, int]  # path -> bytes
+    card: dict[str, Any]  # YAML head of its README
+    license: str  # license in its card, else empty
+    gated: bool  # whether its terms have to be accepted
     revision: str
+
+    @property
+    def terms(self) -> str:
+        """License and access, for a finding."""
+        licence = f"; license {self.license}" if self.license else "; its card names no license"
+        return licence + ("; gated, and there is access" if self.gated else "")
+
+
+@dataclass
+class Report:
+    """Result of the checks of all models, or of all data sets."""
+
+    findings: list[Finding] = field(default_factory=list)
+    # hub name -> bytes to be fetched, as far as they are known
+    downloads: dict[str, int] = field(default_factory=dict)
+    unasked: list[str] = field(default_factory=list)  # hub names that could not be looked up
+    # hub name of a model -> its ``config.json``, fetched for the memory plan
+    configs: dict[str, bytes] = field(default_factory=dict)
+    # (source, split) of rows -> their number, as far as it is known
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Hub:
@@ -46,7 +61,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.silent: str | None = None
-        self._asked: dict[tuple[str, str, str], Repository | ValueError] = {}
+        self._known: dict[tuple[str, str, str], Repository] = {}
 
     def repository(self, name: str, kind: str, revision: str = "main") -> Repository:
         """Return a model (``kind="model"``) or data set (``"dataset"``) that can be read.
@@ -56,15 +71,9 @@ class Hub:
             HubUnreachableError: the hub cannot be reached.
         """
         key = (name, kind, revision)
-        if key not in self._asked:
-            try:
-                self._asked[key] = self._ask(lambda: _repository(name, kind, revision))
-            except ValueError as error:
-                self._asked[key] = error
-        answer = self._asked[key]
-        if isinstance(answer, ValueError):
-            raise answer
-        return answer
+        if key not in self._known:
+            self._known[key] = self._ask(lambda: _repository(name, kind, revision))
+        return self._known[key]
 
     def head(self, repo: Repository, kind: str, path: str, size: int = HEAD_BYTES) -> bytes:
         """Return the first bytes of a file; raise as `read` does."""
@@ -88,10 +97,9 @@ class Hub:
         from huggingface_hub.errors import HfHubHTTPError
 
         def question() -> T:
+            place = f"{_path(repo.name, kind)}/{path}"
             try:
-                with self._files.open(
-                    _path(repo.name, kind) + f"/{path}", revision=repo.revision, **options
-                ) as file:
+                with self._files.open(place, revision=repo.revision, **options) as file:
                     return read(file)
             except HfHubHTTPError as error:
                 raise ValueError(f"{path}: the hub answers {error.response.status_code}") from None
@@ -107,27 +115,23 @@ class Hub:
         return HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
 
     def _ask(self, question: Callable[[], T]) -> T:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        bases: tuple[Any, ...] = HfHubHTTPError.__bases__
         if self.silent is not None:
             raise HubUnreachableError(self.silent)
         try:
             return question()
         except ValueError:  # in some libraries a ValueError is an OSError as well
             raise
-        except _failures() as error:
+        # The client has changed its HTTP library twice; the library's own error is a base of the client's.
+        except (OSError, *bases) as error:
             self.silent = type(error).__name__
             raise HubUnreachableError(self.silent) from None
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """Return the errors of the HTTP library under the hub's client."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # The client has changed its library twice; the library's own error is a base of the client's.
-    return OSError, *HfHubHTTPError.__bases__
-
-
 def _repository(name: str, kind: str, revision: str) -> Repository:
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = HfApi(endpoint=constants.ENDPOINT)
@@ -136,45 +140,31 @@ def _repository(name: str, kind: str, revision: str) -> Repository:
     level = quiet.level
     quiet.setLevel(logging.ERROR)  # the table shows its warnings
     try:
-        info: Any = ask(
-            name,
-            revision=None if revision == "main" else revision,
-            timeout=TIMEOUT_SECONDS,
-            files_metadata=True,
-        )
+        at = None if revision == "main" else revision
+        info: Any = ask(name, revision=at, timeout=TIMEOUT_SECONDS, files_metadata=True)
         if info.gated:  # anyone may list the files, but not read them
             api.auth_check(name, repo_type=kind)
     except GatedRepoError:
-        remedy = "accept its terms there and run `hf auth login`"
+        who = "this account has" if get_token() else "without an account there is"
         raise ValueError(
-            f"gated, and {_who()} no access: {remedy}; {constants.ENDPOINT}/{_path(name, kind)}"
+            f"gated, and {who} no access: accept its terms there and run `hf auth login`; "
+            f"{constants.ENDPOINT}/{_path(name, kind)}"
         ) from None
     except RepositoryNotFoundError:
-        raise ValueError(
-            f"no such {kind} at the hub: check the name; a private one needs `hf auth login`"
-        ) from None
+        raise ValueError(f"no such {kind} at the hub: check the name, or use `hf auth login`") from None
     except RevisionNotFoundError:
         raise ValueError(f"it has no revision {revision}") from None
     finally:
         quiet.setLevel(level)
     card = info.card_data.to_dict() if info.card_data is not None else {}
     files = {file.rfilename: int(file.size or 0) for file in info.siblings or []}
-    return Repository(name, files, card, _license(card), bool(info.gated), revision)
-
-
-def _who() -> str:
-    from huggingface_hub import get_token
-
-    return "this account has" if get_token() else "without an account there is"
+    names = card.get("license_name") or card.get("license") or ""
+    licence = ", ".join(names) if isinstance(names, list) else str(names)
+    return Repository(name, files, card, licence, bool(info.gated), revision)
 
 
 def _path(name: str, kind: str) -> str:
     return name if kind == "model" else f"datasets/{name}"
-
-
-def _license(card: dict[str, Any]) -> str:
-    names = card.get("license_name") or card.get("license") or ""
-    return ", ".join(names) if isinstance(names, list) else str(names)
 
 
 def first_json(text: str) -> dict[str, Any]:

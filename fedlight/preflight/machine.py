@@ -75,6 +75,5 @@ def check_shared(stages: Sequence[Stage], processes: int) -> list[Finding]:
             findings.append(problem(f"processes of {stage.name}", str(error)))
     named = "1 process" if processes == 1 else f"{processes} processes"
     findings.append(ok(named, f"for {', '.join(shared) or 'no stage'}"))
-    return findings + [
-        ok("one process", f"for {', '.join(names)}: {cause}") for cause, names in alone.items()
-    ]
+    findings += [ok("one process", f"for {', '.join(names)}: {cause}") for cause, names in alone.items()]
+    return findings

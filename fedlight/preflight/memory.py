@@ -24,6 +24,7 @@ from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import read_config, width_of
+from fedlight.modules.language.module import LanguageModule
 from fedlight.plan.duration import step_seconds, steps_of
 from fedlight.plan.plan import workload, works_by_device
 from fedlight.preflight.command import ParsedStage
@@ -52,31 +53,20 @@ MOST_TEXTS = 0.5
 
 @dataclass(frozen=True)
 class Training:
-    """A stage that trains a language model.
-
-    Attributes:
-        model: hub name or folder of its model.
-        base: ``plain``, ``int8`` or ``nf4``.
-        work: a visit's work.
-        by_device: device of the fleet -> a visit's work with each LoRA rank that its clients may have.
-        loop: the federated loop, with its fleet, if any.
-        settings: settings that ``work`` follows from.
-        number_bytes: bytes of a number of an unquantized base.
-        cuda: whether it runs on a GPU.
-        config: its parsed settings.
-        steps: stages of this kind -> batches of all rounds and clients, None where that depends on the data.
-    """
+    """A stage that trains a language model."""
 
     name: str
-    model: str
-    base: str
-    work: Workload
+    model: str  # hub name or folder of its model
+    base: str  # ``plain``, ``int8`` or ``nf4``
+    work: Workload  # a visit's work
+    # device of the fleet -> a visit's work with each LoRA rank that its clients may have
     by_device: Mapping[str, Sequence[Workload]]
-    loop: Any
-    settings: dict[str, Any]
-    number_bytes: int
-    cuda: bool
-    config: Any
+    loop: Any  # the federated loop, with its fleet, if any
+    settings: dict[str, Any]  # settings that ``work`` follows from
+    number_bytes: int  # bytes of a number of an unquantized base
+    cuda: bool  # whether it runs on a GPU
+    config: Any  # its parsed settings
+    # stages of this kind -> batches of all rounds and clients, None where that depends on the data
     steps: dict[str, int | None] = field(default_factory=dict)
 
     @cached_property
@@ -93,11 +83,6 @@ class Training:
         # A batch of pairs has a map for each of the two answers.
         sides = [batch] if "input_ids" in batch else batch.values()
         return sum(len(side["input_ids"]) for side in sides)
-
-    @property
-    def base_bytes(self) -> int:
-        """Bytes of the frozen weights as they are loaded here."""
-        return self.at_rest.base_bytes
 
     @property
     def process_bytes(self) -> int:
@@ -138,7 +123,7 @@ class Training:
     @property
     def peak_bytes(self) -> int:
         """Bytes at the peak of the process, or of the GPU."""
-        return self.process_bytes + self.base_bytes + self.trained_bytes + self.activation_bytes
+        return self.process_bytes + self.at_rest.base_bytes + self.trained_bytes + self.activation_bytes
 
 
 def trainings(
@@ -158,31 +143,27 @@ def trainings(
         if stage.calls(merge_adapter) and "model" in config
     }
     for parsed in stages:
-        if (
-            parsed.stage.command != "fit"
-            or parsed.stage.is_done
-            or parsed.namespace is None
-            or not _is_language_model(parsed)
-        ):
+        if not _is_counted(parsed):
             continue
-        options = parsed.config["model"]["init_args"]
-        base = options["model"]
+        model, data = (parsed.config[part]["init_args"] for part in ("model", "data"))
+        loop = (parsed.config.get("federated") or {}).get("init_args") or {}
+        base = model["model"]
         while base in merged:  # an adapter merged into its base has the base's shape
             base = merged[base]
+        names = ("lora", "base", "dtype", "optimizer", "execution")
         key = (
             parsed.config["model"]["class_path"],
             base,
-            *_sizes(parsed.config),
+            *(str(model.get(name)) for name in names),  # as texts: maps cannot be in a key
+            *(data.get(name) for name in ("batch_size", "max_tokens")),
             # Only a fleet's devices depend on the settings of a round; how clients train counts here, too.
-            str(parsed.config["federated"])
-            if _has_fleet(parsed.config)
-            else _loop_settings(parsed.config).get("train"),
+            str(loop) if loop.get("fleet") else loop.get("train"),
         )
         try:
             if key not in kinds:
-                kinds[key] = count_training(parsed.stage.name, parsed.namespace, parsed.config, base, configs)
+                kinds[key] = count_training(parsed.stage.name, parsed.namespace, base, configs)
         except (ValueError, OSError) as error:
-            unknowns.setdefault(base, unknown(f"memory for {base}", " ".join(str(error).split())))
+            unknowns.setdefault(base, unknown(f"memory for {base}", str(error)))
         else:
             kinds[key].steps[parsed.stage.name] = steps_of(parsed.config)
     return list(kinds.values()), list(unknowns.values())
@@ -209,15 +190,13 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     trained = "a copy" if shape.get("train") == "forward" else "gradients and moments"
     parts = (
         f"{size_text(peak)} at the peak: libraries and tokenizer {size_text(training.process_bytes)}, base "
-        f"{size_text(training.base_bytes)}, adapter with {trained} "
+        f"{size_text(training.at_rest.base_bytes)}, adapter with {trained} "
         f"{size_text(training.trained_bytes)}, activations {size_text(training.activation_bytes)} for {training.texts} "
         f"texts of {shape['max_tokens']} tokens; {memory.words}"
     )
     if resting > memory.size:
-        smaller = "a smaller model" if training.base == "nf4" else "base=nf4 (int8), or a smaller model"
-        return problem(
-            what, f"{parts}: it does not even hold the weights; take {smaller}, or a larger machine"
-        )
+        smaller = "a smaller model" if training.base == "nf4" else "base=nf4 (int8), a smaller model"
+        return problem(what, f"{parts}: does not even hold the weights; take {smaller} or a larger machine")
     if peak <= memory.size:
         return ok(what, parts)
     # Activations grow with the examples, and at least as fast with the tokens.
@@ -231,11 +210,8 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
 
 def check_time(trained: Sequence[Training]) -> list[Finding]:
     """Return a finding with tokens and seconds for each run of training whose model is here and fits."""
-    return [
-        takes(run)
-        for run in trained
-        if is_local(run.model) and run.peak_bytes <= memory_of(run.cuda).size and run.work.train != "forward"
-    ]
+    here = [run for run in trained if is_local(run.model) and run.work.train != "forward"]
+    return [takes(run) for run in here if run.peak_bytes <= memory_of(run.cuda).size]
 
 
 def takes(training: Training) -> Finding:
@@ -245,10 +221,9 @@ def takes(training: Training) -> Finding:
     try:
         seconds = training.batch_seconds
     except (ValueError, OSError) as error:
-        return unknown(what, " ".join(str(error).split()))
-    said = [
-        f"{in_largest_unit(seconds)} for a batch of {training.texts} texts of {shape.tokens} tokens, measured here"
-    ]
+        return unknown(what, str(error))
+    batch = f"a batch of {training.texts} texts of {shape.tokens} tokens"
+    said = [f"{in_largest_unit(seconds)} for {batch}, measured here"]
     for name, steps in training.steps.items():
         if steps is None:
             said.append(f"{name}: as many batches as the data have")
@@ -267,69 +242,47 @@ def announce(what: str) -> None:
 
 
 def _fleet(training: Training) -> Finding:
-    loop = training.loop
-    reasons = {
-        device.name: forecast_at_largest(
-            device, training.by_device[device.name], loop.fleet.deadline_seconds
-        )[0].reason
-        for device in loop.fleet.devices.values()
-    }
+    fleet, works = training.loop.fleet, training.by_device
+    forecasts = (
+        forecast_at_largest(device, works[device.name], fleet.deadline_seconds)[0]
+        for device in fleet.devices.values()
+    )
+    reasons = {forecast.device.name: forecast.reason for forecast in forecasts}
     out = [f"{name} ({reason.replace('_', ' ')})" for name, reason in reasons.items() if reason]
     what = f"fleet of {training.name}"
+    named = ", ".join(out)
     if len(out) == len(reasons):
-        return problem(
-            what, f"no device can take part: {', '.join(out)}; `fedlight plan` says with what they could"
-        )
-    return ok(
-        what,
-        f"{len(reasons) - len(out)} of {len(reasons)} devices can take part"
-        + (f"; not {', '.join(out)}" if out else ""),
-    )
+        return problem(what, f"no device can take part: {named}; `fedlight plan` says with what they could")
+    able = f"{len(reasons) - len(out)} of {len(reasons)} devices can take part"
+    return ok(what, able + (f"; not {named}" if out else ""))
 
 
-def _is_language_model(parsed: ParsedStage) -> bool:
-    from fedlight.modules.language.module import LanguageModule
-
+def _is_counted(parsed: ParsedStage) -> bool:
+    """Return whether a stage is still to train a language model."""
+    if parsed.stage.command != "fit" or parsed.stage.is_done or parsed.namespace is None:
+        return False
     kind = class_of(parsed.config["model"]["class_path"])
     return kind is not None and issubclass(kind, LanguageModule)
 
 
-def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    model, data = config["model"]["init_args"], config["data"]["init_args"]
-    names = ("lora", "base", "dtype", "optimizer", "execution")  # as texts: maps cannot be in a key
-    return (*(str(model.get(name)) for name in names), data.get("batch_size"), data.get("max_tokens"))
-
-
-def _has_fleet(config: Mapping[str, Any]) -> bool:
-    return bool(_loop_settings(config).get("fleet"))
-
-
-def _loop_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return (config.get("federated") or {}).get("init_args") or {}
-
-
-def count_training(
-    name: str, namespace: Any, config: Mapping[str, Any], base: str, configs: Mapping[str, bytes]
-) -> Training:
+def count_training(name: str, namespace: Any, base: str, configs: Mapping[str, bytes]) -> Training:
     """Count a training on shapes.
 
     Args:
         name: name of the stage.
         namespace: parsed settings of ``fedlight fit``.
-        config: the same settings as plain values.
         base: hub name or folder of the model.
         configs: hub name -> ``config.json``.
 
     Raises:
         ValueError: the model's config is not known, or a setting is missing.
     """
+    config, parsed = namespace.as_dict(), namespace.clone()
     options = config["model"]["init_args"]
-    parsed = namespace.clone()
-    for key in ("adapter", "merge_adapter"):  # its weights do not exist yet, and its shape is the same
+    # An adapter's weights do not exist yet, and its shape is the same; of several, equally large, one is trained at a time.
+    for key, value in {"adapter": None, "merge_adapter": False, "num_adapters": 1}.items():
         if f"model.init_args.{key}" in parsed:
-            parsed[f"model.init_args.{key}"] = None if key == "adapter" else False
-    if "model.init_args.num_adapters" in parsed:  # one is trained at a time, and all are equally large
-        parsed["model.init_args.num_adapters"] = 1
+            parsed[f"model.init_args.{key}"] = value
     cuda = hardware.has_cuda() and config["trainer"]["accelerator"] in ("auto", "gpu", "cuda")
     with _shape(base, configs) as folder:
         width = width_of(read_config(folder))
@@ -342,10 +295,8 @@ def count_training(
         here = replace(work, meter=CostMeter(module.skeleton(chosen.name)))
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
-        number_bytes = chosen.dtype.itemsize
-        training = Training(
-            name, base, options["base"], here, works, loop, settings, number_bytes, cuda, parsed
-        )
+        size = chosen.dtype.itemsize
+        training = Training(name, base, options["base"], here, works, loop, settings, size, cuda, parsed)
         training.activation_bytes  # noqa: B018 - counted while the config exists
     return training
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedlight.preflight.finding import Finding, ok, problem
-from fedlight.preflight.hub import Hub, HubUnreachableError, Repository
+from fedlight.preflight.hub import Hub, HubUnreachableError, Report
 from fedlight.preflight.machine import size_text
 from fedlight.pretrained.hub import find_model
 from fedlight.support.needs import Model
@@ -13,24 +13,9 @@ from fedlight.support.needs import Model
 SMALL = (".json", ".txt", ".model")
 
 
-class ModelsReport(NamedTuple):
-    """Result of the checks of all models.
-
-    Attributes:
-        downloads: hub name -> bytes to be fetched.
-        unasked: hub names that could not be looked up.
-        configs: hub name -> its ``config.json``, fetched for the memory plan.
-    """
-
-    findings: list[Finding]
-    downloads: dict[str, int]
-    unasked: list[str]
-    configs: dict[str, bytes]
-
-
-def check_models(wanted: Mapping[Model, Sequence[str]], hub: Hub, output: Path) -> ModelsReport:
+def check_models(wanted: Mapping[Model, Sequence[str]], hub: Hub, output: Path) -> Report:
     """Check each model once, given the names of the stages that load it; a model in ``output`` is written by a stage."""
-    report = ModelsReport([], {}, [], {})
+    report = Report()
     for model in wanted:
         if Path(model.name).is_relative_to(output):
             continue
@@ -68,7 +53,7 @@ def _local(model: Model) -> Finding:
     return ok(what, f"here, {size_text(weights)} of weights")
 
 
-def _at_hub(model: Model, hub: Hub, report: ModelsReport) -> None:
+def _at_hub(model: Model, hub: Hub, report: Report) -> None:
     what = f"model {model.name}"
     cached = _cached_weights(model.name)
     try:
@@ -83,36 +68,22 @@ def _at_hub(model: Model, hub: Hub, report: ModelsReport) -> None:
     except ValueError as error:
         report.findings.append(problem(what, str(error)))
         return
-    weights = _weights(repository, model)
-    if not weights:
-        report.findings.append(
-            problem(
-                what, "it has no .safetensors file, and no other format is read: take a model that has one"
-            )
-        )
-        return
-    missing = 0 if cached else weights
-    if missing:
-        report.downloads[model.name] = missing + _small(repository)
-    state = f"{size_text(weights)} of weights, {'in the cache' if cached else 'to be fetched'}"
-    terms = f"; license {repository.license}" if repository.license else "; its card names no license"
-    gated = "; gated, and there is access" if repository.gated else ""
-    report.findings.append(ok(what, state + terms + gated))
-
-
-def _weights(repository: Repository, model: Model) -> int:
-    """Return the bytes of the weights that are loaded: for a language model the files beside its config alone."""
-    return sum(
+    # onnx/ and openvino/ have copies of the weights for other libraries; a language model's lie beside its config.
+    weights = sum(
         size
         for path, size in repository.files.items()
         if path.endswith(".safetensors")
-        # onnx/ and openvino/ have copies of the weights for other libraries.
         and ("/" not in path or (model.is_encoder and not path.startswith(("onnx/", "openvino/"))))
     )
-
-
-def _small(repository: Repository) -> int:
-    return sum(size for path, size in repository.files.items() if "/" not in path and path.endswith(SMALL))
+    if not weights:
+        reason = "it has no .safetensors file, and no other format is read: take a model that has one"
+        report.findings.append(problem(what, reason))
+        return
+    if not cached:
+        small = (size for path, size in repository.files.items() if "/" not in path and path.endswith(SMALL))
+        report.downloads[model.name] = weights + sum(small)
+    state = f"{size_text(weights)} of weights, {'in the cache' if cached else 'to be fetched'}"
+    report.findings.append(ok(what, state + repository.terms))
 
 
 def _cached_weights(name: str) -> int:

@@ -21,30 +21,22 @@ def needs(stages: Sequence[ParsedStage]) -> dict[Need, list[str]]:
 
 
 def _needs_of(parsed: ParsedStage) -> Iterator[Need]:
-    if parsed.stage.command == "call":
-        yield from _needs_of_call(parsed.config)
+    if parsed.stage.command == "call":  # its arguments have the names of a datamodule's settings
+        yield from _rows(parsed.config, "call", None)
+        if isinstance(parsed.config.get("model"), str):
+            yield Model(parsed.config["model"], False)
+        encoder = parsed.config.get("encoder")
+        if isinstance(encoder, str) and encoder != "hashed":
+            yield Model(encoder, True)
         if isinstance(parsed.stage.function, Requires):
             yield from parsed.stage.function.requires(parsed.config)
     for path, arguments in parts_of(parsed.config):
         kind = class_of(path)
         yield from _rows(arguments, parsed.stage.command, _task_columns(parsed.config, arguments))
         if isinstance(kind, Requires):
-            yield from kind.requires({**_defaults(kind), **arguments})
-
-
-def _defaults(kind: Any) -> dict[str, Any]:
-    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
-    return {name: default for name, default in defaults.items() if default is not inspect.Parameter.empty}
-
-
-def _needs_of_call(arguments: dict[str, Any]) -> Iterator[Need]:
-    """Yield the needs of a function, whose arguments have the names of a datamodule's settings."""
-    yield from _rows(arguments, "call", None)
-    if isinstance(arguments.get("model"), str):
-        yield Model(arguments["model"], False)
-    encoder = arguments.get("encoder")
-    if isinstance(encoder, str) and encoder != "hashed":
-        yield Model(encoder, True)
+            parameters = inspect.signature(kind).parameters.items()
+            defaults = {name: given.default for name, given in parameters if given.default is not given.empty}
+            yield from kind.requires({**defaults, **arguments})
 
 
 def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | None) -> Iterator[RowSource]:
@@ -53,16 +45,14 @@ def _rows(arguments: dict[str, Any], command: str, of_task: dict[str, str] | Non
         arguments = {**arguments, **of_data, "split": of_data.get("train_split")}
     source = arguments.get("source")
     columns = arguments.get("columns") if of_task is None else of_task
-    is_task_rows = of_task is not None
-    trains = command != "test" or is_task_rows
+    # Without rows of their own, tests are held out of the training rows.
+    trains = command != "test" or of_task is not None or not arguments.get("test_source")
     if source and trains:
         yield from _each(source, arguments.get("split") or "train", columns)
     if arguments.get("test_source") and (command == "test" or "rows" in arguments):
         # Rows to test on need no client.
         of_test = {name: path for name, path in (columns or {}).items() if name not in ("client", "group")}
         yield from _each(arguments["test_source"], arguments.get("test_split") or "test", of_test)
-    elif source and command == "test" and not is_task_rows:  # held out of the training rows
-        yield from _each(source, arguments.get("split") or "train", columns)
     if arguments.get("public_source"):
         public = arguments.get("public_columns") or columns
         yield from _each(arguments["public_source"], arguments.get("public_split") or "train", public)
@@ -82,21 +72,15 @@ def _task_columns(config: Any, arguments: dict[str, Any]) -> dict[str, str] | No
         return None
     names: tuple[str, ...] = ()
     for path, task in parts_of(config):
-        rows = [task.get(part) for part in ("data", "shots")]
+        kind = class_of(path)
+        rows = {part: task[part] for part in ("data", "shots") if isinstance(task.get(part), dict)}
         # By identity: the rows of two tasks may have equal settings.
-        if any(isinstance(each, dict) and each.get("init_args") is arguments for each in rows):
-            names = _names(path, task)
+        is_ours = any(each.get("init_args") is arguments for each in rows.values())
+        if is_ours and kind is not None and issubclass(kind, Task):
+            # An object of the class, because the names may follow from the settings.
+            of_rows = {part: TaskRows(**each["init_args"]) for part, each in rows.items()}
+            names = tuple(kind(**{**task, **of_rows}).names)
     where = {column: column for column in arguments.get("where") or {}}
     columns: dict[str, str] = dict(arguments.get("columns") or {})
     # A benchmark ignores the columns of names that it does not read.
     return {name: columns.get(name, name) for name in names or columns} | where
-
-
-def _names(path: str, task: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names that a benchmark reads of each row."""
-    kind, parts = class_of(path), ("data", "shots")
-    if kind is None or not issubclass(kind, Task):
-        return ()
-    rows = {part: TaskRows(**task[part]["init_args"]) for part in parts if isinstance(task.get(part), dict)}
-    # An object of the class, because the names may follow from the settings.
-    return tuple(kind(**{**task, **rows}).names)

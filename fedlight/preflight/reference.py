@@ -17,17 +17,11 @@ from fedlight.support.needs import KeepsLog
 
 
 class Written(NamedTuple):
-    """Files that a stage writes.
+    """Files that a stage writes."""
 
-    Attributes:
-        paths: files and folders that its settings name in its folder.
-        logs: names of the files that its callbacks write there without a setting.
-        epochs: number of epochs; the last one is saved; None where the settings do not say.
-    """
-
-    paths: set[Path]
-    logs: set[str]
-    epochs: int | None
+    paths: set[Path]  # files and folders that its settings name in its folder
+    logs: set[str]  # names of the files that its callbacks write there without a setting
+    epochs: int | None  # number of epochs; the last one is saved; None where the settings do not say
 
 
 def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> list[Finding]:
@@ -57,9 +51,8 @@ def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> 
         # Settings that do not parse have a finding already: anything may be written there.
         if not config:
             outputs.add(stage.folder)
-    return wrong or [
-        ok("references", f"{number} files and folders of earlier stages are written before they are read")
-    ]
+    files = f"{number} files and folders of earlier stages"
+    return wrong or [ok("references", f"{files} are written before they are read")]
 
 
 def _paths_elsewhere(home: Path, config: dict, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
@@ -97,13 +90,9 @@ def _missing(
         return None
     if any(place in path.parents for place in written.paths):
         return None
-    return f"stage {name} does not write it: {_remedy(rest[-1])}"
-
-
-def _remedy(file: str) -> str:
-    """Return what would write a file of this name."""
     classes: dict[str, Any] = {name: class_of(name) for name in CLASS_FILES}
-    writers = [name for name, kind in classes.items() if isinstance(kind, KeepsLog) and kind.log_name == file]
-    if writers:
-        return f"give it the callback {writers[0]}"
-    return "name this place in one of its settings, such as the folder of AdapterExport"
+    logs = {kind.log_name: name for name, kind in classes.items() if isinstance(kind, KeepsLog)}
+    remedy = "name this place in one of its settings, such as the folder of AdapterExport"
+    if rest[-1] in logs:
+        remedy = f"give it the callback {logs[rest[-1]]}"
+    return f"stage {name} does not write it: {remedy}"

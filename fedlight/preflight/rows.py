@@ -4,38 +4,34 @@ Those of a data set at the hub follow from its card, else from the start or end 
 """
 
 import csv
-import gzip
 import io
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from fedlight.datamodules.rows.columns import check_columns
 from fedlight.datamodules.rows.rows import ENDINGS, HUB_NAME, RowsError, load_rows
 from fedlight.preflight.finding import Finding, ok, problem, unknown
-from fedlight.preflight.hub import HEAD_BYTES, Hub, HubUnreachableError, Repository, first_json
+from fedlight.preflight.hub import HEAD_BYTES, Hub, HubUnreachableError, Report, Repository, first_json
 from fedlight.support.needs import RowSource
 
 FORMATS = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
+META = ("dataset_infos.json", "dataset_info.json", "state.json")
 CONVERTED = "refs/convert/parquet"
 """Revision at which the hub keeps a Parquet copy of a data set; for one defined by a script, the only readable copy."""
 MANY = 64  # entries of a list in the made-up row: more than any setting asks for
 
 
 class Shape(NamedTuple):
-    """Splits, columns and size of a data set, as far as they are known.
+    """Splits, columns and size of a data set, as far as they are known."""
 
-    Attributes:
-        splits: name -> number of rows, None where it is not known; empty where the splits are not known.
-        row: a made-up row with every column; None where the columns are not known.
-        size: bytes of the download.
-    """
-
+    # name -> number of rows, None where it is not known; empty where the splits are not known
     splits: dict[str, int | None]
-    row: dict[str, Any] | None
-    size: int
+    row: dict[str, Any] | None  # a made-up row with every column; None where the columns are not known
+    size: int  # bytes of the download
 
 
 def read_shape(hub: Hub, name: str, config: str, split: str) -> tuple[Repository, Shape]:
@@ -80,27 +76,24 @@ def _from_card(repository: Repository, config: str) -> Shape | None:
 
 def _data_files(repository: Repository, config: str) -> dict[str, list[str]]:
     """Return split -> files, from the card, else from the files' names."""
-    readable = [path for path in sorted(repository.files) if _format(path) and not _is_meta(path)]
-    for entry in repository.card.get("configs") or []:
-        if entry.get("config_name", "default") == (config or "default") or (
-            entry.get("default") and not config
-        ):
-            return _by_patterns(entry, readable)
+    from datasets.data_files import sanitize_patterns
+
+    readable = [
+        path
+        for path in sorted(repository.files)
+        if _format(path) and not path.startswith(".") and path.rpartition("/")[2] not in META
+    ]
     by_split: dict[str, list[str]] = {}
+    for entry in repository.card.get("configs") or []:
+        is_default = entry.get("default") and not config
+        if is_default or entry.get("config_name", "default") == (config or "default"):
+            for split, patterns in sanitize_patterns(entry.get("data_files", [])).items():
+                pairs = product(patterns, readable)
+                by_split[split] = [path for pattern, path in pairs if PurePosixPath(path).match(pattern)]
+            return {split: paths for split, paths in by_split.items() if paths}
     for path in readable:
         by_split.setdefault(_split_of(path), []).append(path)
     return by_split
-
-
-def _by_patterns(entry: Mapping[str, Any], readable: list[str]) -> dict[str, list[str]]:
-    from datasets.data_files import sanitize_patterns
-
-    by_split: dict[str, list[str]] = {}
-    for split, patterns in sanitize_patterns(entry.get("data_files", [])).items():
-        for pattern in patterns:
-            matches = [path for path in readable if PurePosixPath(path).match(pattern)]
-            by_split.setdefault(split, []).extend(matches)
-    return {split: paths for split, paths in by_split.items() if paths}
 
 
 def _split_of(path: str) -> str:
@@ -110,10 +103,8 @@ def _split_of(path: str) -> str:
         >>> [_split_of(path) for path in ("data/test-00000-of-00001.parquet", "askacademia/validation.json", "rows.json")]
         ['test', 'validation', 'train']
     """
-    for split, words in {
-        "test": "test|testing|eval|evaluation",
-        "validation": "validation|valid|dev|val",
-    }.items():
+    names = {"test": "test|testing|eval|evaluation", "validation": "validation|valid|dev|val"}
+    for split, words in names.items():
         if re.search(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", path.lower()):
             return split
     return "train"
@@ -122,14 +113,6 @@ def _split_of(path: str) -> str:
 def _format(path: str) -> str | None:
     name = path.removesuffix(".gz")
     return next((ending for ending in FORMATS if name.endswith(ending)), None)
-
-
-def _is_meta(path: str) -> bool:
-    return path.startswith(".") or path.rpartition("/")[2] in (
-        "dataset_infos.json",
-        "dataset_info.json",
-        "state.json",
-    )
 
 
 def _first_row(hub: Hub, repository: Repository, path: str) -> dict[str, Any] | None:
@@ -141,18 +124,17 @@ def _first_row(hub: Hub, repository: Repository, path: str) -> dict[str, Any] | 
         options = {"size": repository.files[path], "block_size": HEAD_BYTES}
         return _of_arrow(hub.read(repository, "dataset", path, pyarrow.parquet.read_schema, **options))
     head = hub.head(repository, "dataset", path)
-    if path.endswith(".gz"):
-        # 16 stands for a gzip header; the object accepts a file without its end.
-        head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head)
-    # The beginning may end within a character.
-    text = head.decode("utf-8-sig", "ignore")
     try:
+        if path.endswith(".gz"):
+            # 16 stands for a gzip header; the object accepts a file without its end.
+            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head)
+        # The beginning may end within a character.
+        text = head.decode("utf-8-sig", "ignore")
         if kind in (".csv", ".tsv"):
-            return dict.fromkeys(
-                next(csv.reader(io.StringIO(text), delimiter="\t" if kind == ".tsv" else ","))
-            )
+            delimiter = "\t" if kind == ".tsv" else ","
+            return dict.fromkeys(next(csv.reader(io.StringIO(text), delimiter=delimiter)))
         return first_json(text)
-    except (ValueError, StopIteration, gzip.BadGzipFile):
+    except (ValueError, StopIteration, zlib.error):
         return None
 
 
@@ -169,37 +151,18 @@ def _of_arrow(fields: Any) -> dict[str, Any]:
     return {field.name: value(field.type) for field in fields}
 
 
-class RowsReport(NamedTuple):
-    """Result of the checks of all data sets.
-
-    Attributes:
-        downloads: hub data set -> bytes to be fetched, as far as they are known.
-        unasked: hub names that could not be looked up.
-        counts: (source, split) -> number of rows, as far as it is known.
-    """
-
-    findings: list[Finding]
-    downloads: dict[str, int]
-    unasked: list[str]
-    counts: dict[tuple[str, str], int]
-
-
-def check_rows(wanted: Mapping[RowSource, Sequence[str]], hub: Hub, output: Path) -> RowsReport:
+def check_rows(wanted: Mapping[RowSource, Sequence[str]], hub: Hub, output: Path) -> Report:
     """Check each source once for each split and set of columns; files in ``output`` are not read, as stages write them."""
-    report = RowsReport([], {}, [], {})
+    report = Report()
     for rows in wanted:
         if Path(rows.source).is_relative_to(output):
             continue
-        path = Path(rows.source).expanduser()
-        if rows.source.startswith("toy:") or path.exists() or not _is_hub_name(rows.source):
+        is_hub_name = HUB_NAME.fullmatch(rows.source) is not None and not rows.source.endswith(ENDINGS)
+        if not is_hub_name or rows.source.startswith("toy:") or Path(rows.source).expanduser().exists():
             report.findings.append(_local(rows, report.counts))
         else:
             _at_hub(rows, hub, report)
     return report
-
-
-def _is_hub_name(source: str) -> bool:
-    return HUB_NAME.fullmatch(source) is not None and not source.endswith(ENDINGS)
 
 
 def _local(rows: RowSource, counts: dict[tuple[str, str], int]) -> Finding:
@@ -218,7 +181,7 @@ def _columns(rows: RowSource) -> str:
     return f"; columns {', '.join(dict.fromkeys(path for _, path in rows.columns))}" if rows.columns else ""
 
 
-def _at_hub(rows: RowSource, hub: Hub, report: RowsReport) -> None:
+def _at_hub(rows: RowSource, hub: Hub, report: Report) -> None:
     name, _, config = rows.source.partition(":")
     what = f"data {rows.source}, {rows.split}"
     try:
@@ -244,36 +207,26 @@ def _at_hub(rows: RowSource, hub: Hub, report: RowsReport) -> None:
 
 def _shape_finding(what: str, rows: RowSource, repository: Repository, shape: Shape) -> Finding:
     splits = rows.split.split("+")
-    if shape.splits and (
-        # train[:10%] is a part of train.
-        missing := [split for split in splits if split.partition("[")[0] not in shape.splits]
-    ):
-        return problem(
-            what,
-            f"it has no split {missing[0]!r}; it has {', '.join(shape.splits)}: set split to one of them",
-        )
+    # train[:10%] is a part of train.
+    missing = [split for split in splits if split.partition("[")[0] not in shape.splits]
+    if shape.splits and missing:
+        known = ", ".join(shape.splits)
+        return problem(what, f"it has no split {missing[0]!r}; it has {known}: set split to one of them")
     if shape.row is None:
         return unknown(what, "it exists, but its columns are not known without fetching it")
     try:
         check_columns([shape.row], dict(rows.columns), rows.source, texts=False)
     except RowsError as error:
         return problem(what, str(error).removeprefix(f"{rows.source}: "))
-    counts = [shape.splits.get(split) for split in splits]
-    known = [count for count in counts if count is not None]
-    number = f"{sum(known):,} rows" if known and len(known) == len(counts) else "there"
-    gated = "; gated, and there is access" if repository.gated else ""
-    return ok(what, f"{number}{_columns(rows)}{_licensed(repository)}{gated}")
-
-
-def _licensed(repository: Repository) -> str:
-    return f"; license {repository.license}" if repository.license else "; its card names no license"
+    counts = [count for split in splits if (count := shape.splits.get(split)) is not None]
+    number = f"{sum(counts):,} rows" if len(counts) == len(splits) else "there"
+    return ok(what, f"{number}{_columns(rows)}{repository.terms}")
 
 
 def _cached(name: str) -> str | None:
     """Return the folder where the package ``datasets`` has cached a data set; None where it has not."""
     import datasets
 
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
-    other = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
-    caches: list[Any] = [place for place in (folder, other) if place.is_dir() and any(place.rglob("*.arrow"))]
-    return str(caches[0]) if caches else None
+    name = name.replace("/", "___")
+    folders = [Path(datasets.config.HF_DATASETS_CACHE) / part for part in (name, name.lower())]
+    return next((str(folder) for folder in folders if any(folder.rglob("*.arrow"))), None)

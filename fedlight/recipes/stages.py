@@ -20,7 +20,7 @@ from typing import Any
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
-from fedlight.lightning_cli.parser_words import former_setting
+from fedlight.lightning_cli.parser_words import near_below
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
 from fedlight.runs.contents import MadeWith, in_words, left_in, refuse_changed_results
@@ -198,11 +198,10 @@ class Stage:
                 for name, value in self.arguments.items()
             }
         except TypeError as error:
-            former = (
-                former_setting(self.target, name, kinds) for name in self.arguments if name not in kinds
-            )
-            reason = next(filter(None, former), f"{self.target}: {error}")
-            raise ValueError(f"{reason}; see its docstring") from None
+            hints = (near_below(name, kinds) for name in self.arguments if name not in kinds)
+            raise ValueError(
+                f"{self.target}: {error}{next(filter(None, hints), '')}; see its docstring"
+            ) from None
 
     def _call(self) -> dict[str, Any]:
         return self.function(**self.call_arguments()) or {}

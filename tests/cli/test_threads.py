@@ -64,9 +64,7 @@ def test_it_is_set_before_torch_is_imported(monkeypatch):
 )
 def test_no_number_of_threads(arguments):
     assert "--threads" in refused(fedlight("fit", *arguments))
-    assert "needs a number of threads of at least 1, as in --threads 1" in refused(
-        fedlight("run", *arguments)
-    )
+    assert "needs a number of at least 1, as in --threads 1" in refused(fedlight("run", *arguments))
 
 
 def test_every_help_names_it():

@@ -14,6 +14,7 @@ from fedlight.datamodules.text.templates import Template
 from fedlight.export import chat
 from fedlight.export.opened import open_run
 from fedlight.export.vote import Selectors
+from fedlight.export.write import template_of
 
 PAIR = ("bees rambles", "carla sounds")
 POSTS = ["carla sounds longer bees", "finn"]
@@ -46,7 +47,7 @@ def test_both_answers_are_greedy_ones_of_the_run_and_of_its_base(run, piped):
     done = piped(["", *POSTS], run, "--max-new-tokens", 8)
     assert done.code == 0, done.err
     module = open_run(run).load()
-    template = chat._check_writes(open_run(run))
+    template = template_of(open_run(run))
     fields = dict.fromkeys(template.slots, "")
     prompts = [template.render({**fields, chat._slot_of(template): post}).text for post in POSTS]
     settings = {"n": 1, "temperature": 0.0, "max_new_tokens": 8}

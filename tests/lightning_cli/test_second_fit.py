@@ -116,7 +116,7 @@ def test_a_stopped_run_without_a_checkpoint_starts_over(run, settings):
     run("stopped", checkpoints=0)
     found = again(settings())
     assert (found.has_work(), found.checkpoint) == (True, None)
-    assert found.said.endswith("run: the run there was stopped and left no checkpoint, so it starts over")
+    assert found.said.endswith("run: the run was stopped without a checkpoint, so it starts over")
     assert again(settings(lr=0.2)).has_work()  # as after a refusal whose remedy is another setting
 
 
@@ -318,7 +318,7 @@ def test_a_run_that_starts_over_and_is_killed_at_once_does_not_take_up_the_old_o
     assert Child([*other, "--resume=false"], tmp_path / "log", prepare).wait() == CODES[KILLED]
     outcome = fedlight(*other)
     assert outcome.code == 0
-    assert "left no checkpoint, so it starts over" in outcome.err
+    assert "stopped without a checkpoint, so it starts over" in outcome.err
     assert fedlight("fit", *tiny_selector(tiny_model, tmp_path / "new", "--model.lr=0.1")).code == 0
     assert left_in(tmp_path / "run") == left_in(tmp_path / "new")
 

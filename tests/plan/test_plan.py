@@ -110,7 +110,7 @@ def test_what_a_client_receives_in_later_visits_is_said():
     later = len(save({"kseed.sums": torch.zeros(4096)}))
     assert plan.settings["later_bytes_down"] == later < plan.forecasts[0].job.bytes_down
     (line,) = advice(plan)
-    assert line.endswith("those of a client's first visit; in later ones it receives 0.0165 MB")
+    assert line.endswith("are of a client's first visit; in later ones it gets 0.0165 MB")
 
 
 def test_ranks_of_no_device_are_said_to_be_left_out():

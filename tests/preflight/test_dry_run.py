@@ -273,7 +273,7 @@ def test_what_does_not_fit_says_what_would(monkeypatch, activations, base, state
         loop=SimpleNamespace(fleet=None),
         texts=8,
         settings={"module": "SFTModule", "batch_size": 8, "max_tokens": 97},
-        base_bytes=base * 10**9,
+        at_rest=SimpleNamespace(base_bytes=base * 10**9),
         process_bytes=0,
         trained_bytes=0,
         peak_bytes=(base + activations) * 10**9,

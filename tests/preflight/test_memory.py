@@ -26,7 +26,7 @@ def counted(*settings, name="sft.yaml"):
         *settings,
     ]
     config = ReadSettings(arguments).config["fit"]
-    return memory.count_training("train", config, config.as_dict(), "toy", {})
+    return memory.count_training("train", config, "toy", {})
 
 
 def test_the_peak_is_the_sum_of_its_parts():
@@ -40,14 +40,19 @@ def test_the_peak_is_the_sum_of_its_parts():
     words = skeleton.causal_lm.config.vocab_size
     activations = CostMeter(skeleton).cost(BatchShape(4, 64, 4 * 63)).activation_bytes
     parts = [530_000_000 + 1250 * words, 4 * frozen, (4 + 4 + 8) * trained, round(1.1 * activations)]
-    assert [found.process_bytes, found.base_bytes, found.trained_bytes, found.activation_bytes] == parts
+    assert [
+        found.process_bytes,
+        found.at_rest.base_bytes,
+        found.trained_bytes,
+        found.activation_bytes,
+    ] == parts
     assert found.peak_bytes == sum(parts)
 
 
 def test_a_base_in_16_bits_takes_half_and_its_activations_more_than_that():
     """Adapters, losses and softmax stay in fp32, so twice the activations in bf16 would be too many for fp32."""
     wide, narrow = counted(), counted("--model.dtype=bf16")
-    assert wide.base_bytes == 2 * narrow.base_bytes
+    assert wide.at_rest.base_bytes == 2 * narrow.at_rest.base_bytes
     assert narrow.activation_bytes < wide.activation_bytes < 1.6 * narrow.activation_bytes
 
 
@@ -57,9 +62,11 @@ def test_what_a_quantized_base_leaves_unquantized_is_in_the_number_type():
         counted("--model.base=nf4"),
         counted("--model.base=nf4", "--model.dtype=bf16"),
     )
-    rest = 2 * (nf4.base_bytes - half.base_bytes)
-    assert 0 < rest < nf4.base_bytes < plain.base_bytes
-    assert nf4.base_bytes - rest == pytest.approx((plain.base_bytes - rest) / 4 * (0.5 + 4 / 64), rel=1e-3)
+    rest = 2 * (nf4.at_rest.base_bytes - half.at_rest.base_bytes)
+    assert 0 < rest < nf4.at_rest.base_bytes < plain.at_rest.base_bytes
+    assert nf4.at_rest.base_bytes - rest == pytest.approx(
+        (plain.at_rest.base_bytes - rest) / 4 * (0.5 + 4 / 64), rel=1e-3
+    )
 
 
 def test_gradient_checkpointing_is_in_the_forecast():

@@ -35,25 +35,25 @@ def test_a_recipe_function_has_few_arguments(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "former", "place"),
+    ("name", "beside", "place"),
     [
         ("polis", "jury_share", "jury.share"),
         ("polis", "max_train", "bounds.max_train"),
-        ("ukpconvarg", "held_out", "holdout.values"),
+        ("ukpconvarg", "column", "holdout.column"),
         ("fewfedpit_real", "num_test", "draw.num_test"),
     ],
 )
-def test_a_former_argument_of_a_recipe_function_is_refused_with_its_new_place(name, former, place, tmp_path):
+def test_an_argument_beside_the_one_that_has_it_is_refused_with_its_place(name, beside, place, tmp_path):
     stages = {stage.name: stage for stage in recipes.stages(recipes.load(name), tmp_path, 0)}
     (stage,) = [stages[known] for known in ("opinions", "clients", "shots") if known in stages]
-    stage.arguments[former] = 1
-    with pytest.raises(ValueError, match=rf"has no setting '{former}' any more: it is {place} now; see its"):
+    stage.arguments[beside] = 1
+    with pytest.raises(ValueError, match=rf"'{beside}'; did you mean '{place}'\?; see its docstring"):
         stage.call_arguments()
 
 
-def test_a_former_value_of_a_recipe_is_refused_with_its_new_place():
+def test_so_is_a_value_of_a_recipe():
     with pytest.raises(
-        ValueError, match=r"the recipe polis has no setting 'max_test' any more: it is bounds\.max"
+        ValueError, match=r"the recipe polis has no value 'max_test'; did you mean 'bounds\.max"
     ):
         recipes.load("polis", ["max_test=3"])
 

@@ -91,15 +91,7 @@ def told(fit, caplog):
         ),
         (["--model.base=int9"], "base='int9': did you mean 'int8'?"),
         (["--model.lrr=0.1"], "model: SelectorModule has no setting 'lrr'"),
-        (
-            ["--federated.mode=buffered"],
-            "has no setting 'mode' any more: buffered rounds are fleet.buffered=FedBuff",
-        ),
-        (
-            ["--federated.fedbuff=FedBuff"],
-            "has no setting 'fedbuff' any more: give the same class as fleet.buffered",
-        ),
-        (["--federated.product_error=true"], "any more: add ProductError to parts"),
+        (["--federated.buffered=FedBuff"], "has no setting 'buffered'; did you mean 'fleet.buffered'?"),
         (["--feddle.x=1"], "there is no key 'feddle.x'"),
         (["--model=SelectrModule"], "model: there is no class 'SelectrModule'"),
         (["--federated.algorithm=FedAvgg"], "federated.algorithm: there is no class 'FedAvgg'"),

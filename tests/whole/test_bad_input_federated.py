@@ -77,11 +77,8 @@ def fit(tiny_model, tmp_path):
             ["--federated.server=FedAdagrad", "--federated.server.tau=0"],
             ".tau=0.0 must be above 0 at the server",
         ),
-        (
-            ["--federated.memory=ClientMemories"],
-            "any more: leave it out: memories are in RAM up to 256 MiB, and then in the run's folder",
-        ),
-        (["--federated.buffers=average"], "add AveragedBuffers or LocalBuffers to parts"),
+        (["--federated.memory=ClientMemories"], "federated: FederatedLoop has no setting 'memory'"),
+        (["--federated.buffers=average"], "federated: FederatedLoop has no setting 'buffers'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
