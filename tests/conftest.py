@@ -71,8 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what is marked ``gpu`` where there is no CUDA device, or it is hidden."""
+    """Skips what is marked ``gpu`` where there is no CUDA device, or it is hidden; several processes begin with the slow."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # A file is one process's: of two, one would wait in the end for the other's last minute-long file.
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -1,9 +1,6 @@
 """``fedlight fit|validate|test|predict``: keys, overrides, class swaps and interpolation do what they say."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -27,18 +24,6 @@ def run(tiny_model, tmp_path_factory):
     return folder
 
 
-def test_help_needs_no_torch():
-    code = (
-        "import sys; from fedlight.cli.main import main; main(['--help']); "
-        "sys.exit(str({'torch', 'lightning', 'transformers', 'omegaconf'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
-    )
-    assert done.stderr.strip() == "set()"
-    assert done.stdout.startswith("usage: fedlight COMMAND")
-
-
 def test_version_and_unknown_command():
     assert fedlight("--version").out.startswith("fedlight 0")
     outcome = fedlight("train")
@@ -48,6 +33,7 @@ def test_version_and_unknown_command():
 
 def test_help_is_a_command_too():
     assert fedlight("help").out == fedlight("--help").out
+    assert fedlight("--help").out.startswith("usage: fedlight COMMAND")
     assert fedlight("help", "report").out == fedlight("report", "--help").out
 
 

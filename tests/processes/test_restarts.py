@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 pytestmark = pytest.mark.slow  # teams of processes
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -39,9 +40,8 @@ torch.save(weights(made), folder / f"{{rank}}.pt")
 """
 
 
-def end_of(folder, kills):
+def restarted(folder, kills):
     """Return the weights of both processes after four rounds of which some were broken off."""
-    folder.mkdir()
     script = folder / "train.py"
     script.write_text(SCRIPT.format(support=str(SUPPORT), kills=kills))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={kills}"]
@@ -56,12 +56,29 @@ def end_of(folder, kills):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert [(folder / f"{rank}.attempt").read_text() for rank in range(2)] == [str(kills)] * 2
+    return weights_in(folder)
+
+
+def undisturbed(folder):
+    """Return the weights of both processes of the same script, which forks of this process run."""
+
+    def work(rank):
+        own = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "LOCAL_WORLD_SIZE": "2"}
+        os.environ.update(own, RANK=str(rank))
+        sys.argv[1:] = [str(folder)]
+        exec(SCRIPT.format(support=str(SUPPORT), kills=0), {})
+
+    run_ranks(2, work, folder)
+    return weights_in(folder)
+
+
+def weights_in(folder):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 def test_two_restarts_end_with_the_bits_of_an_undisturbed_run(tmp_path):
     """The agent keeps its store, in which the addresses of the processes before would be found."""
-    first, *others = end_of(tmp_path / "undisturbed", 0) + end_of(tmp_path / "restarted", 2)
+    first, *others = undisturbed(tmp_path / "undisturbed") + restarted(tmp_path, 2)
     assert len(others) == 3
     assert first
     for other in others:

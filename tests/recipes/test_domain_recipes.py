@@ -155,13 +155,16 @@ def test_a_dry_run_finds_the_rows_and_what_each_stage_reads_of_another(tmp_path,
     (tmp_path / "encoder/modules.json").write_text("[]")
     changes = [f"model={tiny_model}", f"rows={rows}", f"others={tmp_path}", f"encoder_name={encoder}"]
     changes += [f"small_encoder.init_args.model={encoder}", "template=alpaca"]
+    found = [stage.name for stage in recipes.stages(recipes.load("feddca_real", changes), tmp_path, 0)]
     outcome = fedlight("run", "feddca_real", "--dry-run", f"--output={tmp_path / 'out'}", *changes)
     assert outcome.code == 0, outcome.out
     assert "nothing is wrong: the run can start" in outcome.out
+    few = [f"stages.{name}.when=false" for name in found if name not in ("rows", "none_fedavg")]
     missing = fedlight(
-        "run", "feddca_real", "--dry-run", f"--output={tmp_path / 'out'}", *changes, "others=nowhere"
+        "run", "feddca_real", "--dry-run", f"--output={tmp_path / 'out'}", *changes, *few, "others=nowhere"
     )
     assert missing.code != 0
+    assert "nowhere/eval.jsonl.gz: no such file" in missing.out
 
 
 @pytest.mark.slow

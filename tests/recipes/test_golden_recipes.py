@@ -16,9 +16,9 @@ def test_every_recipe_has_its_golden_value():
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_what_a_recipe_says_is_what_its_commands_hear(name, tmp_path):
+def test_what_a_recipe_says_is_what_its_commands_hear(name):
     found = {}
-    for stage in commands(name, tmp_path / "seed0"):
+    for stage in commands(name):
         settings = parsed(stage)
         assert unlike(stage.config(), settings) == [], f"{name}, {stage.name}"
         found[stage.name] = digest(named(stage, settings))

@@ -4,6 +4,7 @@
 compare two states of the code.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -15,9 +16,11 @@ from tempfile import TemporaryDirectory
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.cli import ReadSettings
 from fedlight.recipes import recipe as recipes
-from fedlight.recipes.stages import Stage
+from fedlight.recipes.overlay import as_yaml
+from fedlight.recipes.stages import CONFIG, Stage
 
 FILE = Path(__file__).parent.parent / "golden/recipes.json"
+FOLDER = Path("/run/seed0")
 RUN, CONF = "RUN", "CONF"
 CLASS = re.compile(r"\bfedlight\.(?:[a-z_0-9]+\.)+(?=[A-Z])|\bfedlight\.(?=[A-Z])")
 """What stands before the name of a class of fedlight: a moved file changes no setting."""
@@ -30,25 +33,38 @@ def names() -> list[str]:
     for file in sorted(conf_path("recipes").glob("*.yaml")):
         found.append(file.stem)
         try:
-            recipes.load(file.stem, twin=True)
+            loaded(f"{file.stem} --twin")
             found.append(f"{file.stem} --twin")
         except ValueError:
             pass
     return found
 
 
-def commands(name: str, run: Path) -> list[Stage]:
+@functools.cache
+def loaded(name: str) -> recipes.Recipe:
+    return recipes.load(name.removesuffix(" --twin"), twin=name.endswith(" --twin"))
+
+
+def commands(name: str, run: Path = FOLDER) -> list[Stage]:
     """The stages of a recipe that are Lightning commands, for seed 0."""
-    recipe = recipes.load(name.removesuffix(" --twin"), twin=name.endswith(" --twin"))
-    return [stage for stage in recipes.stages(recipe, run, 0) if stage.command != "call"]
+    found = [stage for stage in recipes.stages(loaded(name), run, 0) if stage.command != "call"]
+    for stage in found:
+        stage.config = functools.cache(stage.config)  # it reads the files anew, and is asked three times here
+    return found
+
+
+@functools.cache  # a hundred commands of recipes are those of others
+def _parsed(command: str, text: str) -> dict:
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file = Path(folder, CONFIG)
+        file.write_text(text, encoding="utf-8")
+        return ReadSettings([command, f"--config={file}"]).config[command].as_dict()
 
 
 def parsed(stage: Stage) -> dict:
     """All settings of a command, defaults included, as its own parser has them."""
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        file = stage.write_config(Path(folder))
-        return ReadSettings([stage.command, f"--config={file}"]).config[stage.command].as_dict()
+    return _parsed(stage.command, as_yaml(stage.config()))
 
 
 def named(stage: Stage, settings: dict) -> str:
@@ -103,16 +119,14 @@ def unlike(told, settings, at: str = "") -> list[str]:
     return [] if is_reference or told == settings else [f"{at}: {told!r} -> {settings!r}"]
 
 
-def digests(name: str, run: Path) -> dict[str, str]:
-    return {stage.name: digest(named(stage, parsed(stage))) for stage in commands(name, run)}
+def digests(name: str) -> dict[str, str]:
+    return {stage.name: digest(named(stage, parsed(stage))) for stage in commands(name)}
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        (stage,) = [
-            stage for stage in commands(" ".join(sys.argv[1:-1]), Path("/run")) if stage.name == sys.argv[-1]
-        ]
+        (stage,) = [stage for stage in commands(" ".join(sys.argv[1:-1])) if stage.name == sys.argv[-1]]
         print(named(stage, parsed(stage)))
     else:
         FILE.parent.mkdir(exist_ok=True)
-        FILE.write_text(json.dumps({name: digests(name, Path("/run")) for name in names()}, indent=1) + "\n")
+        FILE.write_text(json.dumps({name: digests(name) for name in names()}, indent=1) + "\n")
