@@ -18,6 +18,8 @@ FURTHER = {
     "FlexLoRA": "federation.algorithms.lora.flexlora",
     "LocalSelfGeneration": "federation.algorithms.self_made.local_self_generation",
     "ZerothOrder": "federation.forward.zeroth_order", "FedBuff": "federation.asynchronous.fedbuff",
+    "Krum": "federation.byzantine.whole_updates", "Bulyan": "federation.byzantine.whole_updates",
+    "GeometricMedian": "federation.byzantine.whole_updates",
     "ProductError": "callbacks.loop.parts.product_error", "StepSchedules": "callbacks.loop.parts.optimizers",
     "Average": "federation.server", "FedAdagrad": "federation.server", "FedYogi": "federation.server",
     "Identity": "federation.channel", "Device": "devices.device", "Completions": "evaluation.tasks.sampling",
