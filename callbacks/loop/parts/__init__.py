@@ -2,13 +2,19 @@
 
 `part` is their base class, `order` makes those of a run, in the order that counts. `optimizers` gives each visit a fresh
 start, `limits` bounds the effect of one client on a round, `buffered` has buffered rounds, `ranks` is for several processes,
-`privacy_account` counts epsilon, and `product_error` and `core_watch` measure. Groups and forward-only visits have separate
-folders.
+`privacy_account` counts epsilon, `product_error` and `core_watch` measure, and `malicious` makes clients lie. Groups and
+forward-only visits have separate folders.
 """
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"Part": "part", "ProductError": "product_error", "Limits": "limits", "StepSchedules": "optimizers"}
+_FILES = {
+    "Part": "part",
+    "ProductError": "product_error",
+    "Limits": "limits",
+    "StepSchedules": "optimizers",
+    "Malicious": "malicious",
+}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

@@ -2,6 +2,11 @@
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"Krum": "whole_updates", "Bulyan": "whole_updates", "GeometricMedian": "whole_updates"}
+_FILES = {
+    "Krum": "whole_updates",
+    "Bulyan": "whole_updates",
+    "GeometricMedian": "whole_updates",
+    "Liars": "liars",
+}
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)
