@@ -28,6 +28,7 @@ from fedlight.federation.byzantine.liars import Liars
 from fedlight.federation.byzantine.whole_updates import Krum
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.flower.parts import refuse_unsupported
 
 GIVEN = Liars(clients=["c1", "c4", "c6"])
 
@@ -212,3 +213,18 @@ def test_settings_out_of_range(make, message):
         make()
     with pytest.raises(ValueError, match=r"liars\.clients has 'nobody', which is no client"):
         federate(parts=[Malicious(liars=Liars(clients=["nobody"]))])
+
+
+def test_a_deployment_refuses_simulated_lies():
+    settings = {
+        "algorithm": FedAvg(),
+        "fleet": None,
+        "forward": None,
+        "buffers": "refuse",
+        "parts": [Malicious()],
+    }
+    with pytest.raises(
+        ValueError, match=r"federated\.parts=Malicious does not work under Flower: lies are simulated"
+    ):
+        refuse_unsupported(settings)
+    refuse_unsupported({**settings, "parts": []})
