@@ -71,7 +71,6 @@ class PreferenceDataModule(FederatedDataModule):
         split: rows for validation and test, a share of each client's comparisons among them.
         format: how votes are read, shown and cut.
         batch_size, eval_batch_size, seed, num_workers: see `FederatedDataModule`.
-        poison: clients that lie in their votes; None: nobody.
 
     Attributes:
         test_votes: votes of the test set, without those that do not fit; None before ``setup("test")``.
@@ -91,7 +90,6 @@ class PreferenceDataModule(FederatedDataModule):
         eval_batch_size: int = 64,
         seed: int = 0,
         num_workers: int = 0,
-        poison: PoisonedVotes | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, num_workers)
         _check_form(format, view)
@@ -112,14 +110,15 @@ class PreferenceDataModule(FederatedDataModule):
         self.partition, self.holdout = partition, split.holdout
         self._is_by_client = partition is None or partition.by == "client"
         self.val_share, self.val_max = split.val_share, split.val_max
-        self.poison = poison
+        self.poison = format.poison
         self.report: SetupReport | None = None
         self.test_votes: Votes | None = None
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
         """Yield the encoder of the form features; the preflight check adds the rows and the tokenizer."""
-        format = made_of(Format, settings.get("format") or {})
+        shown = settings.get("format") or {}  # as a map it has maps inside, of which poison needs no model
+        format = made_of(Format, {**shown, "poison": None} if isinstance(shown, Mapping) else shown)
         if format.form == "features" and format.encoder != "hashed":
             yield Model(format.encoder, is_encoder=True)
 

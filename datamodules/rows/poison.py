@@ -21,7 +21,7 @@ from fedlight.support.types import Fields, FieldsByClient
 
 @dataclass(frozen=True)
 class PoisonedVotes:
-    """Votes of liars in a `PreferenceDataModule`; in YAML ``poison: {votes: flipped, liars: {share: 0.3}}``.
+    """Votes of liars in a `PreferenceDataModule`; in YAML ``format: {poison: {votes: flipped}}``.
 
     A liar's validation votes are turned as well, as it is assigned to a group by them and would report no other losses. So
     validation counts what liars say; votes to test on stay as they are.

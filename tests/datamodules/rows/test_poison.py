@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ TRIGGER = {"trigger": "0 1 0", "response": "7 7"}
 
 def votes(poison=None, test=False, **settings):
     split = Split(val_share=0.3, test_source="toy:heldout?num_clients=6&size=20" if test else None)
-    data = PreferenceDataModule(SOURCE, split=split, poison=poison, **settings)
+    settings["format"] = replace(settings.get("format", Format()), poison=poison)
+    data = PreferenceDataModule(SOURCE, split=split, **settings)
     data.setup("fit")
     return data
 
