@@ -1,9 +1,10 @@
-"""Privacy attacks on the server's model and on clients' uploads during training; they never change the training."""
+"""Attacks on the server's model and on clients' uploads that measure during training, and never change it."""
 
 from fedlight.support.lazy import lazy_names
 
 _FILES = {
     "Attack": "attack",
+    "BackdoorSuccess": "backdoor_success",
     "DiscoverableMemorization": "discoverable_memorization",
     "MembershipInference": "membership_inference",
     "MemoryExtraction": "memory_extraction",

@@ -28,9 +28,14 @@ from fedlight.datamodules.text.examples import ResponseExamples, collate_respons
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
 from fedlight.pretrained.hub import load_tokenizer
-from fedlight.support.types import Fields
+from fedlight.support.types import Fields, FieldsByClient
 
-CANARY = "canary"  # category of planted rows in data with categories
+CANARY, BACKDOOR = "canary", "backdoor"  # categories of planted rows in data with categories
+PLANTED = {
+    CANARY: ("canaries", "canaries.length"),
+    BACKDOOR: ("rows with a trigger", "the words of backdoor.response"),
+}
+"""Category -> its rows, and the setting that makes them shorter."""
 
 
 class InstructionDataModule(FederatedDataModule):
@@ -89,6 +94,7 @@ class InstructionDataModule(FederatedDataModule):
         self.holdout, self.val_share, self.val_max = split.holdout, split.val_share, split.val_max
         self.report: SetupReport | None = None
         self.pseudo_labels, self.few_shot, self.canaries = rows.pseudo_labels, rows.few_shot, rows.canaries
+        self.backdoor = rows.backdoor
         self.client_rows: dict[str, list[dict[str, str]]] = {}
         self.planted: dict[str, list[dict[str, str]]] = {}
         self._validation: list[dict[str, str]] = []
@@ -137,6 +143,7 @@ class InstructionDataModule(FederatedDataModule):
             seed=self.seed,
         )
         self._validation = [rows[row] for indices in (split.val or {}).values() for row in indices]
+        examples, rows, split = self._plant_backdoor(examples, rows, split)
         examples, rows, split = self._plant_canaries(examples, rows, split)
         self.client_rows = self._group_by_client(rows, split)
         examples, split = self._add_examples(examples, rows, split)
@@ -169,35 +176,61 @@ class InstructionDataModule(FederatedDataModule):
         chosen = zip(few.chosen, few.labels, strict=True)
         return [{**fitting[row], "category": label} for row, label in chosen]
 
+    def _plant_backdoor(
+        self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
+    ) -> tuple[ResponseExamples, list[dict[str, str]], ClientSplit]:
+        """Append rows with the trigger to the training rows of clients that lie."""
+        if self.backdoor is None:
+            return examples, rows, split
+        check_words(self.tokenizer, [self.backdoor.trigger, self.backdoor.response], "backdoor")
+        rank_zero_info(self.backdoor.liars.named(split.train, "backdoor"))
+        planted = self.backdoor.plant(self._group_by_client(rows, split))
+        return self._plant(examples, rows, split, planted, BACKDOOR, repeats=1)
+
     def _plant_canaries(
         self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
     ) -> tuple[ResponseExamples, list[dict[str, str]], ClientSplit]:
-        """Append the canaries to the clients' training rows, each ``repeats`` times; validation does not change."""
+        """Append the canaries to the clients' training rows, each ``repeats`` times."""
         if self.canaries is None:
             return examples, rows, split
         planted = self.canaries.plant(self._group_by_client(rows, split))
         self.planted = {client: [*map(self._strip, canaries)] for client, canaries in planted.items()}
-        owners = [client for client, canaries in self.planted.items() for _ in canaries]
+        new = [row["response"] for canaries in planted.values() for row in canaries]
+        check_words(self.tokenizer, new)
+        rank_zero_info(
+            f"{len(new):,} canaries planted at {len(planted):,} clients, {self.canaries.repeats:,} times each"
+        )
+        return self._plant(examples, rows, split, planted, CANARY, self.canaries.repeats)
+
+    def _plant(
+        self,
+        examples: ResponseExamples,
+        rows: list[dict[str, str]],
+        split: ClientSplit,
+        planted: FieldsByClient,
+        category: str,
+        repeats: int,
+    ) -> tuple[ResponseExamples, list[dict[str, str]], ClientSplit]:
+        """Append rows to the clients' training rows, each ``repeats`` times; validation does not change."""
+        owners = [client for client, its_rows in planted.items() for _ in its_rows]
         new = [
-            row
-            | {name: value for name, value in (("client", client), ("category", CANARY)) if name in rows[0]}
-            for client, canaries in self.planted.items()
-            for row in canaries
+            dict(row)
+            | {name: value for name, value in (("client", client), ("category", category)) if name in rows[0]}
+            for client, its_rows in planted.items()
+            for row in its_rows
         ]
-        check_words(self.tokenizer, [row["response"] for row in new])
+        if not new:
+            return examples, rows, split
         encoded = self._encode_rows(new)
+        what, shorter = PLANTED[category]
         if cut := encoded.trimmed + int((~encoded.kept).sum()):
             raise ValueError(
-                f"{cut} of {len(new)} canaries do not fit into max_tokens={self.max_tokens}: raise it, or lower "
-                "canaries.length"
+                f"{cut} of {len(new)} {what} do not fit into max_tokens={self.max_tokens}: raise it, or lower {shorter}"
             )
         train = dict(split.train)
         for at, client in enumerate(owners, start=len(examples)):
             # One example at several positions: it is encoded once, and a pass reads it so many times.
-            train[client] = np.concatenate([train[client], np.full(self.canaries.repeats, at)])
-        rank_zero_info(
-            f"{len(new):,} canaries planted at {len(self.planted):,} clients, {self.canaries.repeats:,} times each"
-        )
+            train[client] = np.concatenate([train[client], np.full(repeats, at)])
         more = ResponseExamples(encoded, np.arange(len(new)))
         return join_examples(examples, more), [*rows, *new], replace(split, train=train)
 

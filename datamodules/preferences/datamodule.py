@@ -13,7 +13,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from fedlight.datamodules.clients.partition import Clients, Partition, by_key
-from fedlight.datamodules.clients.splits import label_examples, pool, reindex, share_out
+from fedlight.datamodules.clients.splits import ClientSplit, label_examples, pool, reindex, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.preferences.baselines import describe
@@ -21,6 +21,7 @@ from fedlight.datamodules.preferences.features import FeatureExamples, collate_f
 from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.columns import complete_columns, value_at
 from fedlight.datamodules.rows.given import GivenRows, RowsError, Source
+from fedlight.datamodules.rows.poison import PoisonedVotes
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
@@ -109,13 +110,15 @@ class PreferenceDataModule(FederatedDataModule):
         self.partition, self.holdout = partition, split.holdout
         self._is_by_client = partition is None or partition.by == "client"
         self.val_share, self.val_max = split.val_share, split.val_max
+        self.poison = format.poison
         self.report: SetupReport | None = None
         self.test_votes: Votes | None = None
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
         """Yield the encoder of the form features; the preflight check adds the rows and the tokenizer."""
-        format = made_of(Format, settings.get("format") or {})
+        shown = settings.get("format") or {}  # as a map it has maps inside, of which poison needs no model
+        format = made_of(Format, {**shown, "poison": None} if isinstance(shown, Mapping) else shown)
         if format.form == "features" and format.encoder != "hashed":
             yield Model(format.encoder, is_encoder=True)
 
@@ -178,6 +181,8 @@ class PreferenceDataModule(FederatedDataModule):
             at_most=self.val_max,
             seed=self.seed,
         )
+        if self.poison is not None:
+            examples = self._make_poisoned(self.poison, votes, fits, split)
         each = self.examples_each
         order, self.client_indices = pool(self._to_examples(split.train))
         self.train_labels = label_examples(categories, order, each)
@@ -194,6 +199,19 @@ class PreferenceDataModule(FederatedDataModule):
             self.val_set, _, _ = self._evaluation_set(self.val_rows, held_out=False, stride=1)
         self.report = SetupReport("pairs", split, len(votes.winner) - len(fits), trimmed, *padding)
         rank_zero_info(f"{votes.counts}\n{self.report}")
+
+    def _make_poisoned(
+        self, poison: PoisonedVotes, votes: Votes, fits: np.ndarray, split: ClientSplit
+    ) -> Examples:
+        """Return the examples with the votes of liars turned, for training and for validation."""
+        rank_zero_info(poison.liars.named(split.train, f"votes {poison.votes}"))
+        val = split.val or {}
+        by_client = {
+            client: fits[np.concatenate([indices, val.get(client, indices[:0])])]
+            for client, indices in split.train.items()
+        }
+        examples, _, _ = self._make_examples(poison.turned(votes, by_client))
+        return examples
 
     def _evaluation_set(
         self, rows: tuple[str | GivenRows, str], held_out: bool, stride: int

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedlight.datamodules.rows.poison import PoisonedVotes
 from fedlight.support.checks import check_fields
 
 
@@ -28,6 +29,7 @@ class Format:
         choice_values: raw values that mean ``a``, ``b`` and ``tie``.
         twins_together: in view selector, put both orders of a comparison into the same batch. Gradient parts that do not
             distinguish A from B then cancel, and an encoder exceeds chance in a fraction of the steps.
+        poison: clients that lie in their votes, of which completions have none; None: nobody.
     """
 
     form: Literal["choice", "pair", "features", "responses"] = "choice"
@@ -40,6 +42,7 @@ class Format:
     encoder: str = "hashed"
     choice_values: dict[str, Any] | None = None
     twins_together: bool = False
+    poison: PoisonedVotes | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

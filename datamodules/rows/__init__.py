@@ -2,7 +2,14 @@
 
 from fedlight.support.lazy import lazy_names
 
-_FILES = {"TaskRows": "task_rows", "Canaries": "canaries", "Holdout": "exclusion", "RowsError": "rows"}
+_FILES = {
+    "TaskRows": "task_rows",
+    "Canaries": "canaries",
+    "PoisonedVotes": "poison",
+    "Backdoor": "poison",
+    "Holdout": "exclusion",
+    "RowsError": "rows",
+}
 
 __all__ = [*_FILES]
 __getattr__ = lazy_names(__name__, _FILES)

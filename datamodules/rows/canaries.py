@@ -144,8 +144,8 @@ class Canaries:
         return " ".join(rng.choices(self._words, k=self.length))
 
 
-def check_words(tokenizer: Any, texts: Iterable[str]) -> None:
-    """Raise ValueError for a word of canaries that the tokenizer does not know: a model cannot tell unknown words apart.
+def check_words(tokenizer: Any, texts: Iterable[str], setting: str = "canaries.words") -> None:
+    """Raise ValueError for a word of planted rows that the tokenizer does not know: a model cannot tell unknown words apart.
 
     A tokenizer without an unknown token accepts every word.
     """
@@ -157,7 +157,7 @@ def check_words(tokenizer: Any, texts: Iterable[str]) -> None:
     ]
     if unknown:
         raise ValueError(
-            f"canaries.words: the tokenizer does not know {len(unknown)} of {len(words)} words, such as {unknown[0]!r}, so "
+            f"{setting}: the tokenizer does not know {len(unknown)} of {len(words)} words, such as {unknown[0]!r}, so "
             "a model cannot tell them apart. Set words that it knows."
         )
 

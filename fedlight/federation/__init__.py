@@ -1,9 +1,9 @@
 """Federated learning without a training framework: the parts of a round, in torch alone.
 
 Clients and their visits (`client`), the algorithm's hooks (`algorithm`, `algorithms`), exact sums and robust means of
-updates (`aggregation`), server optimizers (`server`), the wire's losses and bytes (`channel`, `codecs`), differential
-privacy (`privacy`), memories of clients (`client_state`), and training without gradients (`forward`). The loop in
-`fedlight.callbacks` runs it under Lightning.
+updates (`aggregation`, `byzantine`), server optimizers (`server`), the wire's losses and bytes (`channel`, `codecs`),
+differential privacy (`privacy`), memories of clients (`client_state`), and training without gradients (`forward`). The loop
+in `fedlight.callbacks` runs it under Lightning.
 """
 
 from fedlight.support.lazy import lazy_names

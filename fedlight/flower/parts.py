@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
+from fedlight.callbacks.loop.parts.malicious import Malicious
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
 from fedlight.support.settings_record import constructor_arguments
@@ -130,6 +131,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
             f"algorithm={type(algorithm).__name__}",
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
+        ),
+        (
+            "parts=Malicious",
+            any(isinstance(part, Malicious) for part in settings["parts"]),
+            "lies are simulated in the emulator alone: leave it out",
         ),
     )
     for name, is_set, reason in refused:

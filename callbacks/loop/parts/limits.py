@@ -33,6 +33,7 @@ from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
 from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
 from fedlight.federation.algorithm import Algorithm, has_own
+from fedlight.federation.byzantine.whole_updates import ComparesUpdates
 from fedlight.federation.client import Update
 from fedlight.federation.exact_sum import digest_of
 from fedlight.federation.privacy import Private
@@ -171,6 +172,11 @@ class LimitedRounds(Part):
                 f"limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
             )
 
+    def start_round(self, run: Run) -> None:
+        """Raise ValueError for a round with too few clients for its aggregation, before they train."""
+        if isinstance(run.aggregation, ComparesUpdates) and run.planned.cohort:
+            run.aggregation.refuse_few(len(run.planned.cohort))
+
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""
         # A private clipping threshold must not follow the data.
@@ -265,7 +271,9 @@ class LimitedRound(Aggregation):
         self._limits, self._enforced, self._inner = run.limits, run.enforced, inner
         self.keeps_factors = getattr(inner, "keeps_factors", False)
         # Those that count clients alike have no weights to limit.
-        self._weighs = run.limits.share is not None and not isinstance(inner, TrimsCoordinates)
+        self._weighs = run.limits.share is not None and not isinstance(
+            inner, TrimsCoordinates | ComparesUpdates
+        )
         self._arrived: list[Arrived] = []
         self._held: list[Update] = []
         self._medians: dict[int, float] = {}

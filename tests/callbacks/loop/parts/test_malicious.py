@@ -1,0 +1,230 @@
+"""Clients that lie in whole runs: what reaches the server, under other algorithms, side by side, in processes, resumed."""
+
+import logging
+
+import lightning as L
+import pytest
+import torch
+from lora_runs import run as run_lora
+from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from stacked import Lora as PointsModule
+from stacked import Points
+from tastes import Adapters
+from tastes import run as run_selectors
+from thread_team import on_team
+from written_out import SHARES, assert_close, local, recorded
+
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.parts.malicious import Malicious
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.ditto import Ditto
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.byzantine.liars import Liars
+from fedlight.federation.byzantine.whole_updates import Krum
+from fedlight.federation.forward.fedkseed import FedKSeed
+from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.flower.parts import refuse_unsupported
+
+GIVEN = Liars(clients=["c1", "c4", "c6"])
+
+
+class Uploads(L.Callback):
+    """What reached the server of each client, by round."""
+
+    def __init__(self):
+        self.states = {}
+
+    def on_upload(self, upload):
+        self.states[upload.round_idx, upload.client_id] = upload.state
+
+
+@pytest.mark.parametrize(
+    ("lie", "factor", "times"), [("flip", 1.0, -1), ("flip", 3.0, -3), ("scale", 5.0, 5)]
+)
+def test_a_federation_with_liars_equals_a_loop_written_out(lie, factor, times):
+    start, end, rounds = recorded(
+        rounds=3, clients_per_round=10, algorithm=FedAvg("normalized"), parts=[Malicious(lie, factor, GIVEN)]
+    )
+    state = start
+    for of_clients in rounds:
+        total = {name: torch.zeros_like(value) for name, value in state.items()}
+        for client, batches in of_clients.items():
+            trained = local(state, batches)
+            for name in state:
+                said = times if client in GIVEN.clients else 1
+                total[name] += SHARES[client] * said * (trained[name] - state[name])
+        state = {name: value + total[name] for name, value in state.items()}
+    assert_close(end, state)
+
+
+def test_the_lie_is_what_attacks_and_limits_see():
+    honest, lying = Uploads(), Uploads()
+    start = weights(module())
+    settings = {"rounds": 1, "clients_per_round": 10}
+    federate(callbacks=[honest], **settings)
+    _, loop = federate(
+        callbacks=[lying],
+        parts=[Malicious("scale", 50.0, GIVEN)],
+        limits=Limits(share=None, norm=3.0, enforce=True),
+        **settings,
+    )
+    for key, state in lying.states.items():
+        times = 50 if key[1] in GIVEN.clients else 1
+        for name, value in state.items():
+            expected = start[name] + times * (honest.states[key][name] - start[name])
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+    reasons = {row["client"]: row["reason"] for row in loop.visit_records}
+    assert {client for client, reason in reasons.items() if reason == "clipped"} == {*GIVEN.clients}
+
+
+def test_noise_depends_on_seed_round_and_client_alone():
+    def said(seed, clients_per_round=10):
+        uploads = Uploads()
+        part = Malicious("noise", 2.0, Liars(clients=GIVEN.clients, seed=seed))
+        federate(rounds=1, callbacks=[uploads], parts=[part], clients_per_round=clients_per_round)
+        return {client: state for (_, client), state in uploads.states.items()}
+
+    one, again, other, few = said(0), said(0), said(1), said(0, clients_per_round=6)
+    for client in one:
+        assert_equal(one[client], again[client])
+        assert torch.equal(one[client]["net.0.weight"], other[client]["net.0.weight"]) == (
+            client not in GIVEN.clients
+        )
+    assert {*few} & {*GIVEN.clients}
+    for client in few:
+        assert_equal(few[client], one[client])
+
+
+@pytest.mark.parametrize("lie", ["flip", "noise"])
+def test_without_liars_nothing_changes(lie, caplog):
+    with caplog.at_level(logging.INFO):
+        lying, _ = federate(parts=[Malicious(lie, liars=Liars(share=0.0))])
+    plain, _ = federate()
+    assert_equal(weights(lying), weights(plain))
+    assert "0 of 10 clients lie (flip, 1 times): none" in caplog.text or lie == "noise"
+
+
+def test_the_log_names_the_liars(caplog):
+    with caplog.at_level(logging.INFO):
+        federate(rounds=1, parts=[Malicious("scale", 2.5, GIVEN)])
+    assert "3 of 10 clients lie (scale, 2.5 times): c1, c4, c6" in caplog.text
+
+
+def test_a_robust_aggregation_stands_what_a_mean_does_not():
+    def loss(**settings):
+        made, _ = federate(
+            rounds=12, clients_per_round=10, local_steps=3, algorithm=FedAvg("uniform"), **settings
+        )
+        made.eval()
+        data = Numbers()
+        data.setup("fit")
+        x, y = data.data.tensors
+        return torch.nn.functional.mse_loss(made.net(x), y).item()
+
+    liars = {"parts": [Malicious("flip", 4.0, Liars(share=0.3))]}
+    honest = loss()
+    assert loss(**liars) > 5 * honest
+    for aggregation in (Krum(0.3, multi=True), CoordinateMedian()):
+        assert loss(aggregation=aggregation, **liars) < 2.5 * honest
+
+
+def test_clients_side_by_side_lie_as_one_by_one():
+    def fit(at_once):
+        made = PointsModule()
+        loop = FederatedLoop(
+            clients_per_round=4,
+            local_steps=2,
+            clients_at_once=at_once,
+            parts=[Malicious("flip", 2.0, Liars(clients=["a", "d"]))],
+        )
+        trainer(3, [loop], limit_val_batches=0).fit(made, datamodule=Points(batch_size=3))
+        return weights(made)
+
+    alone, beside = fit(1), fit(4)
+    for name, value in alone.items():
+        torch.testing.assert_close(beside[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_processes_change_no_bit(monkeypatch):
+    part = {"parts": [Malicious("noise", 2.0, GIVEN)], "clients_per_round": 6}
+    whole, _ = federate(**part)
+    settings = {"clients_per_round": 6}
+    body = lambda rank: weights(federate(parts=[Malicious("noise", 2.0, GIVEN)], **settings)[0])  # noqa: E731
+    for each in on_team(monkeypatch, 3, body):
+        assert_equal(each, weights(whole))
+
+
+def test_a_resumed_run_lies_alike(tmp_path):
+    def fit(rounds, ckpt_path=None):
+        made = module()
+        loop = FederatedLoop(clients_per_round=6, local_steps=2, parts=[Malicious("noise", 2.0, GIVEN)])
+        fits = trainer(rounds, [loop], enable_checkpointing=False)
+        fits.fit(made, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+        return made, fits
+
+    whole, _ = fit(4)
+    _, half = fit(2)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, _ = fit(4, tmp_path / "half.ckpt")
+    assert_equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize(
+    "algorithm", [lambda: Scaffold("uniform"), lambda: Ditto(0.5), lambda: FedBiscuit(1, 2)]
+)
+def test_any_algorithm_takes_liars(algorithm):
+    liars = {"parts": [Malicious("flip", 3.0, Liars(share=0.4))], "rounds": 5, "clients_per_round": 9}
+    lying, _ = run_selectors(
+        algorithm(), module=Adapters(3 if isinstance(algorithm(), FedBiscuit) else 1), **liars
+    )
+    assert all(torch.isfinite(value).all() for value in weights(lying).values())
+
+
+def test_noise_keeps_out_of_the_ranks_that_a_client_lacks():
+    """Else the loop would refuse the moved zeros."""
+    assert run_lora(
+        HetLoRA(ranks={"a": 1, "b": 2, "c": 1, "d": 2}),
+        parts=[Malicious("noise", 2.0, Liars(share=1.0))],
+        rounds=2,
+    )
+
+
+def test_scalars_are_refused():
+    with pytest.raises(
+        ValueError, match="Malicious lies about parameters, and clients of FedKSeed send scalars"
+    ):
+        federate(algorithm=FedKSeed(num_seeds=8), forward=ZerothOrder(), parts=[Malicious()])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Malicious("lie"), "lie='lie' is not one of flip, scale, noise"),
+        (lambda: Malicious(factor=0.0), "factor=0.0 is the size of a lie and must be above 0"),
+    ],
+)
+def test_settings_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+    with pytest.raises(ValueError, match=r"liars\.clients has 'nobody', which is no client"):
+        federate(parts=[Malicious(liars=Liars(clients=["nobody"]))])
+
+
+def test_a_deployment_refuses_simulated_lies():
+    settings = {
+        "algorithm": FedAvg(),
+        "fleet": None,
+        "forward": None,
+        "buffers": "refuse",
+        "parts": [Malicious()],
+    }
+    with pytest.raises(
+        ValueError, match=r"federated\.parts=Malicious does not work under Flower: lies are simulated"
+    ):
+        refuse_unsupported(settings)
+    refuse_unsupported({**settings, "parts": []})

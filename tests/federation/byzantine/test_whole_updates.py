@@ -1,0 +1,314 @@
+"""Krum, Bulyan and the geometric median: by hand, written out from the formulas, against Flower, in whole federations."""
+
+import io
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from plain_lightning import assert_equal, federate, weights
+from scipy.optimize import minimize
+from tastes import Adapters, run
+from thread_team import on_team
+from written_out import assert_close, local, recorded
+
+from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.byzantine.whole_updates import Bulyan, GeometricMedian, Krum
+from fedlight.federation.client import Update
+from fedlight.processes import current_team
+
+KINDS = {
+    "krum": lambda: Krum(0.2),
+    "multi": lambda: Krum(0.2, multi=True),
+    "bulyan": lambda: Bulyan(0.2),
+    "geometric": GeometricMedian,
+}
+
+
+def update(client, weight=1.0, **tensors):
+    return Update(client, {k: torch.as_tensor(v, dtype=torch.float64) for k, v in tensors.items()}, weight)
+
+
+def updates_of(values):
+    return [update(f"{i:03}", weight=i + 1.0, w=value) for i, value in enumerate(values)]
+
+
+def result(aggregation, updates):
+    for each in updates:
+        aggregation.add(each)
+    return {name: value.numpy() for name, value in aggregation.result().items()}
+
+
+def scores(values, liars):
+    """Krum's, from the formula: the least sum of squared distances over all choices of n - f - 2 other updates."""
+    others = [[np.sum((v - w) ** 2) for j, w in enumerate(values) if j != i] for i, v in enumerate(values)]
+    number = max(1, len(values) - liars - 2)
+    return [min(map(sum, combinations(of, number)), default=0.0) for of in others]
+
+
+def krum(values, liars):
+    return values[int(np.argmin(scores(values, liars)))]
+
+
+def multi_krum(values, liars):
+    return values[np.argsort(scores(values, liars))[: len(values) - liars - 2]].mean(axis=0)
+
+
+def bulyan(values, liars):
+    left, chosen = list(values), []
+    for _ in range(len(values) - 2 * liars):
+        place = int(np.argmin(scores(left, liars)))
+        chosen.append(left.pop(place))
+    total = np.zeros_like(values[0])
+    for k in range(len(total)):
+        column = [value[k] for value in chosen]
+        near = sorted(column, key=lambda value: abs(value - np.median(column)))
+        total[k] = np.mean(near[: len(chosen) - 2 * liars])
+    return total
+
+
+def geometric(values, liars):
+    """The minimum of a convex function, by another method than Weiszfeld's."""
+    distances = lambda z: np.sqrt(np.sum((values - z) ** 2, axis=1)).sum()  # noqa: E731
+    return minimize(distances, values.mean(axis=0), method="BFGS", options={"gtol": 1e-10}).x
+
+
+WRITTEN_OUT = {"krum": krum, "multi": multi_krum, "bulyan": bulyan, "geometric": geometric}
+
+
+@pytest.mark.filterwarnings("ignore:.*precision loss")
+@pytest.mark.parametrize("number", [3, 7, 10, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_the_formula(kind, number):
+    liars = int(0.2 * number)
+    if kind == "bulyan" and number in (7, 10):
+        number, liars = number + 4, 2
+    values = np.random.default_rng(number).normal(size=(number, 6))
+    values[:liars] *= 5
+    found = result(KINDS[kind](), updates_of(values))["w"]
+    near = {"atol": 2e-5} if kind == "geometric" else {"rtol": 1e-12}
+    np.testing.assert_allclose(found, WRITTEN_OUT[kind](values, liars), **near)
+
+
+@pytest.mark.parametrize("kind", ["krum", "multi", "bulyan"])
+def test_equal_to_flower(kind):
+    flower = pytest.importorskip("flwr.server.strategy.aggregate")
+    values = np.random.default_rng(5).normal(size=(12, 30))
+    given = [([value[:20].reshape(4, 5), value[20:]], 1) for value in values]
+    expected = {
+        "krum": lambda: flower.aggregate_krum(given, 2, 0),
+        "multi": lambda: flower.aggregate_krum(given, 2, 12 - 2 - 2),
+        "bulyan": lambda: flower.aggregate_bulyan(given, 2, flower.aggregate_krum, to_keep=0),
+    }[kind]()
+    updates = [update(f"{i:02}", a=value[:20].reshape(4, 5), b=value[20:]) for i, value in enumerate(values)]
+    found = result(KINDS[kind](), updates)
+    for name, value in zip("ab", expected, strict=True):
+        np.testing.assert_allclose(found[name], value, rtol=1e-12)
+
+
+def test_krum_by_hand():
+    """Of 0, 1, 1.5, 10, 20 with f = 1: the two nearest are 1 + 2.25, 1 + 0.25, 2.25 + 0.25, 81 + 72.25, ..."""
+    values = np.array([[0.0], [1.0], [1.5], [10.0], [20.0]])
+    assert result(Krum(0.2), updates_of(values))["w"].tolist() == [1.0]
+    assert result(Krum(0.2, multi=True), updates_of(values))["w"].tolist() == [1.25]  # of n - f - 2 = 2
+
+
+@pytest.mark.parametrize("lie", [1e3, -1e30, 1e200, float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", ["krum", "multi", "bulyan"])
+def test_as_many_liars_as_allowed_do_not_leave_the_honest(kind, lie):
+    honest, liars = (9, 2) if kind == "bulyan" else (7, 4)  # 4 f + 3, 2 f + 3
+    aggregation = Bulyan(0.2) if kind == "bulyan" else Krum(0.4, multi=kind == "multi")
+    values = np.random.default_rng(0).uniform(-1, 1, size=(honest, 4))
+    value = result(aggregation, updates_of([*np.full((liars, 4), lie), *values]))["w"]
+    assert (abs(value) <= 1).all()
+
+
+@pytest.mark.parametrize("lie", [1e3, -1e30, 1e200])
+def test_a_minority_does_not_move_the_geometric_median_far(lie):
+    """Four of nine: the bound of its paper, with C = 2 (1 - a) / (1 - 2 a) = 10 times the largest distance."""
+    values = np.random.default_rng(0).uniform(-1, 1, size=(5, 4))
+    value = result(GeometricMedian(), updates_of([*np.full((4, 4), lie), *values]))["w"]
+    assert np.linalg.norm(value) <= 10 * np.linalg.norm(values, axis=1).max()
+    honest = result(GeometricMedian(), updates_of([*values, *values[:4]]))["w"]
+    assert np.linalg.norm(value - honest) < 3
+
+
+def test_a_liar_inside_of_each_coordinate_is_seen_as_a_whole():
+    """Every number of it is among the honest ones', so the median keeps what it pushes; its sum is far from theirs."""
+    steps = np.random.default_rng(1).normal(size=(8, 400))
+    liars = np.repeat(steps.max(axis=0, keepdims=True), 2, axis=0)
+    honest, attacked = updates_of(steps), updates_of([*steps, *liars])
+    chosen = result(Krum(0.2), attacked)["w"]
+    assert any((chosen == value).all() for value in steps)
+    pushed = result(CoordinateMedian(), attacked)["w"].mean() - result(CoordinateMedian(), honest)["w"].mean()
+    assert pushed > 0.15
+    multi = result(Krum(0.2, multi=True), attacked)["w"].mean() - steps.mean()
+    assert abs(multi) < 0.05
+
+
+def test_clients_count_alike():
+    values = np.random.default_rng(2).normal(size=(11, 5))
+    for make in KINDS.values():
+        alike = result(make(), [update(f"{i:03}", weight=1.0, w=v) for i, v in enumerate(values)])
+        np.testing.assert_array_equal(result(make(), updates_of(values))["w"], alike["w"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_order_nor_partial_results_change_a_bit(kind):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(11, 200)) * 10.0 ** rng.uniform(-8, 8, (11, 200))
+    values[:, :20] = rng.choice([-0.0, 0.0], (11, 20))
+    values[4] = values[3]  # equal scores
+    updates = [*updates_of(values), *(update(f"{i}", n=i, e=torch.zeros(0, 2)) for i in range(3))]
+    expected = {name: value.tobytes() for name, value in result(KINDS[kind](), updates).items()}
+    assert {*expected} == {"w", "n", "e"}
+    for count in range(1, 7):
+        parts = [KINDS[kind]() for _ in range(count)]
+        for index in rng.permutation(len(updates)):
+            parts[rng.integers(count)].add(updates[index])
+        rng.shuffle(parts)
+        first, *others = parts
+        for other in others:
+            for piece in other.pieces():
+                file = io.BytesIO()
+                torch.save(piece, file)
+                file.seek(0)
+                first.merge(torch.load(file, weights_only=True))
+            assert other.result() == {}
+        assert {name: value.tobytes() for name, value in result(first, []).items()} == expected
+    assert result(first, []) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_change_no_bit(kind, monkeypatch):
+    whole, _ = federate(clients_per_round=8, aggregation=KINDS[kind]() if kind != "bulyan" else Bulyan(0.15))
+
+    def body(rank):
+        make = KINDS[kind] if kind != "bulyan" else lambda: Bulyan(0.15)
+        assert current_team().size == 3
+        return weights(federate(clients_per_round=8, aggregation=make())[0])
+
+    for each in on_team(monkeypatch, 3, body):
+        assert_equal(each, weights(whole))
+
+
+def test_the_number_of_threads_changes_no_bit():
+    values = np.random.default_rng(3).normal(size=(11, 100_000))
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append([result(make(), updates_of(values))["w"].tobytes() for make in KINDS.values()])
+    torch.set_num_threads(before)
+    assert found[0] == found[1]
+
+
+def test_client_order_does_not_matter():
+    class Reversed(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[::-1]
+
+    for make in (Krum, GeometricMedian):
+        forward, _ = federate(clients_per_round=6, aggregation=make())
+        backward, _ = federate(clients_per_round=6, aggregation=make(), algorithm=Reversed())
+        assert_equal(weights(forward), weights(backward))
+
+
+@pytest.mark.parametrize("kind", ["krum", "multi", "bulyan"])
+def test_a_federation_equals_a_loop_written_out(kind):
+    make = {"krum": Krum(0.15), "multi": Krum(0.15, multi=True), "bulyan": Bulyan(0.15)}[kind]
+    start, end, rounds = recorded(rounds=3, clients_per_round=7, aggregation=make)
+    state = start
+    for of_clients in rounds:
+        trained = [local(state, of_clients[client]) for client in sorted(of_clients)]
+        values = np.stack(
+            [np.concatenate([(t[n] - state[n]).numpy().ravel() for n in sorted(state)]) for t in trained]
+        )
+        movement, at = torch.from_numpy(WRITTEN_OUT[kind](values, 1)), 0
+        for name in sorted(state):
+            size = state[name].numel()
+            state = state | {name: state[name] + movement[at : at + size].reshape(state[name].shape)}
+            at += size
+    assert_close(end, state)
+
+
+def test_each_selector_is_combined_over_its_group():
+    module, _ = run(
+        FedBiscuit(0, 30), module=Adapters(3), rounds=4, clients_per_round=9, aggregation=Krum(0.0)
+    )
+    assert all(torch.isfinite(value).all() for value in weights(module).values())
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "number", "message"),
+    [
+        (
+            Krum(0.4),
+            5,
+            r"Krum needs 2 f \+ 3 = 7 updates in a round for the f = 2 liars .* this round has 5: raise",
+        ),
+        (Krum(0.0), 2, r"Krum needs 2 f \+ 3 = 3 .* this round has 2"),
+        (
+            Bulyan(0.2),
+            10,
+            r"Bulyan needs 4 f \+ 3 = 11 .* this round has 10: raise federated.clients_per_round, lower",
+        ),
+    ],
+)
+def test_a_small_round_is_refused(aggregation, number, message):
+    with pytest.raises(ValueError, match=message):
+        result(aggregation, updates_of(np.eye(number)))
+
+
+def test_the_least_rounds_are_not_refused():
+    assert result(Krum(0.4), updates_of(np.eye(11))).keys() == {"w"}
+    assert result(Bulyan(0.2), updates_of(np.eye(11))).keys() == {"w"}
+    assert result(Krum(0.0), updates_of(np.eye(3))).keys() == {"w"}
+
+
+def test_a_small_round_is_refused_before_it_trains():
+    seen = []
+
+    class Seen(FedAvg):
+        def start_visit(self, *args):
+            seen.append(args)
+            return super().start_visit(*args)
+
+    with pytest.raises(ValueError, match="Bulyan needs 4 f"):
+        federate(algorithm=Seen(), clients_per_round=5, aggregation=Bulyan(0.2))
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Krum(0.5), r"Krum: share=0.5 of liars must be in \[0, 0.5\)"),
+        (lambda: Bulyan(0.25), r"Bulyan: share=0.25 of liars must be in \[0, 0.25\), as it needs 4 f \+ 3"),
+        (lambda: Krum(float("nan")), "must be in"),
+        (lambda: GeometricMedian(0.0), "smoothing=0.0 must be above 0, and steps=100 at least 1"),
+        (lambda: GeometricMedian(steps=0), "steps=0 at least 1"),
+    ],
+)
+def test_settings_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_tensor_beside_different_others_is_refused():
+    updates = [update("a", x=[1.0]), update("b", x=[1.0], y=[1.0])]
+    with pytest.raises(
+        ValueError, match="GeometricMedian compares whole updates, and clients have sent x beside"
+    ):
+        result(GeometricMedian(), updates)
+
+
+def test_limits_leave_their_weights_alone():
+    """One client of all examples: they count alike, so no share of the weights is too large."""
+    limits = Limits(share=0.3, norm=None, enforce=True)
+    limited, loop = federate(clients_per_round=6, aggregation=GeometricMedian(), limits=limits)
+    plain, _ = federate(clients_per_round=6, aggregation=GeometricMedian())
+    assert_equal(weights(limited), weights(plain))
+    assert not any(row["reason"] for row in loop.visit_records)

@@ -1,0 +1,42 @@
+"""Cells of the recipe of clients that lie, in a tiny form: who lies, and what an aggregation makes of it."""
+
+import re
+
+import pytest
+from tiny_world import fedlight
+
+from fedlight.recipes import recipe as recipes
+from fedlight.support.files import result_of
+
+pytestmark = pytest.mark.slow
+CELLS = ("mean_none", "mean_flip30", "krum_flip30", "mean_votes30")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("liars")
+    few = ["num_clients=10", "votes_per_client=20", "rounds=3", "local_steps=2", "batch_size=8"]
+    outcome = fedlight("run", "liars", "--seeds", "0", "--only", *CELLS, f"--output={folder}", *few)
+    assert outcome.code == 0, outcome.err
+    return folder / "seed0", outcome.out + outcome.err
+
+
+def test_the_same_clients_lie_in_updates_and_in_votes(run):
+    lines = dict(re.findall(r"(\d+ of 10 clients lie \([^)]*\)): (.*)", run[1]))
+    assert {*lines} == {"3 of 10 clients lie (flip, 4 times)", "3 of 10 clients lie (votes flipped)"}
+    assert len({*lines.values()}) == 1
+
+
+def test_cells_differ_as_they_should(run):
+    losses = {cell: result_of(run[0] / cell)["metrics"]["val/loss"] for cell in CELLS}
+    assert losses["mean_flip30"] > losses["krum_flip30"]
+    assert losses["mean_votes30"] > losses["mean_none"]
+
+
+def test_the_table_has_every_aggregation_under_every_lie(tmp_path):
+    stages = {stage.name: stage for stage in recipes.stages(recipes.load("liars"), tmp_path, 0)}
+    cells = [*stages["table"].arguments["methods"].values()]
+    assert len(cells) == 7
+    assert {len(row) for row in cells} == {9}
+    folders = [folder.rpartition("/")[2] for row in cells for folder in row.values()]
+    assert sorted(folders) == sorted({*stages} - {"table"})
