@@ -23,7 +23,7 @@ def written(folder, text):
             "trainer:\n  callbacks:\n    - init_args: {a: 1, b: 2, a: 3}\n",
             "line 3 gives trainer.callbacks.init_args.a a second time",
         ),
-        ("stages: {one: {fit: selector.yaml}}\n", "is a recipe: fedlight run"),
+        ("stages: {one: {fit: selector.yaml}}\n", "is a recipe: run it with fedlight run"),
     ],
 )
 def test_what_yaml_would_take_and_nobody_means(tmp_path, text, message):
