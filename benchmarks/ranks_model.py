@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.client import Update
 from fedlight.federation.exact_sum import BLOCK
 from fedlight.processes.joining import Others, _store

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
-from fedlight.federation.channel import pack, serialized_bytes, unpack
+from fedlight.federation.channel import pack, unpack
+from fedlight.federation.client import State, serialized_bytes
 from fedlight.federation.codecs import Codec, Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise
-from fedlight.federation.state import State
 
 CHAINS: dict[str, list[Codec]] = {
     "fp16": [Quantize("fp16")],

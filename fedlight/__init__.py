@@ -76,15 +76,15 @@ _FILES = {
     "TaskScores": "callbacks.scores.task_scores",
     # For new parts: their base classes, and the types that these use.
     "Algorithm": "federation.algorithm",
-    "ServerOptimizer": "federation.server",
-    "Aggregation": "federation.aggregation",
+    "ServerOptimizer": "federation.algorithm",
+    "Aggregation": "federation.algorithm",
     "Codec": "federation.codecs",
     "Client": "federation.client",
     "Visit": "federation.client",
     "Visiting": "federation.client",
     "Work": "federation.client",
     "Update": "federation.client",
-    "State": "federation.state",
+    "State": "federation.client",
     "derive_seed": "support.seeding",
 }
 
@@ -131,10 +131,11 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.devices.fleet import Fleet as Fleet
     from fedlight.evaluation.judge import Judge as Judge
     from fedlight.evaluation.tasks.sampling import Sampling as Sampling
-    from fedlight.federation.aggregation import Aggregation as Aggregation
     from fedlight.federation.aggregation import CoordinateMedian as CoordinateMedian
     from fedlight.federation.aggregation import TrimmedMean as TrimmedMean
+    from fedlight.federation.algorithm import Aggregation as Aggregation
     from fedlight.federation.algorithm import Algorithm as Algorithm
+    from fedlight.federation.algorithm import ServerOptimizer as ServerOptimizer
     from fedlight.federation.algorithms.ditto import Ditto as Ditto
     from fedlight.federation.algorithms.fedavg import FedAvg as FedAvg
     from fedlight.federation.algorithms.fedbiscuit import FedBiscuit as FedBiscuit
@@ -144,6 +145,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT as FewFedPIT
     from fedlight.federation.channel import Wire as Wire
     from fedlight.federation.client import Client as Client
+    from fedlight.federation.client import State as State
     from fedlight.federation.client import Update as Update
     from fedlight.federation.client import Visit as Visit
     from fedlight.federation.client import Visiting as Visiting
@@ -155,8 +157,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from fedlight.federation.privacy import PrivateMean as PrivateMean
     from fedlight.federation.server import FedAdam as FedAdam
     from fedlight.federation.server import FedAvgM as FedAvgM
-    from fedlight.federation.server import ServerOptimizer as ServerOptimizer
-    from fedlight.federation.state import State as State
     from fedlight.modules.dpo import DPOModule as DPOModule
     from fedlight.modules.feature_selector import FeatureSelectorModule as FeatureSelectorModule
     from fedlight.modules.language.adapters import Lora as Lora

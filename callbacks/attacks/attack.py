@@ -15,8 +15,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
-from fedlight.federation.client import Upload
-from fedlight.federation.state import State
+from fedlight.federation.client import State, Upload
 from fedlight.processes.work import is_first, merged, once
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import quoted, refuse_unwritable, write_json_lines

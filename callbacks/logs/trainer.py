@@ -7,7 +7,7 @@ import lightning as L
 import torch
 
 from fedlight.callbacks.loop.round_table import Record
-from fedlight.federation.state import State
+from fedlight.federation.client import State
 
 
 @runtime_checkable

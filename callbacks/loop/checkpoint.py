@@ -21,11 +21,9 @@ from torch import Tensor
 
 from fedlight.callbacks.loop.parts.optimizers import which_are_trained
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.callbacks.loop.plan import train_batches_again
-from fedlight.callbacks.loop.visits.local_work import LocalWork
-from fedlight.callbacks.loop.visits.visit import OpenGroup, call_again
+from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup, call_again, train_batches_again
+from fedlight.federation.client import write
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.state import write
 from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
@@ -331,7 +329,8 @@ class RoundStart(L.Callback):
 
     def _release(self) -> None:
         self._own = self._checkpoint = None
-        self.loop.memory.end_round()
+        if self.loop.memory.in_use:
+            self.loop.memory.end_round()
 
     def _data_state(self) -> dict[str, Any]:
         """Return a copy of the datamodule's part of a checkpoint."""

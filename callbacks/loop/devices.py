@@ -37,13 +37,11 @@ from fedlight.devices.outcomes import REASONS
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.channel import Channel
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Channel, Client, State, Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.lora.ranks import largest_rank, rank_of
 from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.protocols import FederatedData, KnowsBaseBits
-from fedlight.federation.state import State
 
 
 class Sizes(NamedTuple):

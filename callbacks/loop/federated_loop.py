@@ -37,7 +37,7 @@ from fedlight.callbacks.loop.parts.order import (
     privacy_part,
 )
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
+from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import (
     OpensLater,
@@ -49,27 +49,29 @@ from fedlight.callbacks.loop.run import (
     seed_all,
 )
 from fedlight.callbacks.loop.view import LoopView
-from fedlight.callbacks.loop.visits.contributions import Contributions
-from fedlight.callbacks.loop.visits.local_work import LocalWork
-from fedlight.callbacks.loop.visits.round import OpenRound
+from fedlight.callbacks.loop.visits.round import (
+    Contributions,
+    OpenRound,
+    RoundSchedule,
+    refuse_other_accumulation,
+)
 from fedlight.callbacks.loop.visits.visit import (
     Exchange,
+    LocalWork,
     OpenGroup,
     ParametersLeft,
     call_modules_own,
     exchange_of,
+    skip_batches,
     step_losses,
+    train_batches_again,
 )
 from fedlight.devices.fleet import Fleet
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.algorithm import Algorithm, changes_gradients
+from fedlight.federation.algorithm import Aggregation, Algorithm, Average, ServerOptimizer, changes_gradients
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.channel import Channel, Identity
-from fedlight.federation.client import Client, build_clients
+from fedlight.federation.client import Channel, Client, Identity, State, build_clients, read
 from fedlight.federation.client_state import ClientMemories, PassingMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.server import Average, ServerOptimizer
-from fedlight.federation.state import State, read
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.team import current_team
 from fedlight.support.checks import refuse_below
@@ -236,7 +238,7 @@ class FederatedLoop(LoopView):
         self._open_round()
         self._start_algorithm()
         if not self._rounds.schedule.visits:
-            plan.skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
+            skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
 
     def _start_algorithm(self) -> None:
         if isinstance(self.algorithm, StartsRounds):
@@ -251,7 +253,7 @@ class FederatedLoop(LoopView):
         schedule = self._rounds.schedule
         if batch_idx in schedule.begins:
             self.left.refuse_changed()  # a callback may have changed the weights since
-            plan.refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
+            refuse_other_accumulation(trainer.accumulate_grad_batches, schedule.accumulation)
             # Set before it begins, so that an error on the way knows the group to undo.
             self.group = self._round.open_group(schedule.begins[batch_idx])
             self._round.begin_group(self.group, batch)
@@ -300,7 +302,7 @@ class FederatedLoop(LoopView):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the epoch; the next round is planned once this one is saved."""
-        plan.train_batches_again(pl_module)
+        train_batches_again(pl_module)
         if self._round is not None:  # its last batch would have closed it
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 

@@ -1,11 +1,9 @@
 """Plan of a round: the clients that are asked, their visits, and the place of each visit in the stream of batches."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, Protocol, Self, runtime_checkable
 
 import lightning as L
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
+from fedlight.callbacks.loop.visits.round import RoundSchedule
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
@@ -29,60 +28,6 @@ from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
 """Tokens in whose time a small model computes what a step costs beside them: the optimizer, hooks, Python."""
-
-
-class RoundSchedule:
-    """Groups of visits of one round in training order, by the numbers of their batches.
-
-    Args:
-        accumulation: batches of an optimizer step.
-
-    Attributes:
-        begins: number of its first batch -> group of visits that are trained side by side.
-        ends: numbers of the batches before which a group has ended.
-        num_batches: batches of the round; of one optimizer step without visits.
-        visits: visits of the groups, in their order.
-
-    Raises:
-        ValueError: a visit ends inside an optimizer step.
-
-    Examples:
-        >>> schedule = RoundSchedule([(Visit("a", 2), Visit("b", 2)), (Visit("c", 3),)], accumulation=1)
-        >>> list(schedule.begins), sorted(schedule.ends), schedule.num_batches
-        ([0, 2], [2, 5], 5)
-    """
-
-    def __init__(self, groups: Sequence[Group], accumulation: int) -> None:
-        self.accumulation = accumulation
-        visits = [visit for group in groups for visit in group]
-        for visit in visits:
-            if visit.num_batches % accumulation:
-                raise ValueError(
-                    f"a visit of {visit.num_batches} batches is no multiple of trainer.accumulate_grad_batches="
-                    f"{accumulation}: one optimizer step would mix two clients"
-                )
-        # Visits of a group are equally long.
-        ends = list(accumulate(group[0].num_batches for group in groups))
-        self.begins = dict(zip([0, *ends[:-1]], groups, strict=True)) if groups else {}
-        self.ends = set(ends)
-        self.visits = visits
-        self._last = {visit.client_id: visit for visit in visits}
-        # The last entry of a key counts, here the first visit.
-        self._first = {visit.client_id: visit for visit in reversed(visits)}
-        self.num_batches = ends[-1] if ends else accumulation  # Lightning ends a run at an empty epoch
-
-    @property
-    def clients(self) -> list[str]:
-        """Ids of the clients that are visited, in the order of their last visits."""
-        return [*self._last]
-
-    def is_first(self, visit: Visit) -> bool:
-        """Return whether a visit is the first of its client in the round."""
-        return self._first[visit.client_id] is visit
-
-    def is_last(self, visit: Visit) -> bool:
-        """Return whether a visit is the last of its client in the round."""
-        return self._last[visit.client_id] is visit
 
 
 def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:
@@ -159,27 +104,6 @@ def say_if_over(trainer: L.Trainer, rounds_done: int) -> None:
             f"all {rounds_done} rounds are done, so nothing is trained: to go on, raise "
             f"trainer.max_epochs={trainer.max_epochs}"
         )
-
-
-def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> None:
-    """Make the module train nothing until `train_batches_again`, and log it if no process has a visit.
-
-    The round is validated, logged and counted like any other.
-    """
-    if nobody_is_left:
-        rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
-    warnings.filterwarnings("ignore", "`training_step` returned `None`")
-    module.training_step = _skip  # type: ignore[method-assign]
-
-
-def train_batches_again(module: L.LightningModule) -> None:
-    """Undo `skip_batches`, if it was called."""
-    if vars(module).get("training_step") is _skip:
-        del module.training_step
-
-
-def _skip(*_: object) -> None:
-    """Train nothing: without a loss Lightning goes on to the next batch."""
 
 
 def close_epoch(trainer: L.Trainer) -> None:
@@ -398,15 +322,6 @@ def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> Non
         raise ValueError(
             f"round {rounds_done + 1} is not planned: trainer.should_stop was set when the round before was over and now it "
             "is not. Take out the callback that sets it back"
-        )
-
-
-def refuse_other_accumulation(now: int, planned: int) -> None:
-    """Raise ``ValueError`` if a callback has changed the batches of an optimizer step after they were planned."""
-    if now != planned:
-        raise ValueError(
-            f"trainer.accumulate_grad_batches is {now}, but the visits of this round were planned with {planned}: change it "
-            "with Lightning's GradientAccumulationScheduler, which says beforehand what it will be"
         )
 
 

@@ -14,14 +14,11 @@ from fedlight.callbacks.loop.parts.buffers import BufferPolicy, put, put_back, s
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import LEFT_OUT
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Aggregation, Algorithm
 from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
-from fedlight.federation.channel import Payload
-from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.client import DIVERGED, Client, Payload, State, Visit, Work, write
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import FederatedData, Federation, HoldsAdapters, LossesOn, SynthesizesData
-from fedlight.federation.state import DIVERGED, State, write
 from fedlight.processes.work import for_each
 from fedlight.support.pokes import batch_before_transfer, batch_on_device, training_source
 from fedlight.support.seeding import derive_seed

@@ -9,10 +9,9 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup
 from fedlight.devices.memory import Train
-from fedlight.federation.client import OWN_STATE, Upload, Visit
+from fedlight.federation.client import OWN_STATE, State, Upload, Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.state import State
 from fedlight.support.checks import Checked
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader
 
-from fedlight.datamodules.federated.client_reading import MakeBatches
-from fedlight.datamodules.federated.loader_by_client import ClientsOfData, LoaderByClient
+from fedlight.datamodules.federated.loader_by_client import ClientsOfData, LoaderByClient, MakeBatches
 from fedlight.federation.protocols import FederatedData, TrainsRounds
 from fedlight.support.checks import Checked
 from fedlight.support.pokes import attach_datamodule, training_source

@@ -38,8 +38,7 @@ from fedlight.devices.shape import BatchShape
 from fedlight.evaluation.instruction_scores import best, ifs, mean_losses, ppl
 from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
-from fedlight.federation.client import Visit
-from fedlight.federation.state import State
+from fedlight.federation.client import State, Visit
 from fedlight.processes.work import for_each
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed

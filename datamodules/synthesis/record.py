@@ -32,8 +32,8 @@ from fedlight.datamodules.instructions.augmentation_record import (
 from fedlight.datamodules.synthesis.synthesis import Candidate, Dropped, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.federation.client import State
 from fedlight.federation.protocols import KnowsBaseBits
-from fedlight.federation.state import State
 from fedlight.processes.team import ALONE, working_in
 from fedlight.processes.work import for_each, is_first, once
 from fedlight.stacking.client_models import CLIENTS_TOGETHER, work_with_models

@@ -1,4 +1,4 @@
-"""Ways to combine the movements of a round: a weighted sum, and robust statistics that a few clients cannot move far.
+"""Robust ways to combine the movements of a round: statistics that a few clients cannot move far.
 
 The order of the clients changes no bit of a result, nor does splitting them: aggregations of parts of a round give a partial
 each, which another one merges. Sums are exact (`fedlight.federation.exact_sum`) and their memory does not grow with the
@@ -11,114 +11,15 @@ import math
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, cat, float64, stack, zeros
 
-from fedlight.federation.client import Update
-from fedlight.federation.exact_sum import ExactSums, Team, digest_of, in_pieces, layouts_of_all, places_of
-from fedlight.federation.state import State
+from fedlight.federation.algorithm import Aggregation
+from fedlight.federation.client import State, Update
+from fedlight.federation.exact_sum import Team, digest_of, layouts_of_all, places_of
 from fedlight.support.checks import Checked
-
-
-class Aggregation(Protocol):
-    """Combination of the updates of one round, whatever their order."""
-
-    keeps_factors: bool = False
-    """Whether it has to know which LoRA factors clients have received and kept (`Update.received`)."""
-
-    def add(self, update: Update) -> None:
-        """Take one client's update."""
-
-    def partial(self) -> dict[str, Any]:
-        """Return the partial result of the updates so far, as tensors and plain values, and start anew."""
-
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        """Start anew now, and return the `partial` in pieces; `merge` takes each."""
-        return iter([self.partial()])
-
-    def merge(self, partial: Mapping[str, Any]) -> None:
-        """Take the updates behind the `partial` of another aggregation of the same settings."""
-
-    def result(self) -> State:
-        """Return the combined movement (fp64) and start anew; a name that no client sent is absent."""
-
-
-def pieces_of(summed: Any) -> Iterator[dict[str, Any]]:
-    """Return ``pieces`` of an aggregation, or of an algorithm; its ``partial`` in one piece if it has no such method."""
-    pieces = getattr(summed, "pieces", None)
-    return pieces() if pieces else iter([summed.partial()])
-
-
-class WeightedSum(Aggregation):
-    """``scale * sum(w_m * delta_m) / divisor``, tensor by tensor over the clients that sent it.
-
-    Each product, the sum of the products and the sum of the weights are correctly rounded to fp64.
-
-    Args:
-        divide_by: ``weight`` (sum of the weights), ``count`` (number of updates) or ``one``.
-        scale: a constant factor, such as the number of clients; or one for each tensor, by name, of all that are sent.
-
-    Examples:
-        >>> import torch
-        >>> mean, elsewhere = WeightedSum("weight"), WeightedSum("weight")
-        >>> mean.add(Update("a", {"w": torch.tensor([1.0])}, weight=1.0))
-        >>> elsewhere.add(Update("b", {"w": torch.tensor([4.0])}, weight=2.0))
-        >>> mean.merge(elsewhere.partial())
-        >>> mean.result()["w"].item()
-        3.0
-    """
-
-    def __init__(
-        self, divide_by: Literal["weight", "count", "one"], scale: float | Mapping[str, float] = 1.0
-    ) -> None:
-        self.divide_by = divide_by
-        self.scale = scale
-        self.sums = ExactSums()
-        # By the names sent, or by a digest of them, as `pieces` has it.
-        self._divisors: defaultdict[tuple[str, ...] | str, Fraction] = defaultdict(Fraction)
-
-    def add(self, update: Update) -> None:
-        """Add ``weight * movement``; raise ValueError if the weight is not finite."""
-        if not math.isfinite(update.weight):
-            raise ValueError(
-                f"the weight {update.weight} of client {update.client_id} is not finite: lower the lr"
-            )
-        self.sums.add(update.movement, update.weight)
-        self._divisors[tuple(update.movement)] += Fraction(
-            update.weight if self.divide_by == "weight" else 1.0
-        )
-
-    def partial(self) -> dict[str, Any]:
-        """Return the sums of products and of weights (a numerator and a denominator each), and start anew."""
-        divisors = [(names, number.as_integer_ratio()) for names, number in self._divisors.items()]
-        self._divisors.clear()
-        return {"sums": self.sums.partial(), "divisors": divisors}
-
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        partial = self.partial()
-        # Names of hundreds of tensors from each of many processes would be more than the sums, which know them.
-        partial["divisors"] = [(digest_of(names), ratio) for names, ratio in partial["divisors"]]
-        return in_pieces(partial, "sums")
-
-    def merge(self, partial: Mapping[str, Any]) -> None:
-        self.sums.merge(partial["sums"])
-        for names, ratio in partial["divisors"]:
-            self._divisors[names if isinstance(names, str) else tuple(names)] += Fraction(*ratio)
-
-    def result(self) -> State:
-        known: dict[Any, tuple[str, ...]] = {digest_of(names): names for names in self.sums.names()}
-        total, divisors = self.sums.result(), defaultdict[str, Fraction](Fraction)
-        for names, number in self._divisors.items():
-            for name in known.get(names, names):
-                divisors[name] += number
-        for name, value in total.items():
-            scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale
-            value.mul_(scale / (1.0 if self.divide_by == "one" else float(divisors[name])))
-        self._divisors.clear()
-        return total
 
 
 class TrimsCoordinates(Checked, Aggregation):

@@ -1,4 +1,7 @@
-"""Base class of federated algorithms: hooks around the visits of a round, whose defaults together are FedAvg.
+"""What is decided in a round: the algorithm's hooks, how updates are combined, and the server's step.
+
+The hooks' defaults, the weighted sum and the average are together FedAvg. Robust aggregations are in
+`fedlight.federation.aggregation`, and further server optimizers in `fedlight.federation.server`.
 
 The movement form, ``w <- w + sum of weighted movements``, is for ``unbiased`` eq. 8 of FedBis (Wu et al., "Towards
 Federated RLHF with Aggregated Client Preference for LLMs", ICLR 2025, https://arxiv.org/abs/2407.03038). Eq. 8 averages
@@ -6,19 +9,188 @@ parameters with weights that sum to 1 only in expectation, so a round of large c
 weighting movements has the same expectation and leaves the received model alone.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import Client, State, Update, Visit, Visiting, Work, moved
+from fedlight.federation.exact_sum import ExactSums, digest_of, in_pieces
 from fedlight.federation.protocols import Federation, NumBatches, refuse_several_adapters
-from fedlight.federation.state import State
 from fedlight.support.checks import Checked
 
+
+class ServerOptimizer(Checked, ABC):
+    """Server optimizer that takes the combined movement as a step direction.
+
+    Args:
+        lr: server learning rate, above 0.
+        moments: names of the moments that it keeps for each tensor between rounds.
+
+    Raises:
+        ValueError: ``lr`` is not above 0.
+    """
+
+    def __init__(self, lr: float, moments: tuple[str, ...] = ()) -> None:
+        if not lr > 0:
+            raise ValueError(f"lr={lr} must be above 0 at the server; 1 is plain averaging")
+        self.lr = lr
+        self._moments: dict[str, State] = {moment: {} for moment in moments}
+
+    @abstractmethod
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        """Return the direction of tensor ``name``, of the shape of its combined movement (fp64); called once a round."""
+
+    def step(self, state: State, movement: State) -> State:
+        """Return the new global state (fp32); names absent from ``movement`` keep their values and moments."""
+        # A selector of FedBiscuit without sampled members neither coasts on its momentum nor loses it.
+        return moved(state, {name: self.direction(name, value) for name, value in movement.items()}, self.lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return moment -> name -> tensor (fp64) for a checkpoint; `direction` replaces tensors by new ones."""
+        return {moment: dict(tensors) for moment, tensors in self._moments.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned; without moments in the checkpoint they start anew.
+
+        Raises:
+            ValueError: the moments are those of another server optimizer.
+        """
+        if state and state.keys() != self._moments.keys():
+            raise ValueError(
+                f"the checkpoint's server remembers {sorted(state)}, but {type(self).__name__} needs "
+                f"{sorted(self._moments)}: resume with the server of the checkpoint"
+            )
+        self._moments.update({moment: dict(tensors) for moment, tensors in state.items()})
+
+
+class Average(ServerOptimizer):
+    """Plain averaging: ``w <- w + lr * movement``.
+
+    Args:
+        lr: server learning rate, above 0.
+
+    Raises:
+        ValueError: ``lr`` is not above 0.
+
+    Examples:
+        >>> import torch
+        >>> Average(0.5).step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
+        3.0
+    """
+
+    def __init__(self, lr: float = 1.0) -> None:
+        super().__init__(lr)
+
+    def direction(self, name: str, movement: Tensor) -> Tensor:
+        return movement
+
+
+class Aggregation(Protocol):
+    """Combination of the updates of one round, whatever their order."""
+
+    keeps_factors: bool = False
+    """Whether it has to know which LoRA factors clients have received and kept (`Update.received`)."""
+
+    def add(self, update: Update) -> None:
+        """Take one client's update."""
+
+    def partial(self) -> dict[str, Any]:
+        """Return the partial result of the updates so far, as tensors and plain values, and start anew."""
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        """Start anew now, and return the `partial` in pieces; `merge` takes each."""
+        return iter([self.partial()])
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Take the updates behind the `partial` of another aggregation of the same settings."""
+
+    def result(self) -> State:
+        """Return the combined movement (fp64) and start anew; a name that no client sent is absent."""
+
+
+def pieces_of(summed: Any) -> Iterator[dict[str, Any]]:
+    """Return ``pieces`` of an aggregation, or of an algorithm; its ``partial`` in one piece if it has no such method."""
+    pieces = getattr(summed, "pieces", None)
+    return pieces() if pieces else iter([summed.partial()])
+
+
+class WeightedSum(Aggregation):
+    """``scale * sum(w_m * delta_m) / divisor``, tensor by tensor over the clients that sent it.
+
+    Each product, the sum of the products and the sum of the weights are correctly rounded to fp64.
+
+    Args:
+        divide_by: ``weight`` (sum of the weights), ``count`` (number of updates) or ``one``.
+        scale: a constant factor, such as the number of clients; or one for each tensor, by name, of all that are sent.
+
+    Examples:
+        >>> import torch
+        >>> mean, elsewhere = WeightedSum("weight"), WeightedSum("weight")
+        >>> mean.add(Update("a", {"w": torch.tensor([1.0])}, weight=1.0))
+        >>> elsewhere.add(Update("b", {"w": torch.tensor([4.0])}, weight=2.0))
+        >>> mean.merge(elsewhere.partial())
+        >>> mean.result()["w"].item()
+        3.0
+    """
+
+    def __init__(
+        self, divide_by: Literal["weight", "count", "one"], scale: float | Mapping[str, float] = 1.0
+    ) -> None:
+        self.divide_by = divide_by
+        self.scale = scale
+        self.sums = ExactSums()
+        # By the names sent, or by a digest of them, as `pieces` has it.
+        self._divisors: defaultdict[tuple[str, ...] | str, Fraction] = defaultdict(Fraction)
+
+    def add(self, update: Update) -> None:
+        """Add ``weight * movement``; raise ValueError if the weight is not finite."""
+        if not math.isfinite(update.weight):
+            raise ValueError(
+                f"the weight {update.weight} of client {update.client_id} is not finite: lower the lr"
+            )
+        self.sums.add(update.movement, update.weight)
+        self._divisors[tuple(update.movement)] += Fraction(
+            update.weight if self.divide_by == "weight" else 1.0
+        )
+
+    def partial(self) -> dict[str, Any]:
+        """Return the sums of products and of weights (a numerator and a denominator each), and start anew."""
+        divisors = [(names, number.as_integer_ratio()) for names, number in self._divisors.items()]
+        self._divisors.clear()
+        return {"sums": self.sums.partial(), "divisors": divisors}
+
+    def pieces(self) -> Iterator[dict[str, Any]]:
+        partial = self.partial()
+        # Names of hundreds of tensors from each of many processes would be more than the sums, which know them.
+        partial["divisors"] = [(digest_of(names), ratio) for names, ratio in partial["divisors"]]
+        return in_pieces(partial, "sums")
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        self.sums.merge(partial["sums"])
+        for names, ratio in partial["divisors"]:
+            self._divisors[names if isinstance(names, str) else tuple(names)] += Fraction(*ratio)
+
+    def result(self) -> State:
+        known: dict[Any, tuple[str, ...]] = {digest_of(names): names for names in self.sums.names()}
+        total, divisors = self.sums.result(), defaultdict[str, Fraction](Fraction)
+        for names, number in self._divisors.items():
+            for name in known.get(names, names):
+                divisors[name] += number
+        for name, value in total.items():
+            scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale
+            value.mul_(scale / (1.0 if self.divide_by == "one" else float(divisors[name])))
+        self._divisors.clear()
+        return total
+
+
 Weighting = Literal["unbiased", "normalized", "uniform"]
+
+
 FURTHER_HOOKS = (
     "check_settings",
     "prepare_round",

@@ -5,137 +5,26 @@ lossy payload has a handful of tensors, whatever the number of tensors in the st
 so only the values and the codecs' side tensors are sent.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
-from safetensors.torch import save
 from torch import Size
 
-from fedlight.federation.client import Client
+from fedlight.federation.client import (
+    Channel,
+    Client,
+    Diverged,
+    Identity,
+    Payload,
+    State,
+    movement,
+    serialized_bytes,
+)
 from fedlight.federation.codecs import Codec, Quantize
 from fedlight.federation.privacy import ClipAndNoise, Rounds
-from fedlight.federation.state import Diverged, State, movement
-from fedlight.support.checks import Checked
 
 LOST = "wire"
 """Key in a client's memory of what its messages have lost so far."""
-
-
-@dataclass(frozen=True)
-class Payload:
-    """State that arrives at the other end, and the bytes that were sent."""
-
-    state: State
-    num_bytes: int
-
-
-class Channel(Checked, ABC):
-    """Way from the server to a client and back; the number of bytes is known before anything is sent.
-
-    Attributes:
-        error_feedback: whether the loss of a client's message is added to its next one.
-    """
-
-    error_feedback: bool = False
-
-    @abstractmethod
-    def down(self, state: State, client: Client) -> Payload:
-        """Return the server's state as the client receives it (fp32)."""
-
-    @abstractmethod
-    def up(
-        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
-    ) -> Payload:
-        """Return the client's movement (fp64) as it reaches the server.
-
-        Args:
-            received: tensors that the client received.
-            trained: tensors that it sends back, under names that it received.
-            client: with its memory, where a channel may keep the loss of a message.
-            without_feedback: names whose loss is not kept: tensors of an algorithm's own beside the parameters, such as
-                control variates. Each message has them as a whole, so the next makes up for what this one loses.
-        """
-
-    def message_down(self, state: State) -> State:
-        """Return the tensors that `down` sends, laid out as in a safetensors file, for a server in another process."""
-        raise _no_messages(self)
-
-    def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
-        """Return the state of `down`'s payload, with these shapes by name, given what `message_down` returned."""
-        raise _no_messages(self)
-
-    def message_up(
-        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
-    ) -> State:
-        """Return the tensors that `up` sends, and keep with the client what `up` would, for a client in another process."""
-        raise _no_messages(self)
-
-    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
-        """Return the state of `up`'s payload (fp64), with these shapes by name, given what `message_up` returned."""
-        raise _no_messages(self)
-
-    @abstractmethod
-    def down_bytes(self, state: State) -> int:
-        """Return ``num_bytes`` of the payload of ``down`` for tensors of these names and shapes, whatever their values."""
-
-    @abstractmethod
-    def up_bytes(self, state: State) -> int:
-        """Return ``num_bytes`` of the payload of ``up`` for tensors of these names and shapes, whatever their values."""
-
-
-def _no_messages(channel: Channel) -> ValueError:
-    return ValueError(
-        f"channel={type(channel).__name__} cannot send between processes: give it message_down, read_down, "
-        "message_up and read_up, or take Wire"
-    )
-
-
-@lru_cache(maxsize=64)
-def _safetensors_size(layout: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> int:
-    return len(save({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in layout}))
-
-
-def serialized_bytes(state: State) -> int:
-    """Return the length of ``state`` as a safetensors file in bytes, 0 if it is empty; measured once per layout."""
-    if not state:
-        return 0
-    return _safetensors_size(tuple((name, value.dtype, value.shape) for name, value in state.items()))
-
-
-class Identity(Channel):
-    """Lossless fp32 channel: parameters go down, trained parameters come up."""
-
-    def down(self, state: State, client: Client) -> Payload:
-        return Payload(state, serialized_bytes(state))
-
-    def up(
-        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
-    ) -> Payload:
-        # The server knows the sent parameters, so it takes the difference itself, in fp64 and without a loss.
-        return Payload(movement(received, trained), serialized_bytes(trained))
-
-    def message_down(self, state: State) -> State:
-        return state
-
-    def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
-        return message
-
-    def message_up(
-        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
-    ) -> State:
-        return trained
-
-    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
-        return movement(received, message)
-
-    def down_bytes(self, state: State) -> int:
-        return serialized_bytes(state)
-
-    def up_bytes(self, state: State) -> int:
-        return serialized_bytes(state)
 
 
 class Wire(Channel):

@@ -1,13 +1,90 @@
-"""Records of a round: clients, the cohort, visits, the work done there, and the updates that come back."""
+"""What a server and its clients exchange: states, clients, visits and their updates, and the channel between them."""
 
-from collections.abc import Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Size, Tensor, aminmax, float32, float64, no_grad
 
-from fedlight.federation.state import State
+from fedlight.support.checks import Checked
 from fedlight.support.seeding import derive_seed
+
+State = dict[str, Tensor]
+"""Parameter name -> CPU tensor; a name that is absent was not sent."""
+
+
+def read(parameters: Mapping[str, Tensor]) -> State:
+    """Return a detached fp32 copy on the CPU, which later training cannot change."""
+    return {name: p.detach().to("cpu", float32, copy=True) for name, p in parameters.items()}
+
+
+@no_grad()
+def write(state: State, parameters: Mapping[str, Tensor]) -> None:
+    """Copy ``state`` into ``parameters`` in place, cast to their type and device; other parameters stay."""
+    for name, value in state.items():
+        parameters[name].copy_(value)
+
+
+def movement(received: State, trained: State) -> State:
+    """Return the movement of each trained tensor, ``trained - received``, in fp64; from 0 where none was received."""
+    # In fp64 the difference of two fp32 numbers is exact where neither is below 2^-29 of the other.
+    return {name: value.to(float64, copy=True).sub_(received.get(name, 0)) for name, value in trained.items()}
+
+
+def moved(state: State, by: State, scale: float = 1.0) -> State:
+    """Return ``state + scale * by``, taken in fp64 and rounded to fp32 once; names absent from ``by`` stay as they are."""
+    return {
+        name: value.to(float64).add_(by[name], alpha=scale).to(float32) if name in by else value
+        for name, value in state.items()
+    }
+
+
+DIVERGED = "diverged"
+"""Reason why a client whose training diverged did not take part, beside those of the virtual clock."""
+
+
+class Diverged(ValueError):
+    """Training of a client that gave NaN or infinity; its work of the round is left out."""
+
+
+def refuse_not_finite(state: Mapping[str, Tensor], what: str) -> None:
+    """Raise `Diverged` for a tensor with NaN or infinity; ``what`` names the state in the error.
+
+    Examples:
+        >>> import torch
+        >>> refuse_not_finite({"w": torch.tensor([1.0, float("nan")])}, "the trained")
+        Traceback (most recent call last):
+        fedlight.federation.client.Diverged: the trained w is not finite
+    """
+    # A sum with a term that is not finite is not finite; where a sum of finite numbers overflows, each tensor is looked at.
+    if all(value.dtype in (float32, float64) for value in state.values()) and math.isfinite(
+        sum(value.sum().item() for value in state.values())
+    ):
+        return
+    for name, value in state.items():
+        if not is_finite(value):
+            raise Diverged(f"{what} {name} is not finite")
+
+
+def is_finite(value: Tensor) -> bool:
+    """Return whether a tensor has neither NaN nor infinity.
+
+    Examples:
+        >>> import torch
+        >>> is_finite(torch.tensor([1.0, -2.0])), is_finite(torch.tensor([1.0, float("nan"), 2.0]))
+        (True, False)
+    """
+    if value.dtype not in (float32, float64) or not value.numel():
+        return bool(value.isfinite().all())
+    least, most = aminmax(value)  # both NaN where there is one; a tenth of the time of isfinite()
+    return math.isfinite(least.item()) and math.isfinite(most.item())
+
 
 T = TypeVar("T")
 
@@ -222,3 +299,117 @@ def uniform_cohort(clients: Sequence[T], number: int, seed: int, round_idx: int,
     generator = np.random.default_rng(derive_seed(seed, "cohort", round_idx, *further))
     chosen = generator.choice(len(clients), size=number, replace=False)
     return [clients[i] for i in sorted(chosen.tolist())]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """State that arrives at the other end, and the bytes that were sent."""
+
+    state: State
+    num_bytes: int
+
+
+class Channel(Checked, ABC):
+    """Way from the server to a client and back; the number of bytes is known before anything is sent.
+
+    Attributes:
+        error_feedback: whether the loss of a client's message is added to its next one.
+    """
+
+    error_feedback: bool = False
+
+    @abstractmethod
+    def down(self, state: State, client: Client) -> Payload:
+        """Return the server's state as the client receives it (fp32)."""
+
+    @abstractmethod
+    def up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> Payload:
+        """Return the client's movement (fp64) as it reaches the server.
+
+        Args:
+            received: tensors that the client received.
+            trained: tensors that it sends back, under names that it received.
+            client: with its memory, where a channel may keep the loss of a message.
+            without_feedback: names whose loss is not kept: tensors of an algorithm's own beside the parameters, such as
+                control variates. Each message has them as a whole, so the next makes up for what this one loses.
+        """
+
+    def message_down(self, state: State) -> State:
+        """Return the tensors that `down` sends, laid out as in a safetensors file, for a server in another process."""
+        raise _no_messages(self)
+
+    def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
+        """Return the state of `down`'s payload, with these shapes by name, given what `message_down` returned."""
+        raise _no_messages(self)
+
+    def message_up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> State:
+        """Return the tensors that `up` sends, and keep with the client what `up` would, for a client in another process."""
+        raise _no_messages(self)
+
+    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
+        """Return the state of `up`'s payload (fp64), with these shapes by name, given what `message_up` returned."""
+        raise _no_messages(self)
+
+    @abstractmethod
+    def down_bytes(self, state: State) -> int:
+        """Return ``num_bytes`` of the payload of ``down`` for tensors of these names and shapes, whatever their values."""
+
+    @abstractmethod
+    def up_bytes(self, state: State) -> int:
+        """Return ``num_bytes`` of the payload of ``up`` for tensors of these names and shapes, whatever their values."""
+
+
+def _no_messages(channel: Channel) -> ValueError:
+    return ValueError(
+        f"channel={type(channel).__name__} cannot send between processes: give it message_down, read_down, "
+        "message_up and read_up, or take Wire"
+    )
+
+
+@lru_cache(maxsize=64)
+def _safetensors_size(layout: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> int:
+    return len(save({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in layout}))
+
+
+def serialized_bytes(state: State) -> int:
+    """Return the length of ``state`` as a safetensors file in bytes, 0 if it is empty; measured once per layout."""
+    if not state:
+        return 0
+    return _safetensors_size(tuple((name, value.dtype, value.shape) for name, value in state.items()))
+
+
+class Identity(Channel):
+    """Lossless fp32 channel: parameters go down, trained parameters come up."""
+
+    def down(self, state: State, client: Client) -> Payload:
+        return Payload(state, serialized_bytes(state))
+
+    def up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> Payload:
+        # The server knows the sent parameters, so it takes the difference itself, in fp64 and without a loss.
+        return Payload(movement(received, trained), serialized_bytes(trained))
+
+    def message_down(self, state: State) -> State:
+        return state
+
+    def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
+        return message
+
+    def message_up(
+        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
+    ) -> State:
+        return trained
+
+    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
+        return movement(received, message)
+
+    def down_bytes(self, state: State) -> int:
+        return serialized_bytes(state)
+
+    def up_bytes(self, state: State) -> int:
+        return serialized_bytes(state)

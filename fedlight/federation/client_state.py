@@ -58,6 +58,7 @@ class ClientMemories:
 
     Attributes:
         resumed_from: path of the checkpoint that the run goes on from; empty for none.
+        in_use: whether a client has had a memory; until then there is nothing to load.
 
     Examples:
         >>> memories = ClientMemories()
@@ -71,7 +72,7 @@ class ClientMemories:
 
     def __init__(self, folder: str | None = None, limit_mib: float | None = None) -> None:
         self.limit_mib = LIMIT_MIB if limit_mib is None else limit_mib
-        self.resumed_from = ""
+        self.resumed_from, self.in_use = "", False
         self._folder = None if folder is None else Path(folder).absolute()
         self._process = uuid.uuid4().hex[:8]
         self._held: dict[str, Memory] = {}
@@ -126,6 +127,7 @@ class ClientMemories:
         Raises:
             ValueError: the memory holds a value that a checkpoint cannot hold, or there is no folder to write to.
         """
+        self.in_use = True
         owned = {key: _own(value) for key, value in memory.items()}
         size = _num_bytes(owned) if owned else 0
         others = self.bytes_in_ram - self._sizes.get(client_id, 0)
@@ -232,7 +234,7 @@ class ClientMemories:
         self._saved = {idx: set(paths) for idx, paths in state.get("saved", {}).items()}
         if self._on_disk and self.resumed_from:
             self._saved.setdefault(state["round"], set()).add(os.path.abspath(self.resumed_from))
-        self._before = None
+        self._before, self.in_use = None, bool(self._held or self._versions)
         self._origin = Path(state["folder"]) if self._on_disk else None
         for name in {*self._versions.values()}.union(*self._snapshots.values()):
             if not _VERSION.fullmatch(name):

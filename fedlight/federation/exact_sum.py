@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedlight.federation.state import State
+from fedlight.federation.client import State
 
 BITS = 48
 """Of a digit; fp64 leaves 5 for the sum of digits, so carries are due after ``MOST_ADDENDS``."""

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Client, Visit, Visiting, Work
+from fedlight.federation.client import Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.ranks import cut_to_rank, rank_of
-from fedlight.federation.state import State
 
 
 @dataclass(frozen=True)

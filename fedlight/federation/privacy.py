@@ -23,11 +23,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.client import Update
+from fedlight.federation.algorithm import Aggregation
+from fedlight.federation.client import State, Update
 from fedlight.federation.codecs import Codec, Side
 from fedlight.federation.exact_sum import ExactSums, in_pieces
-from fedlight.federation.state import State
 from fedlight.support.checks import Checked
 
 DELTA = 1e-5

@@ -8,10 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedlight.federation.channel import Channel, Payload
-from fedlight.federation.client import Client, Group, Visit
-from fedlight.federation.server import ServerOptimizer
-from fedlight.federation.state import State
+from fedlight.federation.client import Channel, Client, Group, Payload, State, Visit
 
 LossesOn = Literal["val", "own"]
 """A client's examples on which it is scored: its validation examples, or all of its own."""
@@ -41,7 +38,7 @@ class Federation(Protocol):
     state: State
     train: str
     channel: Channel
-    server: ServerOptimizer
+    server: Any  # a ServerOptimizer, whose file imports this one
     data: object
 
     @property

@@ -14,79 +14,9 @@ exactly. There is no bias correction. With the combined movement d of a round, t
 Moments are fp64, as movements are. A tensor that no client sent keeps its value and its moments.
 """
 
-from abc import ABC, abstractmethod
-from typing import Any
-
 from torch import Tensor, full_like, zeros_like
 
-from fedlight.federation.state import State, moved
-from fedlight.support.checks import Checked
-
-
-class ServerOptimizer(Checked, ABC):
-    """Server optimizer that takes the combined movement as a step direction.
-
-    Args:
-        lr: server learning rate, above 0.
-        moments: names of the moments that it keeps for each tensor between rounds.
-
-    Raises:
-        ValueError: ``lr`` is not above 0.
-    """
-
-    def __init__(self, lr: float, moments: tuple[str, ...] = ()) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr={lr} must be above 0 at the server; 1 is plain averaging")
-        self.lr = lr
-        self._moments: dict[str, State] = {moment: {} for moment in moments}
-
-    @abstractmethod
-    def direction(self, name: str, movement: Tensor) -> Tensor:
-        """Return the direction of tensor ``name``, of the shape of its combined movement (fp64); called once a round."""
-
-    def step(self, state: State, movement: State) -> State:
-        """Return the new global state (fp32); names absent from ``movement`` keep their values and moments."""
-        # A selector of FedBiscuit without sampled members neither coasts on its momentum nor loses it.
-        return moved(state, {name: self.direction(name, value) for name, value in movement.items()}, self.lr)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return moment -> name -> tensor (fp64) for a checkpoint; `direction` replaces tensors by new ones."""
-        return {moment: dict(tensors) for moment, tensors in self._moments.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned; without moments in the checkpoint they start anew.
-
-        Raises:
-            ValueError: the moments are those of another server optimizer.
-        """
-        if state and state.keys() != self._moments.keys():
-            raise ValueError(
-                f"the checkpoint's server remembers {sorted(state)}, but {type(self).__name__} needs "
-                f"{sorted(self._moments)}: resume with the server of the checkpoint"
-            )
-        self._moments.update({moment: dict(tensors) for moment, tensors in state.items()})
-
-
-class Average(ServerOptimizer):
-    """Plain averaging: ``w <- w + lr * movement``.
-
-    Args:
-        lr: server learning rate, above 0.
-
-    Raises:
-        ValueError: ``lr`` is not above 0.
-
-    Examples:
-        >>> import torch
-        >>> Average(0.5).step({"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])})["w"].item()
-        3.0
-    """
-
-    def __init__(self, lr: float = 1.0) -> None:
-        super().__init__(lr)
-
-    def direction(self, name: str, movement: Tensor) -> Tensor:
-        return movement
+from fedlight.federation.algorithm import ServerOptimizer
 
 
 class FedAvgM(ServerOptimizer):

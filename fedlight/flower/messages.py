@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Size
 
-from fedlight.federation.state import State
+from fedlight.federation.client import State
 
 FORMAT = 1
 """Version of the messages; both ends must have the same."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.client import Update
 from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums, layouts_of_all
 

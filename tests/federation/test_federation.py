@@ -4,12 +4,22 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.algorithm import Average, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.channel import Identity, serialized_bytes
-from fedlight.federation.client import Client, Update, Visit, Work, build_clients, uniform_cohort
-from fedlight.federation.server import Average
-from fedlight.federation.state import moved, movement, read, write
+from fedlight.federation.client import (
+    Client,
+    Identity,
+    Update,
+    Visit,
+    Work,
+    build_clients,
+    moved,
+    movement,
+    read,
+    serialized_bytes,
+    uniform_cohort,
+    write,
+)
 
 WORK = Work(num_steps=1, lr=0.1, mean_loss=0.0, seconds=0.0)
 

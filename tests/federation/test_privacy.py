@@ -10,8 +10,8 @@ from plain_lightning import federate
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedlight.federation.channel import Identity, Wire
-from fedlight.federation.client import Client, Update
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Client, Identity, Update
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import (
     ClipAndNoise,

@@ -10,7 +10,8 @@ from plain_lightning import assert_equal, federate, weights
 from thread_team import on_team
 from written_out import assert_close, local, recorded
 
-from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean, WeightedSum
+from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import Update
 from fedlight.federation.privacy import PrivateMean

@@ -13,8 +13,9 @@ from written_out import assert_close, combined, local, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.server import Average, FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 ALL = {
     "avgm": lambda: FedAvgM(lr=0.9, beta=0.8),

@@ -7,11 +7,10 @@ import yaml
 from plain_lightning import assert_equal, federate, weights
 from safetensors.torch import load, save
 
-from fedlight.federation.channel import Channel, Identity, Wire, pack, unpack
-from fedlight.federation.client import Client
+from fedlight.federation.channel import Wire, pack, unpack
+from fedlight.federation.client import Channel, Client, Identity, movement
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise
-from fedlight.federation.state import movement
 
 CHAINS = {
     "fp16": [Quantize("fp16")],

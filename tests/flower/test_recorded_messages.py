@@ -9,7 +9,7 @@ from safetensors.torch import load
 from tiny_world import VOTES, tiny_selector
 
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.federation.state import read
+from fedlight.federation.client import read
 from fedlight.flower.messages import write_header
 from fedlight.flower.node import Node, _means
 from fedlight.flower.server import serve

@@ -11,7 +11,8 @@ from scipy.stats import chisquare
 from shared_runs import digest
 
 from fedlight.callbacks.loop.parts.product_error import ProductError
-from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire

@@ -8,10 +8,8 @@ import pytest
 from tiny_world import fedlight, refused
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.channel import Channel
-from fedlight.federation.server import ServerOptimizer
+from fedlight.federation.algorithm import Aggregation, Algorithm, ServerOptimizer
+from fedlight.federation.client import Channel
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, find_object
 from fedlight.lightning_cli.help_page import TRAINER, classes_of, help_page, settings
 

@@ -29,7 +29,8 @@ from fedlight.callbacks.loop.parts.ranks import (
     refuse_unmergeable,
     same_start,
 )
-from fedlight.federation.aggregation import Aggregation, CoordinateMedian, WeightedSum
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import Aggregation, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Client, Visit, Work

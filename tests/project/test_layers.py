@@ -215,7 +215,7 @@ def test_what_is_wrong_is_found(path, source, complaint):
 
 
 def test_what_is_right_is_not():
-    source = "import torch\nfrom fedlight import __version__\nfrom fedlight.federation.state import State\n"
+    source = "import torch\nfrom fedlight import __version__\nfrom fedlight.federation.client import State\n"
     source += "from fedlight.callbacks.logs import visit_log\nfrom fedlight.conf import path\n"
     assert faults(Path("fedlight/callbacks/progress/round_progress.py"), source) == []
     assert faults(Path("fedlight/cli/main.py"), source + "from fedlight.recipes import recipe\n") == []

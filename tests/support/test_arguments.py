@@ -39,7 +39,7 @@ from fedlight.datamodules.synthesis.prompts import InstructionPrompt
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.evaluation.tasks.sampling import Completions, Sampling
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.channel import Identity
+from fedlight.federation.client import Identity
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution

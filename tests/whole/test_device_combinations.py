@@ -21,7 +21,8 @@ from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Identity, Wire
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Identity
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, sampled_epsilon
 from fedlight.modules.dpo import DPOModule

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.groups.side_by_side import SideBySide
-from fedlight.callbacks.loop.visits.local_work import learning_rate
-from fedlight.callbacks.loop.visits.visit import CLIENT_LOSSES
+from fedlight.callbacks.loop.visits.visit import CLIENT_LOSSES, learning_rate
 from fedlight.federation.algorithm import Algorithm, changes_gradients
 from fedlight.federation.client import Visiting
 from fedlight.federation.forward.zeroth_order import Key, ZerothOrder, estimate, perturb

@@ -9,7 +9,7 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.fleet import Fleet
-from fedlight.federation.aggregation import Aggregation
+from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import Update, Visit
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlight.callbacks.loop.fitted_step import take_examples
 from fedlight.callbacks.loop.groups.refusals import OURS, refusal
 from fedlight.callbacks.loop.run import LossPerExample, parameters_of
-from fedlight.federation.state import State
+from fedlight.federation.client import State
 from fedlight.stacking import StackedAdapters
 from fedlight.support.torch_parts import eval_mode, replaced, undisturbed
 

@@ -22,9 +22,8 @@ from fedlight.callbacks.loop.groups.refusals import refusal
 from fedlight.callbacks.loop.run import LossPerExample
 from fedlight.callbacks.loop.visits.visit import CLIENT_LOSSES
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Visiting
+from fedlight.federation.client import State, Visiting
 from fedlight.federation.protocols import StreamsGroups
-from fedlight.federation.state import State
 from fedlight.stacking import StackedAdapters
 from fedlight.support.seeding import derive_seed
 from fedlight.support.torch_parts import replaced

@@ -25,12 +25,10 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
-from fedlight.federation.aggregation import WeightedSum
-from fedlight.federation.algorithm import Algorithm, has_own
+from fedlight.federation.algorithm import Algorithm, WeightedSum, has_own
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, next_step
-from fedlight.federation.client import Client, Update, Visit
-from fedlight.federation.state import State
+from fedlight.federation.client import Client, State, Update, Visit
 
 VisitsOf = Callable[[int, Sequence[Client]], list[Visit]]
 """Function from a round and clients that are asked in it to their visits."""

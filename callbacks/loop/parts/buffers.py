@@ -24,10 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.federation.aggregation import WeightedSum
-from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.algorithm import WeightedSum
+from fedlight.federation.client import State, read, refuse_not_finite, serialized_bytes
 from fedlight.federation.exact_sum import ExactSums
-from fedlight.federation.state import State, read, refuse_not_finite
 from fedlight.support.torch_parts import named_parts
 
 Buffers = dict[str, Tensor | None]

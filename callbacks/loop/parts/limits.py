@@ -31,13 +31,12 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
-from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
-from fedlight.federation.algorithm import Algorithm, has_own
+from fedlight.federation.aggregation import TrimsCoordinates
+from fedlight.federation.algorithm import Aggregation, Algorithm, has_own, pieces_of
 from fedlight.federation.byzantine.whole_updates import ComparesUpdates
-from fedlight.federation.client import Update
+from fedlight.federation.client import State, Update
 from fedlight.federation.exact_sum import digest_of
 from fedlight.federation.privacy import Private
-from fedlight.federation.state import State
 from fedlight.support.checks import Checked, refuse_below
 
 logger = logging.getLogger("fedlight")

@@ -16,7 +16,7 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit, RebuildsUploads
 from fedlight.federation.byzantine.liars import Liars, Lie, lied
-from fedlight.federation.state import moved, movement, write
+from fedlight.federation.client import moved, movement, write
 from fedlight.support.seeding import derive_seed
 
 

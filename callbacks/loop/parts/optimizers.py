@@ -38,12 +38,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
-from fedlight.callbacks.loop.visits.local_work import StepSettings
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
+from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit, StepSettings
 from fedlight.federation.algorithm import changes_gradients
-from fedlight.federation.client import Visit
-from fedlight.federation.state import State
+from fedlight.federation.client import State, Visit
 from fedlight.support.torch_parts import guard_fused_kernel, use_fused_kernel
 
 

@@ -13,8 +13,8 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import NoDevices, Run
 from fedlight.devices.fleet import Fleet
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.channel import Channel, Identity
+from fedlight.federation.algorithm import Aggregation
+from fedlight.federation.client import Channel, Identity
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.processes.team import Team
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.client import Update, Visit
-from fedlight.federation.state import State
+from fedlight.federation.algorithm import Aggregation
+from fedlight.federation.client import State, Update, Visit
 from fedlight.support.checks import Checked
 
 

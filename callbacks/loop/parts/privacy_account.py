@@ -3,10 +3,9 @@
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.channel import Channel
+from fedlight.federation.algorithm import Aggregation
+from fedlight.federation.client import Channel, State
 from fedlight.federation.privacy import Private
-from fedlight.federation.state import State
 
 
 class PrivacyAccount(Part):

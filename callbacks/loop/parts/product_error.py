@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.federation.aggregation import Aggregation, WeightedSum
+from fedlight.federation.algorithm import Aggregation, WeightedSum
+from fedlight.federation.client import State
 from fedlight.federation.lora.pairs import LoraPair, find_pairs
 from fedlight.federation.lora.products import ProductSums, squared_distance
-from fedlight.federation.state import State
 
 logger = logging.getLogger("fedlight")
 

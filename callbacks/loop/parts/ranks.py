@@ -25,11 +25,11 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
-from fedlight.federation.aggregation import Aggregation, TrimsCoordinates, pieces_of
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.aggregation import TrimsCoordinates
+from fedlight.federation.algorithm import Aggregation, Algorithm, pieces_of
+from fedlight.federation.client import State
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.exact_sum import ExactSums
-from fedlight.federation.state import State
 from fedlight.processes.team import Team
 from fedlight.support.pokes import count_steps_of_others, logged_names, saves_inside_epochs, stops_at_a_batch
 from fedlight.support.settings_record import described, digest

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
 from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.client import OWN_STATE, Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import OWN_STATE, Client, State, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, NumBatches
-from fedlight.federation.state import State
 
 PERSONAL = "personal"
 

@@ -23,13 +23,20 @@ from typing import Any, Literal
 import numpy as np
 from torch import zeros
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, WithLocal
+from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum, WithLocal
 from fedlight.federation.algorithms.assignments import Assignment, ByExample, refuse_diverged
-from fedlight.federation.channel import serialized_bytes
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import (
+    Client,
+    State,
+    Update,
+    Visit,
+    Visiting,
+    Work,
+    read,
+    serialized_bytes,
+    write,
+)
 from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches, adapter_numbers
-from fedlight.federation.state import State, read, write
 from fedlight.support.checks import refuse_below
 
 WHY_GRADIENTS_ALONE = (

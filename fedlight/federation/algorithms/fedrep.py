@@ -21,9 +21,8 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.client import OWN_STATE, Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import OWN_STATE, Client, State, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, NumBatches, optimized_parameters
-from fedlight.federation.state import State
 
 HEAD = "head"
 

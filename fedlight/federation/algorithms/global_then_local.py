@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import Client, State, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation
-from fedlight.federation.state import State
 
 
 class GlobalThenLocal(Algorithm):

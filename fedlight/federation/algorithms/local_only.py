@@ -4,8 +4,7 @@ The baseline for a client's gain by taking part.
 """
 
 from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import OWN_STATE, Client, Update, Visit, Visiting, Work
-from fedlight.federation.state import State
+from fedlight.federation.client import OWN_STATE, Client, State, Update, Visit, Visiting, Work
 
 
 class LocalOnly(Algorithm):

@@ -16,7 +16,7 @@ through the channel, so the bytes count twice. The paper averages movements unif
 On a lossy wire c_m+ is the server's decoded value, which the client can decode as well, so c stays the mean. The next change
 then makes up for the loss, as in EF21 (Richtarik et al., NeurIPS 2021, https://arxiv.org/abs/2106.05203). So controls may
 take no part in a codec's error feedback, which would add the loss twice; nothing does that is no parameter
-(`fedlight.federation.channel.Channel.up`).
+(`fedlight.federation.client.Channel.up`).
 """
 
 import logging
@@ -27,10 +27,9 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import Client, State, Update, Visit, Visiting, Work
 from fedlight.federation.exact_sum import ExactSums, in_pieces
 from fedlight.federation.protocols import Federation, refuse_odd_steps
-from fedlight.federation.state import State
 
 PREFIX = "control."
 OWN = "control"

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedlight.federation.state import State
+from fedlight.federation.client import State
 from fedlight.support.checks import check_fields
 from fedlight.support.seeding import derive_seed
 

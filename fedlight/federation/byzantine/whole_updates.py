@@ -29,10 +29,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, cat, from_numpy
 
-from fedlight.federation.aggregation import Aggregation
-from fedlight.federation.client import Update
+from fedlight.federation.algorithm import Aggregation
+from fedlight.federation.client import State, Update
 from fedlight.federation.exact_sum import Layout, places_of
-from fedlight.federation.state import State
 from fedlight.support.checks import Checked
 
 

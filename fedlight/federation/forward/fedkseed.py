@@ -27,13 +27,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.channel import Identity
-from fedlight.federation.client import Client, SharedDirections, Update, Visit, Visiting, Work
+from fedlight.federation.algorithm import Algorithm, Average, Weighting
+from fedlight.federation.client import (
+    Client,
+    Identity,
+    SharedDirections,
+    State,
+    Update,
+    Visit,
+    Visiting,
+    Work,
+    movement,
+    read,
+)
 from fedlight.federation.forward.zeroth_order import direction
 from fedlight.federation.protocols import Federation, optimized_parameters
-from fedlight.federation.server import Average
-from fedlight.federation.state import State, movement, read
 
 SUMS, INDICES, SCALARS = "kseed.sums", "kseed.indices", "kseed.scalars"
 MOST_SEEDS = 2**15

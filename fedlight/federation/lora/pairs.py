@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from fedlight.federation.client import State
 from fedlight.federation.protocols import Federation, optimized_parameters
-from fedlight.federation.state import State
 
 _FACTOR = re.compile(
     r"(?P<layer>(?:.+\.)?)lora_(?P<embedding>embedding_)?(?P<factor>[AB])"

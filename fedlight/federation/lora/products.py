@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum, pieces_of
-from fedlight.federation.client import Update
+from fedlight.federation.algorithm import Aggregation, Average, WeightedSum, pieces_of
+from fedlight.federation.client import State, Update
 from fedlight.federation.lora.pairs import LoraPair, factor_of
 from fedlight.federation.protocols import Federation
-from fedlight.federation.server import Average
-from fedlight.federation.state import State
 
 
 class Term(NamedTuple):

@@ -13,9 +13,8 @@ from itertools import groupby
 from torch import Tensor, nn
 
 from fedlight.federation.channel import LOST
-from fedlight.federation.client import Client, Visiting
+from fedlight.federation.client import Client, State, Visiting
 from fedlight.federation.lora.pairs import LoraPair, factor_of, find_pairs, pad_to_rank, slice_to_rank
-from fedlight.federation.state import State
 
 LoraRanks = dict[str, int] | list[int]
 """Client or device -> its rank; or ranks of which each client has the largest that fits its device."""

@@ -16,15 +16,24 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.ranks import sum_of_bits
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.run import Run, seed_all
-from fedlight.callbacks.loop.visits.local_work import LocalWork
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup
-from fedlight.federation.channel import Channel, Payload
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.callbacks.loop.visits.visit import Exchange, LocalWork, OpenGroup
+from fedlight.federation.client import (
+    Channel,
+    Client,
+    Payload,
+    State,
+    Update,
+    Visit,
+    Visiting,
+    Work,
+    read,
+    refuse_not_finite,
+    write,
+)
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.payloads import Payloads, predict_payloads
 from fedlight.federation.protocols import LossesOn
-from fedlight.federation.state import State, read, refuse_not_finite, write
 from fedlight.flower.messages import Refused, layout_of, read_payload, write_payload
 from fedlight.support.settings_record import digest
 

@@ -42,6 +42,7 @@ class NodeMemories(ClientMemories):
         super().__init__(str(folder), limit_mib=0)
         self._versions_by_client, self._root = versions, folder
         self._in_round: dict[str, Path] = {}
+        self.in_use = True  # files of earlier rounds are there
 
     def open(self, folder: str) -> None:
         """Keep the node's folder; the base class would remove files that no checkpoint here names."""

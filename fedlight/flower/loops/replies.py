@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from torch import Size
 
-from fedlight.federation.channel import Channel
-from fedlight.federation.client import Client, Visiting, Work
+from fedlight.federation.client import Channel, Client, State, Visiting, Work
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like
 from fedlight.federation.payloads import Payloads
-from fedlight.federation.state import State
 from fedlight.flower.messages import (
     Bounds,
     Layout,

@@ -22,18 +22,16 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.groups.bundles import Bundle
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.callbacks.loop.plan import RoundPlanner, RoundSchedule
+from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.run import Run, visit_row
-from fedlight.callbacks.loop.visits.local_work import LocalWork
-from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.callbacks.loop.visits.visit import OpenGroup
+from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
+from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup
 from fedlight.federation.algorithms.assignments import SoftGroups
-from fedlight.federation.client import OWN_STATE, Client, Visit, Work
+from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, State, Visit, Work, read
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.protocols import FederatedData, LossesOn
-from fedlight.federation.state import DIVERGED, Diverged, State, read
 from fedlight.flower.loops import replies
 from fedlight.flower.loops.node_loop import TellsClients, base_digest, rates_of
 from fedlight.flower.loops.replies import Arrived, Sent

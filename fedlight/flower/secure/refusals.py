@@ -5,10 +5,11 @@ from typing import Any
 
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.visits.visit import TakesUpload
-from fedlight.federation.aggregation import WeightedSum
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.channel import Identity, Wire
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Identity
 from fedlight.federation.privacy import ClipAndNoise
 
 SUMS_ALONE = (FedAvg, FedProx)

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.federation.channel import Channel
-from fedlight.federation.state import State
+from fedlight.federation.client import Channel, State
 from fedlight.flower.loops.replies import Arrived, Sent, check_reply, labels_of, read_lost, read_reply
 from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
 from fedlight.flower.nodes import Nodes

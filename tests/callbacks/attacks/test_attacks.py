@@ -13,7 +13,7 @@ from tiny_world import table
 from fedlight.callbacks.attacks.discoverable_memorization import DiscoverableMemorization
 from fedlight.callbacks.attacks.membership_inference import MembershipInference
 from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction
-from fedlight.federation.state import write
+from fedlight.federation.client import write
 from fedlight.modules.sft import SFTModule
 
 NAMES = ("discoverable_memorization", "membership_inference", "memory_extraction")

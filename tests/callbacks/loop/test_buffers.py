@@ -24,7 +24,8 @@ from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.channel import Identity, Wire, serialized_bytes
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Identity, serialized_bytes
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean

@@ -21,6 +21,7 @@ from fedlight.callbacks.progress.run_summary import traffic
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -30,12 +31,12 @@ from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
-from fedlight.federation.channel import Identity, Wire
-from fedlight.federation.client import Update, Visit
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Identity, Update, Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import PrivateMean
-from fedlight.federation.server import Average, FedAdam, FedAvgM
+from fedlight.federation.server import FedAdam, FedAvgM
 
 NAN, INF = float("nan"), float("inf")
 

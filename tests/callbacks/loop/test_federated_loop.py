@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.server import Average
 
 
 def test_training_learns_and_records_every_visit():

@@ -13,11 +13,12 @@ from written_out import LR, assert_close, combined, doubled, recorded
 from fedlight.callbacks.loop.checkpoint import HeldState
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.server import Average, FedAvgM
+from fedlight.federation.server import FedAvgM
 
 
 class Transfer(L.LightningModule):

@@ -13,7 +13,7 @@ from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.callbacks.loop.round_table import RoundTable
 from fedlight.callbacks.progress.round_progress import RoundProgress
-from fedlight.federation.channel import Identity
+from fedlight.federation.client import Identity
 from fedlight.federation.privacy import PrivateMean, sampled_epsilon
 
 COUNTS = Path("/proc/self/io")

@@ -8,7 +8,7 @@ import torch
 from tiny_world import HELDOUT, VOTES
 
 from fedlight import DPOModule, FederatedLoop, PreferenceDataModule
-from fedlight.callbacks.loop.visits.contributions import TrainingMetrics
+from fedlight.callbacks.loop.visits.round import TrainingMetrics
 from fedlight.datamodules.rows.split import Split
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.modules.language.adapters import Lora

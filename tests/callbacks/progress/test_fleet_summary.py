@@ -7,7 +7,7 @@ from rich.console import Console
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.callbacks.progress.run_summary import device_table
 from fedlight.devices.outcomes import LEFT_OUT, NO_PART, REASONS
-from fedlight.federation.state import DIVERGED
+from fedlight.federation.client import DIVERGED
 
 COLUMNS = (
     "round client device reason bytes_down bytes_up download_seconds compute_seconds upload_seconds joules"

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from fedlight.datamodules.federated.client_reading import ClientReading
+from fedlight.datamodules.federated.loader_by_client import ClientReading
 from fedlight.support.seeding import derive_seed
 
 N = 20

@@ -18,8 +18,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Identity
-from fedlight.federation.client import Visit, Work, build_clients
+from fedlight.federation.client import Identity, Visit, Work, build_clients
 from fedlight.federation.client_state import ClientMemories
 
 

@@ -15,12 +15,13 @@ from safetensors.torch import save
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 
 from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.channel import Identity, Wire, serialized_bytes
-from fedlight.federation.client import SharedDirections
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Identity, SharedDirections, serialized_bytes
 from fedlight.federation.forward.fedkseed import INDICES, SCALARS, SUMS, FedKSeed, decode, encode
 from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.server import Average, FedAdam
+from fedlight.federation.server import FedAdam
 
 FORWARD = {"forward": ZerothOrder(1e-2)}
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.lora.product_average import ProductAverage, new_factors
 from fedlight.federation.client import Update

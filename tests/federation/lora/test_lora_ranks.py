@@ -7,8 +7,8 @@ from fedlight.callbacks.loop.visits.visit import RankedExchange
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.channel import Identity, Wire
-from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Client, Identity, Visit, Work
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.lora.ranks import (
     PRUNED,

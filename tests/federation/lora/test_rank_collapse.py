@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from fedlight.callbacks.loop.visits.visit import RankedExchange
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA, best_factors, over_holders
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.channel import Identity
-from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.client import Client, Identity, Visit, Work
 from fedlight.federation.lora.products import Term, singular_vectors
-from fedlight.federation.server import Average
 
 A, B = "q.lora_A.weight", "q.lora_B.weight"
 WORK = Work(num_steps=0, lr=0.0, mean_loss=None, seconds=0.0)

@@ -21,10 +21,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
-from fedlight.federation.client import OWN_STATE, Client, Visit, Visiting, Work
+from fedlight.federation.client import OWN_STATE, Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
-from fedlight.federation.state import State
 
 
 class FedSALoRA(WithLocal):

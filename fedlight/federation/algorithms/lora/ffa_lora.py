@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
-from fedlight.federation.client import Client, Visit, Visiting
+from fedlight.federation.client import Client, State, Visit, Visiting
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
-from fedlight.federation.state import State
 
 
 class FFALoRA(WithLocal):

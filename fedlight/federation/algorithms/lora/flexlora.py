@@ -26,16 +26,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum
 from fedlight.federation.algorithms.lora.product_average import NOISE
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
-from fedlight.federation.client import Update, Visiting, Work
+from fedlight.federation.client import State, Update, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
 from fedlight.federation.lora.ranks import LoraRanks
 from fedlight.federation.protocols import Federation
-from fedlight.federation.state import State
 
 HOLDS = "has:"
 """Prefix of a vector with 1 for each direction that a client has, and 0 for others; no parameter's name has a colon."""

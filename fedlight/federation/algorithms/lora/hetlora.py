@@ -25,14 +25,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
-from fedlight.federation.client import Update, Visiting, Work
+from fedlight.federation.client import State, Update, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, find_pairs, trained_pairs
 from fedlight.federation.lora.ranks import LoraRanks, prune
 from fedlight.federation.protocols import Federation
-from fedlight.federation.state import State
 
 WEIGHT = "weight of:"
 """Prefix of the sums of weights beside the sums of movements; no parameter's name has a colon."""

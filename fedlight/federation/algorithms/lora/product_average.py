@@ -33,13 +33,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
-from fedlight.federation.client import Client, Visit, Visiting, Work
+from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum, Weighting, WithLocal
+from fedlight.federation.client import Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, pad_to, pad_to_rank, slice_to_rank, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
 from fedlight.federation.protocols import Federation
-from fedlight.federation.state import State
 
 NOISE = 2.0**-20
 """Singular values below this share of the largest are rounding of fp32 factors."""

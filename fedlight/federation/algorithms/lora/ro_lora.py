@@ -19,10 +19,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
-from fedlight.federation.client import Client, Visit, Visiting, Work
+from fedlight.federation.client import Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation, NumBatches
-from fedlight.federation.state import State
 
 
 class RoLoRA(WithLocal):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Client, Visit, read
 from fedlight.federation.protocols import (
     Federation,
     GathersChoices,
@@ -16,7 +16,6 @@ from fedlight.federation.protocols import (
     SynthesizesByOwnModels,
     SynthesizesData,
 )
-from fedlight.federation.state import read
 
 SYNTHETIC = "synthetic"
 """``split`` of a visit that trains on the chosen candidates of a client."""

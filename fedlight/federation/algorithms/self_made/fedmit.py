@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.algorithms.self_made.candidates import Candidates
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Client, State, Visit
 from fedlight.federation.protocols import Federation, NumBatches
-from fedlight.federation.state import State
 
 
 class FedMIT(Algorithm):

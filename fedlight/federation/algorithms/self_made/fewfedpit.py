@@ -25,9 +25,8 @@ from typing import Any, Literal
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.algorithms.self_made.candidates import SYNTHETIC, Candidates
-from fedlight.federation.client import Client, Update, Visit, Visiting, Work
+from fedlight.federation.client import Client, State, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, NumBatches
-from fedlight.federation.state import State
 
 PRIVATE = "train"
 

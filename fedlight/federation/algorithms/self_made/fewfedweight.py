@@ -19,11 +19,9 @@ number more that a client sends; its four bytes are not counted.
 import math
 from typing import Literal
 
-from fedlight.federation.aggregation import Aggregation, WeightedSum
-from fedlight.federation.algorithm import Weighting
+from fedlight.federation.algorithm import Aggregation, WeightedSum, Weighting
 from fedlight.federation.algorithms.self_made.fedmit import FedMIT
-from fedlight.federation.client import Update, Visiting, Work
-from fedlight.federation.state import State
+from fedlight.federation.client import State, Update, Visiting, Work
 
 MOST_LOSS = 100.0
 """A higher loss counts as this one: its weight would be too small to divide by."""

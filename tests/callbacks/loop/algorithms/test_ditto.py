@@ -19,8 +19,8 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.local_only import LocalOnly
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire, serialized_bytes
-from fedlight.federation.client import Client
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Client, serialized_bytes
 from fedlight.federation.codecs import Quantize
 
 LAMBDA = 0.7

@@ -15,8 +15,7 @@ from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.assignments import NearestGroups, OptimalGroups
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit, greedy
-from fedlight.federation.channel import serialized_bytes
-from fedlight.federation.client import Client, Visit
+from fedlight.federation.client import Client, Visit, serialized_bytes
 
 
 def by_hand(warmup, tau, rounds, factors, seen):

@@ -17,7 +17,7 @@ from two_parts import (
 
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.client import serialized_bytes
 
 HEAD, BODY = {"head.weight", "head.bias"}, {"body.weight", "body.bias"}
 

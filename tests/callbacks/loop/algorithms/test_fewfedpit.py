@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.channel import Identity
+from fedlight.federation.client import Identity
 
 SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items()}
 

@@ -13,9 +13,9 @@ from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.channel import Wire
+from fedlight.federation.client import read
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.server import FedAdam
-from fedlight.federation.state import read
 
 
 def made_in(data):

@@ -7,7 +7,7 @@ from two_parts import Recorder, TwoParts, close, resumed_equals_uninterrupted, t
 
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.client import serialized_bytes
 from fedlight.federation.server import FedAdam, FedAvgM
 
 

@@ -26,7 +26,7 @@ from torch import nn
 from two_parts import TwoParts, close
 
 from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, Average
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.fedrep import FedRep
@@ -35,12 +35,13 @@ from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
 from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire, serialized_bytes
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import serialized_bytes
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.pairs import factor_of, find_pairs
 from fedlight.federation.privacy import ClipAndNoise
-from fedlight.federation.server import Average, FedAdam
+from fedlight.federation.server import FedAdam
 
 ALL = {
     "FFALoRA": FFALoRA(),

@@ -5,9 +5,9 @@ import torch
 from plain_lightning import module, ten_clients, weights
 from synthesizing import Synthesizing, run
 
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.server import Average
 
 BETAS = (0.25, 0.5, 0.75)
 

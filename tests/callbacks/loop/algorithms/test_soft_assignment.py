@@ -17,7 +17,7 @@ from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.channel import serialized_bytes
+from fedlight.federation.client import serialized_bytes
 
 LR = 0.05
 

@@ -20,6 +20,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffered import Buffered
 from fedlight.callbacks.loop.parts.buffers import LocalBuffers
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -30,7 +31,7 @@ from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Visit
 from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.server import Average, FedAdam
+from fedlight.federation.server import FedAdam
 
 OF_BUFFERED = ("asked_round", "staleness", "start_seconds", "arrival_seconds")
 """Columns of visits.csv that synchronous rounds do not have."""

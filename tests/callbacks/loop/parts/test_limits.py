@@ -11,7 +11,8 @@ from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trai
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
 from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.aggregation import CoordinateMedian, WeightedSum
+from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.client import Update
 from fedlight.federation.privacy import PrivateMean

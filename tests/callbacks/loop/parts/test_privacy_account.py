@@ -8,7 +8,8 @@ import pytest
 from plain_lightning import federate
 
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
-from fedlight.federation.channel import Identity, Wire
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Identity
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon
 

@@ -28,16 +28,17 @@ from two_parts import Recorder, close, share_of
 
 from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.federation.aggregation import CoordinateMedian
+from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.channel import Wire
+from fedlight.federation.client import DIVERGED
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.lora.ranks import PRUNED
-from fedlight.federation.server import Average, FedAdam
-from fedlight.federation.state import DIVERGED
+from fedlight.federation.server import FedAdam
 
 
 def zero_padded(sparsity):

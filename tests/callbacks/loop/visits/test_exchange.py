@@ -5,8 +5,8 @@ import torch
 from fedlight.callbacks.loop.visits.visit import Exchange
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Identity, Wire
-from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation.channel import Wire
+from fedlight.federation.client import Client, Identity, Visit, Work
 from fedlight.federation.codecs import TopK
 
 WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0, lr_sums={"w": 1.0})
