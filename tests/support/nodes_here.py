@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from memories import loop_with
 from nested import nested
 from plain_lightning import Numbers, Regression
 from ranked import Ranked
@@ -20,7 +21,6 @@ from shared_runs import KINDS, Adapted, Choosing, Kind, digest
 from stacked import Points
 
 from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.clients.partition import Partition
@@ -187,7 +187,7 @@ class MadeParts(Parts):
         folder = Path(given["trainer.default_root_dir"])
         L.seed_everything(0, verbose=False)
         self.model = kind.model()
-        self.loop = FederatedLoop(**{"clients_per_round": 4, "local_steps": 2} | kind.loop)
+        self.loop = loop_with(**{"clients_per_round": 4, "local_steps": 2} | kind.loop)
         self.datamodule = kind.data() if kind.data else FederatedWrapper(Numbers(), kind.clients)
         saved = ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)
         made = [VisitLog(), saved, *kind.callbacks()]
