@@ -51,7 +51,7 @@ def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ValueError(
-            f"{converter.name} stopped after {HOURS:g} hours: run it on --format merged"
+            f"{converter.name} was stopped after {HOURS:g} hours: run it by hand on --format merged"
         ) from None
     if done.returncode or not file.is_file():
         # A traceback ends with its reason.

@@ -167,7 +167,9 @@ def _progress(file: Path) -> tuple[int, int]:
 def _checkpoint(run: Run, wanted: str) -> Path:
     if wanted != LAST:
         if not Path(wanted).is_file():
-            raise FileNotFoundError(f"--checkpoint {wanted}: there is no such file; {LAST} takes the newest")
+            raise FileNotFoundError(
+                f"--checkpoint {wanted}: there is no such file; {LAST} takes the run's newest"
+            )
         written = [within(each, "init_args", "dirpath") for each in _callbacks(run)]
         places = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
         # Links are followed, as checkpoints may be on another disk.
@@ -179,5 +181,7 @@ def _checkpoint(run: Run, wanted: str) -> Path:
         return Path(wanted)
     files = _checkpoints(run)
     if not files:
-        raise FileNotFoundError(f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out")
+        raise FileNotFoundError(
+            f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out for its adapter"
+        )
     return files[0] if len(files) == 1 else max(files, key=_progress)  # one alone need not be read

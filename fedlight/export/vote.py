@@ -71,7 +71,9 @@ class Selectors:
         opens = opening == [self.tokenizer.bos_token_id] and not self.is_chat
         ids = (opening if opens else []) + rows[0][:-1]  # all but the choice, which is one token
         if len(ids) > self.max_tokens:
-            raise ValueError(f"{len(ids)} tokens, and selectors were trained on {self.max_tokens}: shorten")
+            raise ValueError(
+                f"{len(ids)} tokens; the selectors were trained on at most {self.max_tokens}: shorten it"
+            )
         with torch.no_grad():
             logits = self.model(torch.tensor([ids], device=self.model.device)).logits[0, -1]
         choices = logits[[row[-1] for row in rows]].float() - torch.tensor([0.0, self.prior])

@@ -120,7 +120,9 @@ def check(opened: Opened, output: Path, form: str, converter: Path | None = None
             "give --format adapter, which holds all and their vote"
         )
     if form not in ("adapter", "merged") and task != "CAUSAL_LM":
-        raise ValueError(f"--format {form} is for models that write: give --format merged for a classifier")
+        raise ValueError(
+            f"--format {form} is for models that write text: give --format merged for a classifier"
+        )
     if form in graphs.PACKAGES:
         graphs.check_installed(form)
     if form == "gguf":

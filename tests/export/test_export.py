@@ -212,7 +212,7 @@ def test_a_converter_that_hangs_is_stopped(run, tmp_path, monkeypatch):
     hangs.write_text("import time; time.sleep(60)")
     monkeypatch.setattr(gguf, "HOURS", 1 / 3600)
     arguments = ["--format", "gguf", "--output", str(tmp_path / "g"), "--converter", str(hangs)]
-    assert "hang.py stopped after" in refused(fedlight("export", str(run), *arguments))
+    assert "hang.py was stopped after" in refused(fedlight("export", str(run), *arguments))
     assert not [*tmp_path.glob("g*")]
 
 

@@ -220,7 +220,6 @@ def test_a_deployment_refuses_simulated_lies():
         "algorithm": FedAvg(),
         "fleet": None,
         "forward": None,
-        "buffers": "refuse",
         "parts": [Malicious()],
     }
     with pytest.raises(
