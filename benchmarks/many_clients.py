@@ -158,6 +158,8 @@ def measure(method: str, clients: int, rounds: int, folder: Path) -> dict[str, f
     algorithm: Algorithm = Scaffold() if method == "scaffold" else Grouping()
     memory = remembered(module, [*data.client_indices], folder / "clients") if method == "scaffold" else None
     clock = RoundClock()
+    loop = FederatedLoop(algorithm, clients_per_round=COHORT, local_steps=STEPS)
+    loop.memory = memory or loop.memory
     trainer = L.Trainer(
         max_epochs=rounds,
         accelerator="cpu",
@@ -168,7 +170,7 @@ def measure(method: str, clients: int, rounds: int, folder: Path) -> dict[str, f
         limit_val_batches=0,
         callbacks=[
             clock,
-            FederatedLoop(algorithm, clients_per_round=COHORT, local_steps=STEPS, memory=memory),
+            loop,
             VisitLog(),
             *([GroupLog()] if method == "fedbiscuit" else []),
             ModelCheckpoint(folder / "checkpoints", save_on_train_epoch_end=True),

@@ -33,7 +33,7 @@ class Liars:
 
     Examples:
         >>> Liars(share=0.5).among(["d", "b", "a", "c"])
-        ['a', 'c']
+        ['a', 'b']
     """
 
     share: float = 0.2

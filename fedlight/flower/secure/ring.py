@@ -84,7 +84,7 @@ def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> t
 
     Examples:
         >>> import torch
-        >>> from fedlight.federation.aggregation import WeightedSum
+        >>> from fedlight.federation.algorithm import WeightedSum
         >>> from fedlight.federation.client import Update
         >>> mean = WeightedSum("weight")
         >>> mean.add(Update("a", {"w": torch.tensor([-1.5, 2.0**-146])}, weight=2.0))
