@@ -2,11 +2,11 @@
 
 import lightning as L
 import torch
+from memories import loop_with
 from plain_lightning import Numbers, Regression, module, ten_clients, trainer, weights
 from torch import nn
 from torch.func import functional_call
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items()}
@@ -29,7 +29,7 @@ def recorded(
 
     model = model or module(optimizer="SGD", lr=LR, dropout=0.0)
     start = doubled(weights(model))
-    federation = FederatedLoop(clients_per_round=clients_per_round, local_steps=local_steps, **loop)
+    federation = loop_with(clients_per_round=clients_per_round, local_steps=local_steps, **loop)
     fit = trainer(rounds, [*before, federation, *after, Recorder()], **(settings or {}))
     fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
     return start, doubled(weights(model)), batches
