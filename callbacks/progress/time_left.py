@@ -4,7 +4,8 @@ The first round loads and compiles in its first batch, so that batch does not pr
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 BETWEEN_ROUNDS = ("fedlight.callbacks.attacks", "fedlight.callbacks.scores")
 
@@ -14,15 +15,27 @@ def works_between_rounds(kind: type) -> bool:
     return any(base.__module__.startswith(BETWEEN_ROUNDS) for base in kind.__mro__)
 
 
-def usual(seconds: Sequence[float]) -> float:
-    """Return the mean of durations without the first, which loads and compiles; of the first alone, and 0 without any.
+class Usual(NamedTuple):
+    """Durations in seconds; the first does not count unless it is the only one.
 
     Examples:
-        >>> usual([30.0]), usual([30.0, 10.0, 14.0]), usual([])
+        >>> Usual().and_then(30.0).mean, Usual().and_then(30.0).and_then(10.0).and_then(14.0).mean, Usual().mean
         (30.0, 12.0, 0.0)
     """
-    counted = seconds[1:] or seconds
-    return sum(counted) / max(1, len(counted))
+
+    number: int = 0
+    total: float = 0.0
+    """Sum of those that count."""
+
+    def and_then(self, seconds: float) -> "Usual":
+        """Return the durations with one more."""
+        # The second takes the place of the first, which loads and compiles.
+        return Usual(self.number + 1, seconds if self.number < 2 else self.total + seconds)
+
+    @property
+    def mean(self) -> float:
+        """Mean of those that count; 0 without any."""
+        return self.total / max(1, self.number - 1)
 
 
 class TimeLeft:
@@ -52,10 +65,9 @@ class TimeLeft:
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or time.monotonic
-        # Seconds of finished rounds, to the start of the next, without their validations.
-        self._rounds: list[float] = []
+        self._rounds = Usual()  # of finished rounds, to the start of the next, without their validations
         # Apart: a validation may take as long as a round, and come every tenth round alone.
-        self._validations: list[float] = []
+        self._validations = Usual()
         self._begun: float | None = None  # moment of the round under way
         self._first_batch = self._last_batch = 0.0  # moments of their ends
         self._batches = 0
@@ -85,7 +97,7 @@ class TimeLeft:
 
     def is_whole(self, validations_left: int) -> bool:
         """Tell whether the estimate has all in it: how long a validation takes is not known before the first one."""
-        return not validations_left or bool(self._validations) or self._in_round > 0
+        return not validations_left or self._validations.number > 0 or self._in_round > 0
 
     def seconds(self, share: float, rounds_after: int, validations_left: int) -> float | None:
         """Return the seconds left of the round under way and of all rounds after it; None where nothing is known yet.
@@ -101,26 +113,33 @@ class TimeLeft:
         if self._begun is None:
             return None
         now = self._clock()
-        rounds, validations = self._with_this_round(now) if share >= 1 else (self._rounds, self._validations)
+        rounds, validations = self._rounds, self._validations
+        if share >= 1:
+            rounds, validations = self._with_this_round(now)
         elapsed = now - self._begun
-        if not rounds and share <= 0:
+        each = rounds.mean if rounds.number else self._by_batches(elapsed, share)
+        if each is None:
             return None
-        # The first batch does not count as soon as there is another.
-        each = usual(rounds) if rounds else elapsed / share
-        if not rounds and self._batches > 1:
-            each = self._a_batch() * self._batches / share
         rest = max(each - elapsed, 0.0) if share < 1 else 0.0  # a round may take longer than the mean
-        return rest + rounds_after * each + validations_left * usual(validations)
+        return rest + rounds_after * each + validations_left * validations.mean
 
-    def _a_batch(self) -> float:
-        """Return the seconds of a usual batch of the round under way."""
-        return (self._last_batch - self._first_batch) / (self._batches - 1)
-
-    def _with_this_round(self, now: float) -> tuple[list[float], list[float]]:
+    def _with_this_round(self, now: float) -> "tuple[Usual, Usual]":
         """Return the durations with those of the round that is over, and of its validation if it had one."""
+        validations = self._validations.and_then(self._in_round) if self._in_round else self._validations
+        return self._rounds.and_then(self._round(now)), validations
+
+    def _round(self, now: float) -> float:
+        """Return the seconds of the round that is over; of the run's first one with a usual batch in place of its first."""
         assert self._begun is not None
-        seconds = now - self._begun - self._in_round
-        if not self._rounds and self._batches > 1:  # the run's first batch counts as a usual one
-            seconds = self._a_batch() + now - self._first_batch - self._in_round
-        validation = [self._in_round] if self._in_round else []
-        return [*self._rounds, seconds], [*self._validations, *validation]
+        if self._rounds.number or self._batches < 2:
+            return now - self._begun - self._in_round
+        a_batch = (self._last_batch - self._first_batch) / (self._batches - 1)
+        return a_batch + now - self._first_batch - self._in_round
+
+    def _by_batches(self, elapsed: float, share: float) -> float | None:
+        """Return the seconds of a round by those of its batches so far, without the first as soon as there is another."""
+        if share <= 0:
+            return None
+        if self._batches < 2:
+            return elapsed / share  # the first batch is all there is
+        return (self._last_batch - self._first_batch) / (self._batches - 1) * self._batches / share
