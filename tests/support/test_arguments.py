@@ -34,11 +34,13 @@ from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows import Canaries
 from fedlight.datamodules.rows.exclusion import Excluded, Holdout
 from fedlight.datamodules.rows.given import name_source
+from fedlight.datamodules.rows.poison import Backdoor, PoisonedVotes
 from fedlight.datamodules.synthesis import SelfGenerationPrompts
 from fedlight.datamodules.synthesis.prompts import InstructionPrompt
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.evaluation.tasks.sampling import Completions, Sampling
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.byzantine.liars import Liars
 from fedlight.federation.client import Identity
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
 from fedlight.modules.language.adapters import Lora
@@ -185,7 +187,8 @@ def test_the_annotations_of_every_public_class_can_be_read():
     records = {"Client", "Visit", "Visiting", "Work", "Update", "Device", "Aggregation", "GivenLoaders"}
     others = {each for each in classes if each not in checked and each.__name__ not in records}
     nested = {Lora, Optimization, Completions, Sampling, Execution}
-    assert others == {Canaries, FewShot, Partition, SelfGenerationPrompts} | nested
+    lying = {Liars, PoisonedVotes, Backdoor}
+    assert others == {Canaries, FewShot, Partition, SelfGenerationPrompts} | nested | lying
     assert all(dataclasses.is_dataclass(each) for each in others)
     assert Algorithm in checked
 
@@ -199,6 +202,9 @@ def test_the_annotations_of_every_public_class_can_be_read():
         (lambda: Excluded(3, "post", "post"), "source=3"),
         (lambda: InstructionPrompt(3, *["a"] * 4), "begin=3"),
         (lambda: FewShot("MiniLM"), "encoder='MiniLM'"),
+        (lambda: Liars(clients="ann"), "clients='ann'"),
+        (lambda: PoisonedVotes(liars="ann"), "liars='ann'"),
+        (lambda: Backdoor("by the way", "No.", share="half"), "share='half'"),
         (lambda: PseudoLabels("MiniLM", 3), "encoder='MiniLM'"),
     ],
 )
