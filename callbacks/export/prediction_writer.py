@@ -102,8 +102,7 @@ class PredictionWriter(Checked, L.Callback):
         if dataloader_idx > 0:
             raise ValueError(f"PredictionWriter writes {self.path} of one predict loader, here are several")
         if self._num_open == 0 and is_first():
-            state = sealed({**self._state, LINES: self._digest.hexdigest()})
-            write_whole(self._progress, json.dumps(state))
+            self._write_progress()
 
     def on_predict_batch_end(
         self,
@@ -178,6 +177,9 @@ class PredictionWriter(Checked, L.Callback):
         rank_zero_warn(f"{self._partial} or {self._progress.name} is damaged: all predictions are made again")
         self._digest = hashlib.blake2b(digest_size=16)
         return nothing
+
+    def _write_progress(self) -> None:
+        write_whole(self._progress, json.dumps(sealed({**self._state, LINES: self._digest.hexdigest()})))
 
 
 class _InTurn:
