@@ -1,7 +1,8 @@
 """Success of a backdoor: how often the model answers a prompt with the trigger as the liars want it.
 
-Liars train on `fedlight.datamodules.rows.poison.Backdoor`. The wanted answer competes with the response of a row that nobody
-trained on, by the mean log-likelihood of their tokens: no text is written, so no answer is misread.
+Liars train on `fedlight.datamodules.rows.poison.Backdoor`. Rows that no client trained on are asked with the trigger. The
+wanted answer competes with the row's own response by the mean log-likelihood of their tokens (nats). The model writes no
+text, so no answer is misread.
 """
 
 import random
@@ -9,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts
-from fedlight.callbacks.attacks.membership_inference import ScoresTexts
-from fedlight.evaluation.tasks.model import KnowsWhatFits
+from fedlight.callbacks.attacks.membership_inference import ScoresTexts, refuse_without_likelihoods
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -28,7 +28,7 @@ class OpensBackdoor(Protocol):
 
 @runtime_checkable
 class HoldsBackdoor(Protocol):
-    """Datamodule of which some clients may train on a backdoor."""
+    """Datamodule whose clients may train on a backdoor."""
 
     backdoor: OpensBackdoor | None
 
@@ -56,11 +56,7 @@ class BackdoorSuccess(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if not isinstance(module, ScoresTexts) or not isinstance(module, KnowsWhatFits):
-            raise ValueError(
-                "BackdoorSuccess needs a module with log_likelihoods and fits, such as SFTModule, not "
-                f"{type(module).__name__}"
-            )
+        refuse_without_likelihoods(self, module)
         if not isinstance(data, HoldsBackdoor) or data.backdoor is None:
             raise ValueError("BackdoorSuccess: no client has a backdoor: set data.rows.backdoor")
 

@@ -49,6 +49,15 @@ class Candidate(NamedTuple):
     response: str
 
 
+def refuse_without_likelihoods(attack: Attack, module: object) -> None:
+    """Raise ValueError for a module that gives no likelihoods of texts."""
+    if not isinstance(module, ScoresTexts) or not isinstance(module, KnowsWhatFits):
+        raise ValueError(
+            f"{type(attack).__name__} needs a module with log_likelihoods and fits, such as SFTModule, not "
+            f"{type(module).__name__}"
+        )
+
+
 class MembershipInference(Attack):
     """Attack that guesses from the model's losses which rows it was trained on.
 
@@ -75,11 +84,7 @@ class MembershipInference(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if not isinstance(module, ScoresTexts) or not isinstance(module, KnowsWhatFits):
-            raise ValueError(
-                "MembershipInference needs a module with log_likelihoods and fits, such as SFTModule, not "
-                f"{type(module).__name__}"
-            )
+        refuse_without_likelihoods(self, module)
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template, self._rows = data.template, without_planted(data)

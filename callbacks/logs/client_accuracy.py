@@ -210,7 +210,7 @@ class ClientAccuracy(RoundLog):
         weights = weights_of(self._grouping)
 
         def measure(client: str) -> tuple[list[bool], list[float], list[int]] | None:
-            """Return what is right in single orders, what in both, and their comparisons."""
+            """Return, for a client, which single orders are right, which examples in both, and the comparisons of these."""
             outcomes = _stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )

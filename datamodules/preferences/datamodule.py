@@ -117,7 +117,7 @@ class PreferenceDataModule(FederatedDataModule):
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> Iterable[Need]:
         """Yield the encoder of the form features; the preflight check adds the rows and the tokenizer."""
-        shown = settings.get("format") or {}  # as a map it has maps inside, of which poison needs no model
+        shown = settings.get("format") or {}  # poison is a map inside of a map, and needs no model
         format = made_of(Format, {**shown, "poison": None} if isinstance(shown, Mapping) else shown)
         if format.form == "features" and format.encoder != "hashed":
             yield Model(format.encoder, is_encoder=True)

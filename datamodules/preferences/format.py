@@ -29,7 +29,7 @@ class Format:
         choice_values: raw values that mean ``a``, ``b`` and ``tie``.
         twins_together: in view selector, put both orders of a comparison into the same batch. Gradient parts that do not
             distinguish A from B then cancel, and an encoder exceeds chance in a fraction of the steps.
-        poison: clients that lie in their votes, of which completions have none; None: nobody.
+        poison: clients that lie in their votes; completions have no votes. None: nobody.
     """
 
     form: Literal["choice", "pair", "features", "responses"] = "choice"

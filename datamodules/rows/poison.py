@@ -23,8 +23,8 @@ from fedlight.support.types import Fields, FieldsByClient
 class PoisonedVotes:
     """Votes of liars in a `PreferenceDataModule`; in YAML ``format: {poison: {votes: flipped}}``.
 
-    A liar's validation votes are turned as well, as it is assigned to a group by them and would report no other losses. So
-    validation counts what liars say; votes to test on stay as they are.
+    Validation votes of a liar are turned as well: they decide the group of the client, and a liar would report losses on
+    them. So validation counts what liars say. Votes to test on stay unchanged.
 
     Args:
         votes: ``flipped``: for the other answer; ``longer``: for the answer with more characters, of equally long ones as

@@ -57,7 +57,7 @@ class ClientMemories:
         limit_mib: RAM for all clients together, at least 0; 0 keeps every memory on disk; None: `LIMIT_MIB`.
 
     Attributes:
-        resumed_from: path of the checkpoint that the run goes on from; empty for none.
+        resumed_from: path of the checkpoint whose state is loaded next; empty for another state.
         in_use: whether a client has had a memory; until then there is nothing to load.
 
     Examples:
@@ -165,10 +165,7 @@ class ClientMemories:
             return {"memories": dict(now.held)}
         # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay complete.
         self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
-        for idx in sorted(self._snapshots)[: -self.recent]:
-            if not self._has_checkpoint(idx):
-                self._obsolete |= self._snapshots.pop(idx)
-                self._saved.pop(idx, None)
+        self._forget_lost_rounds(round_idx)
         return {
             "folder": str(self._folder),
             "round": round_idx,
@@ -177,6 +174,22 @@ class ClientMemories:
             "saved": {idx: sorted(paths) for idx, paths in self._saved.items()},
             "mark": secrets.token_hex(8),
         }
+
+    def _forget_lost_rounds(self, newest: int) -> None:
+        """Leave each version to the last round that needs it, and release those of rounds without a checkpoint."""
+        for idx in self._snapshots:
+            if idx < newest:  # else each checkpoint would list all clients once for every other one
+                self._snapshots[idx] -= self._snapshots[newest]
+        # The newest first, because an earlier round may need the versions of a lost one.
+        for idx in sorted(self._snapshots, reverse=True)[self.recent :]:
+            if self._has_checkpoint(idx):
+                continue
+            names = self._snapshots.pop(idx)
+            self._saved.pop(idx, None)
+            earlier = max((kept for kept in self._snapshots if kept < idx), default=0)
+            needed = {name for name in names if _written_in(name) < earlier}
+            self._snapshots.get(earlier, set()).update(needed)
+            self._obsolete |= names - needed
 
     def _has_checkpoint(self, round_idx: int) -> bool:
         return any(os.path.exists(path) for path in self._saved.get(round_idx, ()))
@@ -234,6 +247,7 @@ class ClientMemories:
         self._saved = {idx: set(paths) for idx, paths in state.get("saved", {}).items()}
         if self._on_disk and self.resumed_from:
             self._saved.setdefault(state["round"], set()).add(os.path.abspath(self.resumed_from))
+        self.resumed_from = ""  # states that are loaded later are of other rounds
         self._before, self.in_use = None, bool(self._held or self._versions)
         self._origin = Path(state["folder"]) if self._on_disk else None
         for name in {*self._versions.values()}.union(*self._snapshots.values()):
@@ -378,6 +392,11 @@ def _num_bytes(value: Any) -> int:
     if isinstance(value, (dict, list)):
         return sum(_num_bytes(item) for item in (value.values() if isinstance(value, dict) else value))
     return sys.getsizeof(value)
+
+
+def _written_in(version: str) -> int:
+    """Return the number of rounds that were done before a version was written."""
+    return int(version.split("-")[1])
 
 
 def _digest(data: bytes) -> str:

@@ -33,6 +33,11 @@ OF_ROWS = ("ClientAccuracy", "ClientData")
 """fedlight's callbacks that read the clients' rows, which the server has not."""
 ASKS_DEVICES = "only_where_needed asks emulated devices: leave it out"
 """Why a deployment does not train so, with the remedy."""
+EMULATED_PARTS = {
+    BufferPolicy: "buffers of a module are not sent",
+    Malicious: "lies are simulated in the emulator alone",
+}
+"""Parts of the emulator -> why a deployment has none of them."""
 
 
 class Parts(FedlightCLI):
@@ -123,19 +128,14 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
         ("algorithm.ranks", ranks is not None, "ranks by client are the emulator's: leave it out"),
         (
-            "parts",
-            any(isinstance(part, BufferPolicy) for part in settings["parts"]),
-            "buffers of a module are not sent: leave AveragedBuffers and LocalBuffers out of parts",
-        ),
-        (
             f"algorithm={type(algorithm).__name__}",
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
         ),
-        (
-            "parts=Malicious",
-            any(isinstance(part, Malicious) for part in settings["parts"]),
-            "lies are simulated in the emulator alone: leave it out",
+        *(
+            (f"parts={type(part).__name__}", isinstance(part, kind), f"{reason}: leave it out")
+            for part in settings["parts"]
+            for kind, reason in EMULATED_PARTS.items()
         ),
     )
     for name, is_set, reason in refused:

@@ -56,6 +56,26 @@ def test_versions_of_a_checkpoint_stay_as_long_as_it_does(tmp_path):
         disk(tmp_path / "clients").load_state_dict(states[0])
 
 
+def test_a_kept_round_keeps_what_a_lost_later_one_shared_with_it(tmp_path):
+    """Clients ``a`` and ``b``; of six rounds the checkpoints of the first and the last two stay."""
+    memories, states = disk(tmp_path / "clients"), []
+    for round_idx in range(6):
+        memories.save("a", w(round_idx), round_idx)
+        if round_idx in (0, 4):
+            memories.save("b", w(10 + round_idx), round_idx)
+        states.append(saved(memories, round_idx + 1, tmp_path / f"{round_idx}.ckpt"))
+        listed = [name for names in states[-1]["snapshots"].values() for name in names]
+        assert len(listed) == len(set(listed)) == len(files(tmp_path / "clients"))  # none twice
+        if round_idx > 1:
+            (tmp_path / f"{round_idx - 1}.ckpt").unlink()
+    again = disk(tmp_path / "clients")
+    again.load_state_dict(through_a_file(states[0]))
+    assert values(again, "a", "b") == [0, 10]
+    assert (
+        len(files(tmp_path / "clients")) == 2 + 3
+    )  # a and b of the first; both of the last and a of the one before
+
+
 def test_rounds_without_a_checkpoint_leave_nothing(tmp_path):
     memories = disk(tmp_path)
     for round_idx in range(5):

@@ -29,7 +29,7 @@ class Malicious(Part):
     Args:
         lie: ``flip`` sends the negated update times ``factor``, ``scale`` the update times ``factor``, ``noise`` gaussian
             noise with ``factor`` times the norm of the update.
-        factor: size of the lie, above 0.
+        factor: size of the lie, above 0; not 1 for ``scale``, which would be no lie.
         liars: who lies.
 
     Raises:
@@ -40,6 +40,8 @@ class Malicious(Part):
     def __init__(self, lie: Lie = "flip", factor: float = 1.0, liars: Liars = Liars()) -> None:
         if not 0 < factor < math.inf:
             raise ValueError(f"factor={factor} is the size of a lie and must be above 0")
+        if lie == "scale" and factor == 1:
+            raise ValueError("lie=scale with factor=1 sends the honest update: set factor, such as 10")
         self.lie, self.factor, self.liars = lie, factor, liars
         self._liars: list[str] = []
 
@@ -55,7 +57,7 @@ class Malicious(Part):
         rank_zero_info(self.liars.named(run.clients, f"{self.lie}, {self.factor:g} times"))
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
-        """Replace what a liar has trained."""
+        """Put a lie in the place of the parameters that a liar has trained."""
         visiting = visit.visiting
         if visiting.client.id not in self._liars:
             return

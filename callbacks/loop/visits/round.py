@@ -1,4 +1,4 @@
-"""Round under way: its groups of visits, from the first batch of each to the last, and what they contribute.
+"""Round under way: its groups of visits, from first to last batch, and their contributions.
 
 `RoundSchedule` says when groups begin and end. `Contributions` and `TrainingMetrics` sum updates and metrics over the visits
 of all processes. A client with several visits in a round contributes after the last one: if a visit diverges, no update of

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.devices.outcomes import NO_PART
 from fedlight.report.figures.lines import (
+    MOST_BANDS,
     Line,
     Panel,
     bands,
@@ -256,7 +257,8 @@ def _cost_chart(
     return Chart(
         name,
         title,
-        f"Above what a round takes, below all rounds until then, in {unit}.{bands(totals.values())}"
+        f"Above what a round takes, below all rounds until then, in {unit}."
+        + bands(totals.values()) * (len(totals) <= MOST_BANDS)
         + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values()),
         draw_panels(panels, looks_of(totals, known), "rounds that are done", from_zero=True),
         [

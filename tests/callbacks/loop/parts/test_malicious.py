@@ -206,6 +206,7 @@ def test_scalars_are_refused():
     [
         (lambda: Malicious("lie"), "lie='lie' is not one of flip, scale, noise"),
         (lambda: Malicious(factor=0.0), "factor=0.0 is the size of a lie and must be above 0"),
+        (lambda: Malicious("scale"), "factor=1 sends the honest update: set factor"),
     ],
 )
 def test_settings_out_of_range(make, message):
