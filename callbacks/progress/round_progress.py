@@ -32,9 +32,8 @@ from fedlight.support.words import count_noun, in_largest_unit
 
 FORETOLD_AFTER, MINUTE = 20, 60
 """Seconds after which a fit says what it takes, and the least that is worth saying."""
-BEFORE_ITS_END = (
-    1 - 1e-9
-)  # share of a round whose last batch is done, but not its end: a validation may follow
+BEFORE_ITS_END = 1 - 1e-9
+"""Share of a round whose last batch is done, but not its end: a validation may follow."""
 STEP_LOSSES = {"train/loss", "train_loss"}
 """Names of a batch's loss in modules; the bar shows its mean over the round instead."""
 

@@ -24,12 +24,8 @@ from fedlight.modules.selector import SelectorModule
 from fedlight.runs.facts import within
 from fedlight.support.console import OneLineArguments
 
-ASKED = (
-    "instruction",
-    "prompt",
-    "question",
-    "post",
-)  # slots for what is typed, the first that a template has
+ASKED = ("instruction", "prompt", "question", "post")
+"""Slots for what is typed, the first that a template has."""
 NARROW = 100  # characters of a terminal below which both answers stand below each other
 QUIT = ("/quit", "/exit")
 

@@ -32,9 +32,8 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
         [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)],
         run.record(),
         ask_hub,
-        algorithm=facts.algorithm(run)
-        if config.get("federated")
-        else "",  # also of one that cannot be imported
+        # Also of one that cannot be imported.
+        algorithm=facts.algorithm(run) if config.get("federated") else "",
         source=public_name(within(config, "data", "source")),
         clients=len(counts),
         examples=sum(sum(by_label.values()) for by_label in counts.values()),
