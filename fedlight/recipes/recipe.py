@@ -6,7 +6,10 @@ are done; a stopped stage resumes from its newest readable checkpoint, or from t
 """
 
 import functools
+import itertools
 import math
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -275,6 +278,7 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
     register("share", lambda number, part: round(number * part), replace=True)
     register("by_name", lambda names: {name: name for name in names}, replace=True)
     register("every", lambda name: [str(run / name) for run in runs], replace=True)
+    register("grid", lambda name: _grid_folders(_grid_of(config, name, key), runs[0]), replace=True)
     try:
         whole: Any = OmegaConf.create(config)
         resolved: Any = OmegaConf.to_container(whole if key is None else whole[key], resolve=True)
@@ -286,16 +290,56 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
 def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
     specs: dict[str, Any] = {}
     for name, spec in _specs(resolved):
-        like = spec.pop("like", None)
+        like, grid = spec.pop("like", None), spec.pop("grid", None)
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
         base = specs[like] if like else {}
-        specs[name] = {**base, **spec, "with": merge_arguments(base.get("with"), spec.get("with"))}
+        spec = {**base, **spec, "with": merge_arguments(base.get("with"), spec.get("with"))}
+        for cell, changes in [(name, [])] if grid is None else _cells(name, grid):
+            if cell in specs:
+                raise ValueError(f"stage {name}: there are two stages {cell!r}: give its grid other names")
+            specs[cell] = {**spec, "with": functools.reduce(merge_arguments, changes, spec["with"])}
     return [
         Stage(name, folder / name, spec, folder.parent)
         for name, spec in specs.items()
         if spec.pop("when", True)  # only now: others may be like a stage that is left out
     ]
+
+
+def _cells(name: str, grid: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the name of each stage of a grid, and what its places on the axes change in ``with``."""
+    axes = grid if isinstance(grid, list) else []
+    if not axes or not all(
+        isinstance(axis, dict) and axis and all(map(_is_change, axis.values())) for axis in axes
+    ):
+        raise ValueError(f"stage {name}: grid is a list of axes, each a map of names to changes of 'with'")
+    for places in itertools.product(*(axis.items() for axis in axes)):
+        yield _cell([place for place, _ in places]), [changes or {} for _, changes in places]
+
+
+def _is_change(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def _cell(places: Sequence[str]) -> str:
+    parts = [re.sub(r"\W+", "_", str(place).lower()).strip("_") for place in places]
+    if not all(parts):
+        raise ValueError(f"grid: {[*places]} names a stage, so each needs letters or digits")
+    return "_".join(parts)
+
+
+def _grid_of(config: Recipe, name: str, key: str | None) -> list[dict[str, Any]]:
+    if key is not None:
+        raise ValueError(f"${{grid:{name}}} are folders of one seed: in {key} take ${{every:STAGE}}")
+    axes: list[dict[str, Any]] = config["stages"][name]["grid"]
+    return axes
+
+
+def _grid_folders(axes: list[dict[str, Any]], run: Path, places: tuple[str, ...] = ()) -> Any:
+    """Return the folders of a grid's stages, by their places on the axes."""
+    if not axes:
+        return str(run / _cell(places))
+    return {place: _grid_folders(axes[1:], run, (*places, place)) for place in axes[0]}
 
 
 def _specs(recipe: Recipe) -> list[tuple[str, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from fedlight.recipes import recipe as recipes
 from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow
-CELLS = ("mean_none", "mean_flip30", "krum_flip30", "mean_votes30")
+CELLS = ("mean_nobody", "mean_flip_30", "multi_krum_flip_30", "mean_flipped_votes_30")
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def test_the_same_clients_lie_in_updates_and_in_votes(run):
 
 def test_cells_differ_as_they_should(run):
     losses = {cell: result_of(run[0] / cell)["metrics"]["val/loss"] for cell in CELLS}
-    assert losses["mean_flip30"] > losses["krum_flip30"]
-    assert losses["mean_votes30"] > losses["mean_none"]
+    assert losses["mean_flip_30"] > losses["multi_krum_flip_30"]
+    assert losses["mean_flipped_votes_30"] > losses["mean_nobody"]
 
 
 def test_the_table_has_every_aggregation_under_every_lie(tmp_path):

@@ -4,16 +4,15 @@ import json
 
 import pytest
 from tiny_world import fedlight, write_rows
-from trimmed import trimmed
 
 from fedlight.recipes import recipe as recipes
 
-ALGORITHMS = ("fedavg", "ffa", "ro", "fedsa", "product", "het", "flex")
+ALGORITHMS = ("fedavg", "ffalora", "rolora", "fedsalora", "productaverage", "hetlora", "flexlora")
 SETTINGS = {
     "iid": "iid",
-    "Dirichlet": "unlike",
+    "Dirichlet": "dirichlet",
     "iid, noise": "iid_noise",
-    "Dirichlet, noise": "unlike_noise",
+    "Dirichlet, noise": "dirichlet_noise",
 }
 NAMES = [
     *("FedAvg", "FedProx", "FFALoRA", "FFALoRA, FedProx", "RoLoRA", "RoLoRA, FedProx", "FedSALoRA"),
@@ -44,7 +43,7 @@ def algorithm_of(stage):
 
 def test_every_algorithm_in_every_setting_and_nothing_else_differs(stages):
     for name in ALGORITHMS:
-        prox = "fedprox" if name == "fedavg" else f"{name}_prox"
+        prox = "fedprox" if name == "fedavg" else f"{name}_fedprox"
         for setting in SETTINGS.values():
             plain, held = stages[f"{name}_{setting}"], stages[f"{prox}_{setting}"]
             like = stages[f"fedavg_{setting}"].arguments
@@ -55,7 +54,7 @@ def test_every_algorithm_in_every_setting_and_nothing_else_differs(stages):
             }
             local = algorithm_of(held) if name == "fedavg" else algorithm_of(held)["init_args"]["local"]
             assert (local["class_path"], local["init_args"]["mu"]) == ("FedProx", 0.1)
-            assert ("ranks" in algorithm_of(plain)["init_args"]) == (name in ("het", "flex"))
+            assert ("ranks" in algorithm_of(plain)["init_args"]) == (name in ("hetlora", "flexlora"))
             assert ("federated.channel" in plain.arguments) == setting.endswith("noise")
             assert plain.arguments["data.init_args.partition"]["by"] == (
                 "iid" if setting.startswith("iid") else "dirichlet"
@@ -78,36 +77,50 @@ def test_the_table_shows_each_run_once_under_its_own_name(stages, tmp_path):
             assert (algorithm["init_args"].get("missing") == "skip") == name.endswith("over holders")
 
 
-def left_out(keep):
-    """Every stage of the recipe but some."""
-    return [name for name in recipes.load("lora_bench")["stages"] if name not in (*keep, "table")]
+def with_places(name, folder, *axes):
+    """Writes the recipe with some places on the axes of its grid; gives the file's name."""
+    recipe = recipes.load(name)
+    runs = recipe["stages"]["runs"]
+    runs["grid"] = [
+        {place: axis[place] for place in kept} for axis, kept in zip(runs["grid"], axes, strict=True)
+    ]
+    file = folder / f"{name}.yaml"
+    file.write_text(json.dumps(recipe))
+    return str(file)
+
+
+@pytest.mark.slow
+def test_lora_bench_with_unlike_clients_and_noise(tmp_path, tiny_model):
+    methods = ["FedAvg", "RoLoRA", "ProductAverage", "HetLoRA, over holders", "FlexLoRA, FedProx"]
+    recipe = with_places("lora_bench", tmp_path, methods, ["Dirichlet", "Dirichlet, noise"])
+    changes = (f"model={tiny_model}", *FEW, *TINY, "over_seeds.differences.with.columns=[Dirichlet]")
+    outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
+    assert outcome.code == 0, outcome.err
+    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    assert [*rows] == methods
+    assert rows["FedAvg"]["epsilon"] == pytest.approx(rows["FlexLoRA, FedProx"]["epsilon"])
+    assert "<svg" in (tmp_path / "seeds_3/figure/bytes.svg").read_text()[:1000]
+    assert "minus FedAvg" in outcome.err
 
 
 @pytest.mark.slow
 def test_lora_bench(tmp_path, tiny_model):
-    kept = [f"{name}_iid" for name in ALGORITHMS]
-    kept += [f"{name}_unlike_noise" for name in ("fedavg", "ro", "product", "het_skip", "flex_prox")]
-    kept += ["fedavg_unlike", "fedavg_iid_noise", "het_prox_iid", "flex_unlike_noise"]
-    recipe = trimmed("lora_bench", tmp_path, *left_out(kept))
-    # Few methods are left with unlike clients, and ``trimmed`` takes that setting for one that nobody has.
-    changes = (f"model={tiny_model}", *FEW, *TINY, "over_seeds.figure.with.y=iid")
+    recipe = with_places("lora_bench", tmp_path, NAMES, ["iid"])
+    figure = ("over_seeds.figure.with.y=iid", "over_seeds.differences.with.columns=[iid]")
+    changes = (f"model={tiny_model}", *FEW, *TINY, *figure)
     outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
     assert outcome.code == 0, outcome.err
     rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
     whole = rows["FedAvg"]
-    assert set(SETTINGS) < set(whole)
     assert whole["product_error, iid"] > 0
-    assert whole["epsilon"] == pytest.approx(rows["FlexLoRA"]["epsilon"])
     for method, row in rows.items():
-        assert all(0 <= row[setting] <= 1 for setting in SETTINGS if setting in row), method
+        assert 0 <= row.get("iid", 0) <= 1, method
         assert row["kib_up"] <= whole["kib_up"]
     for method in ("FFALoRA", "RoLoRA"):  # one factor goes up, and the average has no error beside rounding
         assert rows[method]["kib_up"] < 0.6 * whole["kib_up"]
         assert rows[method]["product_error, iid"] < 1e-6
     assert rows["ProductAverage"]["kib_up"] == whole["kib_up"]
     assert rows["HetLoRA"]["kib_up"] < whole["kib_up"]
-    assert "<svg" in (tmp_path / "seeds_3/figure/bytes.svg").read_text()[:1000]
-    assert "minus FedAvg" in outcome.err
 
 
 @pytest.mark.slow
@@ -122,11 +135,10 @@ def test_lora_bench_on_instructions(tmp_path, tiny_model):
         for number in range(60)
         for thing in ("roses", "corn")
     ]
-    kept = ["fedavg_unlike", "fedsa_iid", "fedavg_iid"]
-    recipe = trimmed("lora_bench_instructions", tmp_path, *left_out(kept))
+    recipe = with_places("lora_bench_instructions", tmp_path, ["FedAvg", "FedSALoRA"], ["iid", "Dirichlet"])
     source = write_rows(tmp_path / "rows.jsonl", rows)
     changes = (f"model={tiny_model}", f"source={source}", "private_rows=100", *FEW, *TINY[2:])
-    changes += ("unscored=[FedSALoRA]",)
+    changes += ("unscored=[FedSALoRA]", "over_seeds.differences.with.columns=[iid, Dirichlet]")
     outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
     assert outcome.code == 0, outcome.err
     found = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}

@@ -1,0 +1,78 @@
+"""Stages for every choice of places on the axes of a grid."""
+
+import pytest
+
+from fedlight.recipes import recipe as recipes
+
+STEP = "fedlight.recipes.steps.rows"
+
+
+def stages(tmp_path, runs, **others):
+    recipe = {"stages": {"runs": runs, **others}}
+    return {stage.name: stage for stage in recipes.stages(recipe, tmp_path, 0)}
+
+
+def fit(*axes, **settings):
+    return {"fit": "selector.yaml", "with": {"trainer.max_epochs": 3, **settings}, "grid": [*axes]}
+
+
+def test_there_is_a_stage_for_every_choice_and_a_reference_to_all_folders(tmp_path):
+    methods = {"FedAvg": None, "FedProx, mu 1": {"federated.algorithm": {"class_path": "FedProx"}}}
+    limits = {"all": {}, "10 %": {"data.init_args.limit": 10}}
+    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:runs}"}}
+    made = stages(tmp_path, fit(methods, limits), table=table)
+    assert [*made] == ["fedavg_all", "fedavg_10", "fedprox_mu_1_all", "fedprox_mu_1_10", "table"]
+    assert made["fedavg_all"].arguments == {"trainer.max_epochs": 3}
+    assert made["fedprox_mu_1_10"].arguments == {
+        "trainer.max_epochs": 3,
+        "federated.algorithm": {"class_path": "FedProx"},
+        "data.init_args.limit": 10,
+    }
+    folders = made["table"].arguments["methods"]
+    assert folders["FedProx, mu 1"] == {
+        "all": str(tmp_path / "fedprox_mu_1_all"),
+        "10 %": str(tmp_path / "fedprox_mu_1_10"),
+    }
+
+
+def test_a_class_on_an_axis_replaces_the_settings_of_another_one(tmp_path):
+    axis = {"one": {}, "other": {"federated.algorithm": {"class_path": "FedAvg"}}}
+    made = stages(tmp_path, fit(axis, **{"federated.algorithm.mu": 1.0}))
+    assert made["one"].arguments["federated.algorithm.mu"] == 1.0
+    assert "federated.algorithm.mu" not in made["other"].arguments
+
+
+def test_a_later_stage_may_be_like_a_cell(tmp_path):
+    made = stages(tmp_path, fit({"one": {}}), longer={"like": "one", "with": {"trainer.max_epochs": 9}})
+    assert made["longer"].arguments == {"trainer.max_epochs": 9}
+
+
+@pytest.mark.parametrize(
+    ("axes", "complaint"),
+    [
+        ([{"a": {}, "A": {}}], "two stages 'a'"),
+        ([{}], "a list of axes"),
+        ([["a"]], "a list of axes"),
+        ([], "a list of axes"),
+        ([{"%": {}}], "letters or digits"),
+        ([{"a": 3}], "a list of axes"),
+    ],
+)
+def test_wrong_grids_are_refused(tmp_path, axes, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        stages(tmp_path, fit(*axes))
+
+
+def test_a_reference_to_no_grid_is_refused(tmp_path):
+    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:walks}"}}
+    with pytest.raises(ValueError, match="refers to what it does not have"):
+        stages(tmp_path, fit({"one": {}}), table=table)
+
+
+def test_over_seeds_a_grid_has_no_folders(tmp_path):
+    recipe = {
+        "stages": {"runs": fit({"one": {}})},
+        "over_seeds": {"table": {"call": "fedlight.recipes.steps.note", "with": {"x": "${grid:runs}"}}},
+    }
+    with pytest.raises(ValueError, match="every"):
+        recipes.stages_over_seeds(recipe, tmp_path, [0])
