@@ -4,6 +4,7 @@ They read folders of earlier stages.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -14,10 +15,11 @@ import numpy as np
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
+from fedlight.federation.byzantine.liars import Liars
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.support.files import read_csv, result_of
-from fedlight.support.results import at_chance
+from fedlight.support.results import at_chance, rich_text
 from fedlight.support.types import Fields, Rows
 from fedlight.toy.oracle import Oracle
 
@@ -156,6 +158,46 @@ def settings_table(
             row["epsilon"] = max(spent)
         rows.append(row)
     return {"rows": rows}
+
+
+def liars_in_groups(runs: dict[str, str], liars: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return how far clients that lie gather at one selector of FedBiscuit, in each of several runs.
+
+    Args:
+        runs: name -> folder of a run with `GroupLog` and ``val/accuracy`` of votes that nobody has flipped.
+        liars: name of a run -> settings of its `Liars`; of a run without liars they name the clients to compare with.
+
+    Returns:
+        ``rows`` of each run with ``method``, its name; ``liars``; ``together``, the share of the liars that are at the
+        selector with most of them, at the last grouping; ``of_group``, their share of its clients; ``accuracy`` of the
+        selectors' vote, ``accuracy_there`` of that selector, and ``accuracy_elsewhere``, mean of the others. A ``report``.
+
+    Raises:
+        ValueError: a run has no grouping, or no liars are given for it.
+    """
+    rows = []
+    for name, folder in runs.items():
+        groupings = read_csv(Path(folder, "groups.csv"))
+        if not groupings or name not in liars:
+            raise ValueError(f"{folder} has no groups.csv with a grouping, or liars has no {name!r}")
+        last = max(int(row["round"]) for row in groupings)
+        selectors = {row["client"]: row["selector"] for row in groupings if int(row["round"]) == last}
+        lying = Liars(**liars[name]).among(selectors)
+        if not lying:
+            raise ValueError(f"liars of {name!r}: no liars among the clients, so there is nothing to gather")
+        at = Counter(selectors[client] for client in lying)
+        place, most = min(at.items(), key=lambda item: (-item[1], item[0]))
+        logged = result_of(folder)["metrics"]
+        of_selectors = {u: logged[f"val/accuracy_adapter{u}"] for u in sorted({*selectors.values()})}
+        row: dict[str, Any] = {"method": name, "liars": len(lying), "together": most / len(lying)}
+        row["of_group"] = most / Counter(selectors.values())[place]
+        row |= {"accuracy": logged["val/accuracy"], "accuracy_there": of_selectors.pop(place)}
+        rows.append(row | {"accuracy_elsewhere": mean(of_selectors.values())})
+    lines = [
+        [str(value) if key in ("method", "liars") else f"{value:.3f}" for key, value in row.items()]
+        for row in rows
+    ]
+    return {"rows": rows, "report": rich_text("liars in the groups of FedBiscuit", [*rows[0]], lines)}
 
 
 def _first(names: Sequence[str], logged: Mapping[str, float], folder: str) -> float:

@@ -7,7 +7,7 @@ import pytest
 from tiny_world import write_rows
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.recipes.method_table import methods, sent_bytes, settings_table
+from fedlight.recipes.method_table import liars_in_groups, methods, sent_bytes, settings_table
 from fedlight.toy.oracle import Oracle
 
 POST = {"prompt": "anna bakes bread . ben reads maps ."}
@@ -241,3 +241,52 @@ def test_a_method_may_have_no_score_but_no_run_is_without_its_metric(runs):
         settings_table(runs, ["own/domain/client_mean"])
     with pytest.raises(ValueError, match="unscored has 'FedBis', which is no method: FedAvg, FedSALoRA"):
         settings_table(runs, ["score/domain"], unscored=["FedBis"])
+
+
+def grouped(folder, selectors, **metrics):
+    """Folder of a run with FedBiscuit; the first grouping put everybody at selector 0."""
+    rows = [{"round": 2, "client": client, "selector": 0} for client in selectors]
+    rows += [{"round": 10, "client": client, "selector": u} for client, u in selectors.items()]
+    stage(folder, **{f"val/{name}": value for name, value in metrics.items()})
+    write_csv(folder / "groups.csv", rows)
+    return str(folder)
+
+
+ACCURACIES = {
+    "accuracy": 0.62,
+    "accuracy_adapter0": 0.66,
+    "accuracy_adapter1": 0.4,
+    "accuracy_adapter2": 0.64,
+}
+
+
+def test_liars_are_counted_at_the_selector_with_most_of_them(tmp_path):
+    selectors = {"a": 1, "b": 1, "c": 1, "d": 0, "e": 2, "f": 2, "g": 0}
+    runs = {"lies": grouped(tmp_path / "lies", selectors, **ACCURACIES)}
+    table = liars_in_groups(runs, {"lies": {"clients": ["a", "c", "e"]}})
+    assert table["rows"] == [
+        {
+            "method": "lies",
+            "liars": 3,
+            "together": pytest.approx(2 / 3),
+            "of_group": pytest.approx(2 / 3),
+            "accuracy": 0.62,
+            "accuracy_there": 0.4,
+            "accuracy_elsewhere": pytest.approx(0.65),
+        }
+    ]
+    assert "0.667" in table["report"]
+
+
+def test_of_selectors_with_as_many_liars_the_first_one_counts(tmp_path):
+    runs = {"lies": grouped(tmp_path / "lies", {"a": 2, "b": 0, "c": 1}, **ACCURACIES)}
+    (row,) = liars_in_groups(runs, {"lies": {"clients": ["a", "b"]}})["rows"]
+    assert (row["together"], row["of_group"], row["accuracy_there"]) == (0.5, 1.0, 0.66)
+
+
+def test_runs_without_groupings_or_liars_are_refused(tmp_path):
+    folder = grouped(tmp_path / "lies", {"a": 0, "b": 1}, **ACCURACIES)
+    with pytest.raises(ValueError, match="no 'lies'"):
+        liars_in_groups({"lies": folder}, {})
+    with pytest.raises(ValueError, match="no liars"):
+        liars_in_groups({"lies": folder}, {"lies": {"share": 0.0}})
