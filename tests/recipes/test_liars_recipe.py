@@ -10,13 +10,7 @@ from fedlight.recipes import recipe as recipes
 from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow
-CELLS = (
-    "mean_nobody",
-    "mean_flip_30",
-    "multi_krum_flip_30",
-    "mean_flipped_votes_30",
-    "fedbiscuit_u_3_nobody",
-)
+CELLS = ("mean_nobody", "mean_flip_30", "multi_krum_flip_30", "mean_flipped_votes_30")
 
 
 @pytest.fixture(scope="module")
