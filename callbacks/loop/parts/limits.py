@@ -172,9 +172,9 @@ class LimitedRounds(Part):
             )
 
     def start_round(self, run: Run) -> None:
-        """Raise ValueError for a round with too few clients for its aggregation, before they train."""
+        """Raise ValueError for a round whose clients its aggregation has no meaning for, before they train."""
         if isinstance(run.aggregation, ComparesUpdates) and run.planned.cohort:
-            run.aggregation.refuse_few(len(run.planned.cohort))
+            run.aggregation.check([client.id for client in run.planned.cohort])
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""

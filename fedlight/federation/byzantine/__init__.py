@@ -6,6 +6,7 @@ _FILES = {
     "Krum": "whole_updates",
     "Bulyan": "whole_updates",
     "GeometricMedian": "whole_updates",
+    "FLTrust": "whole_updates",
     "Liars": "liars",
 }
 __all__ = [*_FILES]

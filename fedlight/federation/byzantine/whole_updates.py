@@ -1,4 +1,4 @@
-"""Aggregations that compare whole updates: Krum, Bulyan and the geometric median.
+"""Aggregations that compare whole updates: Krum, Bulyan, the geometric median and FLTrust.
 
 Robust means of coordinates (`fedlight.federation.aggregation`) do not see an update that is odd as a whole and usual in each
 coordinate. With n updates x_i, each as one vector, of which f may be lies:
@@ -12,6 +12,9 @@ coordinate. With n updates x_i, each as one vector, of which f may be lies:
     RFA        the z with the least sum of |z - x_i|, by the smoothed Weiszfeld algorithm;
                Pillutla et al., "Robust Aggregation for Federated Learning", IEEE TSP 2022,
                https://arxiv.org/abs/1912.13445, algorithm 2
+    FLTrust    sum of t_i |x_0| / |x_i| x_i over sum of t_i, with the server's update x_0 and t_i = max(0, cos(x_i, x_0));
+               Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021,
+               https://arxiv.org/abs/2012.13995, algorithm 2
 
 Deviations: f is a share of a round's updates, since cohorts differ in size. Clients count alike, whatever an algorithm's
 weights, which the paper on RFA has: numbers of examples are claims, and a liar would claim many.
@@ -23,7 +26,7 @@ number of processes changes a bit. Each of several processes receives all update
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,11 +48,11 @@ class ComparesUpdates(Checked, Aggregation):
         self._updates: list[tuple[str, State]] = []
 
     @abstractmethod
-    def combined(self, updates: np.ndarray) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
         """Return the combination, ``(numbers,)``, of updates ``(clients, numbers)``, in the order of the clients' ids."""
 
-    def refuse_few(self, number: int) -> None:
-        """Raise ValueError for so few updates that the aggregation has no meaning."""
+    def check(self, clients: Sequence[str]) -> None:
+        """Raise ValueError for clients of a round that the aggregation has no meaning for, such as too few."""
 
     def add(self, update: Update) -> None:
         self._updates.append((update.client_id, update.movement))
@@ -71,15 +74,18 @@ class ComparesUpdates(Checked, Aggregation):
         Raises:
             ValueError: there are too few updates, or clients have sent a tensor beside different others.
         """
-        alike: dict[Layout, list[State]] = defaultdict(list)
-        for _, movement in sorted(self.partial()["updates"], key=lambda update: update[0]):
-            alike[tuple((name, tuple(movement[name].shape)) for name in sorted(movement))].append(movement)
+        alike: dict[Layout, list[tuple[str, State]]] = defaultdict(list)
+        for client, movement in sorted(self.partial()["updates"], key=lambda update: update[0]):
+            layout = tuple((name, tuple(movement[name].shape)) for name in sorted(movement))
+            alike[layout].append((client, movement))
         total: State = {}
-        for layout, movements in sorted(alike.items()):
-            self.refuse_few(len(movements))
+        for layout, updates in sorted(alike.items(), key=lambda item: item[0]):
+            clients = [client for client, _ in updates]
+            self.check(clients)
             # Numbers that are not finite reach an aggregation from Python alone: the loop leaves their clients out.
             with np.errstate(over="ignore", invalid="ignore"):
-                values = self.combined(np.stack([_vector(movement, layout) for movement in movements]))
+                vectors = np.stack([_vector(movement, layout) for _, movement in updates])
+                values = self.combined(vectors, clients)
             for name, shape, place in places_of(layout):
                 if name in total:
                     raise ValueError(
@@ -111,7 +117,8 @@ class ToleratesLiars(ComparesUpdates):
         """Return f of so many updates."""
         return math.floor(self.share * number + 1e-9)  # 0.29 * 100 is 28.999...
 
-    def refuse_few(self, number: int) -> None:
+    def check(self, clients: Sequence[str]) -> None:
+        number = len(clients)
         liars = self.most_liars(number)
         if number < self._factor * liars + 3:
             raise ValueError(
@@ -147,7 +154,7 @@ class Krum(ToleratesLiars):
         super().__init__(share, factor=2)
         self.multi = multi
 
-    def combined(self, updates: np.ndarray) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
         liars = self.most_liars(len(updates))
         best = _by_score(_squared_distances(updates), liars)
         kept = best[: len(updates) - liars - 2] if self.multi else best[:1]
@@ -171,7 +178,7 @@ class Bulyan(ToleratesLiars):
     def __init__(self, share: float = 0.2) -> None:
         super().__init__(share, factor=4)
 
-    def combined(self, updates: np.ndarray) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
         liars = self.most_liars(len(updates))
         distances, left = _squared_distances(updates), [*range(len(updates))]
         chosen = [left.pop(_by_score(distances[np.ix_(left, left)], liars)[0]) for _ in updates[2 * liars :]]
@@ -209,7 +216,7 @@ class GeometricMedian(ComparesUpdates):
         super().__init__()
         self.smoothing, self.steps = smoothing, steps
 
-    def combined(self, updates: np.ndarray) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
         point, before = np.median(updates, axis=0), math.inf
         for _ in range(self.steps):
             distances = np.sqrt(np.square(updates - point).sum(axis=1))
@@ -219,6 +226,52 @@ class GeometricMedian(ComparesUpdates):
             weights = 1 / np.maximum(self.smoothing, distances)
             point = (weights[:, None] * updates).sum(axis=0) / weights.sum()
         return np.asarray(point)
+
+
+class FLTrust(ComparesUpdates):
+    """FLTrust: updates count by how far they point where the server's own update points, all with its length.
+
+    The server's update is that of one client, which holds rows that the server trusts and is in every round. It gives the
+    direction and does not count itself. Any number of the other clients may lie. With rows of another kind than the
+    clients', the server also distrusts honest ones. Where nobody is trusted, the model stays as it is.
+
+    Args:
+        root: id of the client with the server's rows.
+
+    Raises:
+        ValueError: in ``result``, ``root`` is not among the clients of the round, or it is alone.
+
+    Examples:
+        >>> import torch
+        >>> trust = FLTrust(root="server")
+        >>> for client, value in {"server": [1.0, 0.0], "a": [3.0, 4.0], "liar": [-9.0, 0.0]}.items():
+        ...     trust.add(Update(client, {"w": torch.tensor(value)}, weight=1.0))
+        >>> [round(value, 6) for value in trust.result()["w"].tolist()]
+        [0.6, 0.8]
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self.root = root
+
+    def check(self, clients: Sequence[str]) -> None:
+        if self.root not in clients or len(clients) < 2:
+            raise ValueError(
+                f"FLTrust compares updates with that of aggregation.root={self.root!r}, and those to compare are of "
+                f"{len(clients)} clients{'' if self.root in clients else ' without it'}: set root to the client with the "
+                "server's rows and federated.clients_per_round to all clients, without groups of clients; or take Krum"
+            )
+
+    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
+        place = clients.index(self.root)
+        lengths = np.sqrt(np.square(updates).sum(axis=1))
+        units = updates / np.where(lengths > 0, lengths, 1.0)[:, None]
+        trust = np.maximum(0.0, (units * units[place]).sum(axis=1))
+        # An update that is not finite is no direction.
+        trust[~np.isfinite(trust)], units[~np.isfinite(lengths)] = 0.0, 0.0
+        trust[place] = 0.0
+        total = trust.sum()
+        return np.asarray(lengths[place] * (trust[:, None] * units).sum(axis=0) / (total if total else 1.0))
 
 
 def _vector(movement: Mapping[str, Tensor], layout: Layout) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Krum, Bulyan and the geometric median: by hand, written out from the formulas, against Flower, in whole federations."""
+"""Krum, Bulyan, the geometric median, FLTrust: by hand, from the formulas, against Flower, in whole federations."""
 
 import io
 from itertools import combinations
@@ -16,7 +16,7 @@ from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.byzantine.whole_updates import Bulyan, GeometricMedian, Krum
+from fedlight.federation.byzantine.whole_updates import Bulyan, FLTrust, GeometricMedian, Krum
 from fedlight.federation.client import Update
 from fedlight.processes import current_team
 
@@ -74,6 +74,16 @@ def geometric(values, liars):
     """The minimum of a convex function, by another method than Weiszfeld's."""
     distances = lambda z: np.sqrt(np.sum((values - z) ** 2, axis=1)).sum()  # noqa: E731
     return minimize(distances, values.mean(axis=0), method="BFGS", options={"gtol": 1e-10}).x
+
+
+def trusted(values):
+    """FLTrust's step with the first row as the server's, from the formula."""
+    root, total, weight = values[0], np.zeros_like(values[0]), 0.0
+    for value in values[1:]:
+        cosine = value @ root / np.linalg.norm(value) / np.linalg.norm(root)
+        total = total + max(0.0, cosine) * value * np.linalg.norm(root) / np.linalg.norm(value)
+        weight += max(0.0, cosine)
+    return total / weight
 
 
 WRITTEN_OUT = {"krum": krum, "multi": multi_krum, "bulyan": bulyan, "geometric": geometric}
@@ -312,3 +322,65 @@ def test_limits_leave_their_weights_alone():
     plain, _ = federate(clients_per_round=6, aggregation=GeometricMedian())
     assert_equal(weights(limited), weights(plain))
     assert not any(row["reason"] for row in loop.visit_records)
+
+
+def test_fltrust_is_the_formula():
+    values = np.random.default_rng(4).normal(size=(9, 6))
+    np.testing.assert_allclose(result(FLTrust("000"), updates_of(values))["w"], trusted(values), rtol=1e-12)
+
+
+@pytest.mark.parametrize("lie", [1e3, 1e30, 1e200, float("inf"), float("nan")])
+def test_fltrust_takes_nearly_any_number_of_liars(lie):
+    honest = np.array([[1.0, 0.0], [3.0, 0.0], [0.5, 0.0]])
+    values = [*honest, *np.full((20, 2), lie) * [-1, 1]]
+    moved = result(FLTrust("000"), updates_of(values))["w"]
+    assert moved.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("others", [[[0.0, 0.0]], [[-1.0, 0.0]], [[0.0, 1.0], [-2.0, 1.0]]])
+def test_fltrust_stays_where_nobody_is_trusted(others):
+    assert result(FLTrust("000"), updates_of([[1.0, 0.0], *others]))["w"].tolist() == [0.0, 0.0]
+
+
+def test_fltrust_of_a_server_that_has_not_moved():
+    assert result(FLTrust("000"), updates_of([[0.0, 0.0], [1.0, 2.0]]))["w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("root", "number", "message"),
+    [
+        ("other", 3, "root='other', and those to compare are of 3 clients without it: set root"),
+        ("000", 1, "root='000', and those to compare are of 1 clients: set root"),
+    ],
+)
+def test_fltrust_without_its_root_or_others_is_refused(root, number, message):
+    with pytest.raises(ValueError, match=message):
+        result(FLTrust(root), updates_of(np.eye(number)))
+
+
+def test_fltrust_in_a_federation_equals_a_loop_written_out():
+    start, end, rounds = recorded(rounds=2, clients_per_round=10, aggregation=FLTrust("c0"))
+    state = start
+    for of_clients in rounds:
+        clients = ["c0", *sorted({*of_clients} - {"c0"})]
+        trained = [local(state, of_clients[client]) for client in clients]
+        values = [np.concatenate([(t[n] - state[n]).numpy().ravel() for n in sorted(state)]) for t in trained]
+        movement, at = torch.from_numpy(trusted(np.stack(values))), 0
+        for name in sorted(state):
+            size = state[name].numel()
+            state = state | {name: state[name] + movement[at : at + size].reshape(state[name].shape)}
+            at += size
+    assert_close(end, state)
+
+
+def test_fltrust_in_a_round_without_its_root_is_refused_before_it_trains():
+    seen = []
+
+    class Seen(FedAvg):
+        def start_visit(self, *args):
+            seen.append(args)
+            return super().start_visit(*args)
+
+    with pytest.raises(ValueError, match="FLTrust compares updates with that of"):
+        federate(algorithm=Seen(), clients_per_round=5, aggregation=FLTrust("nobody"))
+    assert not seen
