@@ -64,8 +64,7 @@ class Opened:
             OSError: the base cannot be loaded.
             ValueError: the weights do not fit it.
         """
-        execution = {**self.settings.get("execution", {}), "vllm": None}
-        settings = {**self.settings, "execution": execution, **changes}
+        settings = {**self.settings, **changes}
         content: dict[str, Any] = {}
         if self.checkpoint is not None:
             check_readable(self.checkpoint)

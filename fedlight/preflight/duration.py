@@ -112,7 +112,7 @@ def _writes(parsed: ParsedStage) -> bool:
     if parsed.stage.command != "predict" or parsed.stage.is_done or parsed.namespace is None:
         return False
     options, limit = _options(parsed), parsed.config["data"]["init_args"].get("limit")
-    return bool(limit) and "completions" in options and options.get("execution", {}).get("vllm") is None
+    return bool(limit) and "completions" in options
 
 
 def _options(parsed: ParsedStage) -> dict[str, Any]:

@@ -36,8 +36,6 @@ class Execution:
         trust_remote_code: run code that comes with the model.
         gradient_checkpointing: compute activations twice instead of keeping them: less memory, about a third more time.
         prefix: ``auto``: texts of a batch that begin alike share a row where that saves time; ``off``: a row per text.
-        vllm: further arguments of ``vllm.LLM``, which then completes prompts, such as ``{"gpu_memory_utilization": 0.4}``;
-            ``{}`` for its defaults. None: ``transformers`` completes them.
 
     Raises:
         ValueError: a setting is of another type.
@@ -46,7 +44,6 @@ class Execution:
     trust_remote_code: bool = False
     gradient_checkpointing: bool = False
     prefix: str = "auto"
-    vllm: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -62,7 +62,6 @@ def complete(
     stop: Sequence[str] = (),
     strip: bool = True,
     set_rows: Callable[[list[int]], None] | None = None,
-    engine: Callable[[Job], list[list[int]]] | None = None,
 ) -> list[list[list[str]]]:
     """Complete each prompt of each request n times, all in one batch.
 
@@ -78,8 +77,6 @@ def complete(
         stop: texts before which a completion ends, such as the next question of a few-shot prompt.
         strip: remove white space around the completions; off for code, where leading blanks count.
         set_rows: called before forward passes with the number of rows of each request that has prompts.
-        engine: function from a job to the new tokens of each copy of each prompt, copies of a prompt one after the other.
-            None: ``transformers``.
 
     Returns:
         Per request and prompt n texts without special tokens.
@@ -101,7 +98,7 @@ def complete(
     counts, seeds = [len(request.prompts) for request in requests], [request.seed for request in requests]
     ends = end_tokens(causal_lm, tokenizer)
     job = Job(rows, counts, seeds, copies, temperature, top_p, max_new_tokens, stop, ends)
-    tokens = engine(job) if engine is not None else _generate(causal_lm, tokenizer, job, set_rows)
+    tokens = _generate(causal_lm, tokenizer, job, set_rows)
     written = [list(takewhile(lambda token: token not in ends, row)) for row in tokens]
     if strip:
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)

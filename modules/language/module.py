@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from fedlight.devices.measure.number_type import DTYPES, NumberType, choose_dtype
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.evaluation.tasks.sampling import Completions
-from fedlight.modules import vllm_engine
 from fedlight.modules.evaluation import Results, evaluate_together
 from fedlight.modules.functional import joint_key, text_keys
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
@@ -35,7 +34,7 @@ from fedlight.stacking.dropout import DropoutMasks, seed_dropout
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_precision, check_range
-from fedlight.support.needs import Model, Need, Package
+from fedlight.support.needs import Model, Need
 from fedlight.support.seeding import derive_seed
 from fedlight.support.settings_record import made_of, with_plain_values
 
@@ -107,9 +106,6 @@ class LanguageModule(Checked, LightningModule):
         check_range("num_adapters", num_adapters, 1, float("inf"))
         check_range("lr", lr, 0, float("inf"), above_low=True)
         adapter_folders.check_merge(merge_adapter, adapter, base)
-        if execution.vllm is not None:
-            vllm_engine.check_settings(self.options)
-        self._engine: vllm_engine.VLLMEngine | None = None
         self.network: Any = None  # until `configure_model`
         self.tokenizer: Any = None
         self.base: dict[str, Any] = {}
@@ -122,10 +118,8 @@ class LanguageModule(Checked, LightningModule):
 
     @classmethod
     def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model, and vLLM where it is set, which a dry run looks for."""
-        execution = made_of(Execution, settings.get("execution") or {})
-        engine = [] if execution.vllm is None else [Package("vllm", "'fedlight[vllm]'")]
-        return [Model(settings["model"]), *engine]
+        """Return the model, which a dry run looks for."""
+        return [Model(settings["model"])]
 
     @property
     def options(self) -> Any:
@@ -158,8 +152,6 @@ class LanguageModule(Checked, LightningModule):
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
         if self.options.execution["gradient_checkpointing"]:
             self.checkpoint_gradients(True)
-        if self.options.execution["vllm"] is not None:
-            vllm_engine.check_network(self.network)
         seed_dropout(self.network, self.dropout_masks)
         from fedlight.stacking.fused_lora import fuse_lora  # imports PEFT
 
@@ -360,9 +352,6 @@ class LanguageModule(Checked, LightningModule):
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
         requests = [Request(prompts, seed)]
-        if self.options.execution["vllm"] is not None:
-            [texts] = self._complete_by_vllm([None if raw else {}], requests, settings)
-            return texts
         with adapters.disable_adapters(self.network, raw):
             [texts] = complete(self.causal_lm, self.tokenizer, requests, **settings)
         return texts
@@ -402,8 +391,6 @@ class LanguageModule(Checked, LightningModule):
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
         settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
         requests = [Request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-        if self.options.execution["vllm"] is not None:
-            return self._complete_by_vllm(states, requests, settings)
         stacked = StackedAdapters(self, adapters.trained_parameters(self))
         if not asked:
             return [[] for _ in requests]
@@ -416,18 +403,6 @@ class LanguageModule(Checked, LightningModule):
             stacked.leave()
             for weight, gradient in gradients.items():
                 weight.grad = gradient
-
-    def _complete_by_vllm(
-        self,
-        states: Sequence[Mapping[str, Tensor] | None],
-        requests: Sequence[Request],
-        settings: Mapping[str, Any],
-    ) -> list[list[list[str]]]:
-        """Complete requests, each by the module's weights with those of its state, or without adapter where it is None."""
-        if self._engine is None:
-            self._engine = vllm_engine.VLLMEngine(self.options)
-        write = functools.partial(self._engine.write, self.network, states)
-        return complete(self.causal_lm, self.tokenizer, requests, engine=write, **settings)
 
     def fits(self, prompts: Texts, new_tokens: int) -> list[bool]:
         """Return whether each prompt and ``new_tokens`` more tokens fit into the model."""

@@ -31,16 +31,13 @@ EXTRAS = (
     "onnx",
     "executorch",
     "flower",
-    "vllm",
 )  # what the package imports only where it is asked for
 NOT_IN_DEV = (
     "hnsw",
     "harness",
-    "vllm",
     "flower",
     "executorch",
 )  # one is compiled, the others are large or pin much: their tests are skipped without them
-OWN_PINS = {"vllm"}  # it pins another torch than the tested set, so that it cannot be part of it
 TOOLS = {
     "mypy",
     "pre-commit",
@@ -124,7 +121,4 @@ def test_every_requirement_has_a_lower_bound_below_its_pin(requirement):
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line and not line.startswith("#")
     )
-    if name in OWN_PINS:
-        assert name not in pins
-        return
     assert [int(part) for part in bound.split(".")] <= [int(part) for part in pins[name].split(".")]
