@@ -4,7 +4,7 @@ Both train the same model on the same batches, alternating within one run, so th
 reported is the median of the ratios of neighbouring rounds. A second part measures peak memory against the number of
 clients at a fixed cohort.
 
-Run: python benchmarks/loop_overhead.py [--rounds 6] [--widths 128 1024 2048 2880] [--json FILE]
+Run: python benchmarks/loop_overhead.py [--rounds 6] [--trained adapters] [--widths 128 1024 2048 2880] [--json FILE]
 """
 
 import argparse
@@ -170,6 +170,7 @@ def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--trained", nargs="+", default=["adapters", "all"], choices=["adapters", "all"])
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of the layers")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     parser.add_argument("--clients", type=int, help="only the peak memory with that many clients")
@@ -184,7 +185,7 @@ def main() -> None:
         "  trained    ms per step by hand   round through FederatedLoop / by hand   plain Lightning / by hand"
     )
     rows = []
-    for trained in ("adapters", "all"):
+    for trained in options.trained:
         for width in options.widths:
             milliseconds, ratio, lightning = compare(width, options.rounds, full=trained == "all")
             print(f"  {trained:8}   {milliseconds:19.1f}   {ratio:36.3f}   {lightning:.3f}", flush=True)

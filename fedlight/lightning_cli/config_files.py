@@ -38,7 +38,7 @@ def check_config(config: str) -> dict[str, Any]:
         raise ValueError(f"config {config!r}: there is no such file{hint}; {known}")
     try:
         # Nodes have lines and show a key that is given twice; a dict would hide it.
-        root = yaml.compose(read_yaml(path))
+        root = yaml.compose(read_yaml(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         values = yaml.SafeLoader("").construct_document(root) if root else None
         twice = _given_twice(root) if root else ""
     except UnicodeDecodeError:  # a ValueError, so before the last clause

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning import LightningDataModule, LightningModule
 from torch import nn
 
@@ -190,8 +191,8 @@ def build(config: Any, parts: Sequence[str] = ("model", "federated")) -> tuple[A
     }
     for part in parts:
         parser.add_lightning_class_args(kinds[part], part, subclass_mode=True, required=part != "federated")
-    given = {part: config[part] for part in parts if config.get(part) is not None}
-    made = parser.instantiate(parser.parse_object(given))
+    # Parsed already, by the same types: a second time would take longer than the first.
+    made = parser.instantiate(Namespace({part: config.get(part) for part in parts}))
     return made["model"], made.get("federated") or FederatedLoop()
 
 
