@@ -1,5 +1,6 @@
 """Clipping, noise and epsilon: by hand, by sampling, and against integrals of the privacy loss."""
 
+import itertools
 import math
 import sys
 
@@ -10,6 +11,7 @@ from plain_lightning import federate
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fedlight.federation import privacy
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Client, Identity, Update
 from fedlight.federation.codecs import Quantize, TopK
@@ -115,7 +117,7 @@ def test_epsilon_without_sampling(noise_multiplier, times):
 @pytest.mark.parametrize("noise_multiplier", [1.0, 2.0, 5.0])
 @pytest.mark.parametrize("share", [(1, 10), (2, 10), (9, 10)])
 def test_epsilon_with_sampling(noise_multiplier, share):
-    """What one round leaks when all are at -S and one client, if sampled, turns the sum by 2 S: said is a little more."""
+    """What one round leaks when all are at -S and one client, if sampled, turns the sum by 2 S: the bound is reached."""
     q = share[0] / share[1]
     x = np.linspace(-15 * noise_multiplier, 15 * noise_multiplier, 200_001)
     before = norm.pdf(x, 0, noise_multiplier)
@@ -126,9 +128,89 @@ def test_epsilon_with_sampling(noise_multiplier, share):
 
     leaked = brentq(lambda epsilon: delta(epsilon) - DELTA, 0, 50)
     said = sampled_epsilon(noise_multiplier, DELTA, [share])
-    assert leaked < said < 2 * leaked
+    assert leaked <= said < 1.0002 * leaked
     assert said <= gaussian_epsilon(noise_multiplier, DELTA, 1)  # equal where nearly all are sampled
     assert sampled_epsilon(2 * noise_multiplier, DELTA, [share]) < leaked  # what a sensitivity of S would say
+
+
+def composed(noise_multiplier, q, times, step, up):
+    """Epsilon after equal rounds, from losses put on a grid of this step, all upwards or all downwards.
+
+    Losses above 0 are those of ((1 - q) Q + q P, Q), losses below 0 those of (Q, (1 - q) Q + q P), and the rest is at 0.
+    """
+    s = noise_multiplier / 2
+    edges = np.linspace(-40 * s, 40 * s + 1, 2_000_001)
+    x = (edges[1:] + edges[:-1]) / 2
+    mass_q, mass_p = np.diff(norm.cdf(edges, 0, s)), np.diff(norm.cdf(edges, 1, s))
+    loss = np.log1p(q * np.expm1((2 * x - 1) / (2 * s * s)))
+    mixed = (1 - q) * mass_q + q * mass_p
+    losses = np.concatenate([loss[loss > 0], -loss[loss > 0]])
+    weights = np.concatenate([mixed[loss > 0], mass_q[loss > 0]])
+    places = (np.ceil if up else np.floor)(losses / step).astype(int)
+    size = 1 << 20
+    pmf = np.bincount(places % size, weights, minlength=size)
+    pmf[0] += 1 - pmf.sum()
+    total = np.fft.irfft(np.fft.rfft(pmf) ** times, size)
+    grid = np.fft.fftfreq(size, 1 / (size * step))  # losses below 0 come last
+
+    def delta(epsilon):
+        return (total * -np.expm1(np.minimum(epsilon - grid, 0))).sum()
+
+    return brentq(lambda epsilon: delta(epsilon) - DELTA, 0, 50)
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "share", "times"), [(2.0, (10, 1000), 100), (4.0, (1, 10), 20), (1.0, (1, 50), 5)]
+)
+def test_epsilon_with_sampling_over_rounds(noise_multiplier, share, times):
+    """A loss rounded upwards says too much and one rounded downwards too little; the bound lies between them."""
+    q = share[0] / share[1]
+    least, most = (composed(noise_multiplier, q, times, 1e-4, up) for up in (False, True))
+    said = sampled_epsilon(noise_multiplier, DELTA, [share] * times)
+    assert least < said < most < 1.05 * least
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.7, 2.0])
+def test_no_data_leak_more_than_epsilon_with_sampling(noise_multiplier):
+    """All cohorts of 2 of 4 clients with movements in [-1, 1], written out; a client's movement is replaced."""
+    random = np.random.default_rng(0)
+    x = np.linspace(-12, 12, 4001)
+    said = sampled_epsilon(noise_multiplier, DELTA, [(2, 4)])
+
+    def density(movements):
+        sums = [sum(cohort) for cohort in itertools.combinations(movements, 2)]
+        return np.mean([norm.pdf(x, each, noise_multiplier) for each in sums], axis=0)
+
+    leaks = []
+    worst = [(-1.0, 1.0, -1.0, -1.0, -1.0), (1.0, -1.0, -1.0, 1.0, 1.0)]
+    for first, other, *rest in [
+        *worst,
+        *random.uniform(-1, 1, (100, 5)),
+        *random.choice([-1.0, 1.0], (100, 5)),
+    ]:
+        here, there = density([first, *rest]), density([other, *rest])
+        for a, b in ((here, there), (there, here)):
+            leaks.append(np.clip(a - math.exp(said) * b, 0, None).sum() * (x[1] - x[0]))
+    assert max(leaks) <= DELTA
+    assert max(leaks) > 0.99 * DELTA  # of all at -1 and one client that turns
+
+
+@pytest.mark.parametrize(("noise_multiplier", "times"), [(2.0, 100), (20.0, 1000), (100.0, 10_000)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+def test_rounding_never_lowers_epsilon(noise_multiplier, times, delta):
+    """Nearly all clients are sampled, so the exact epsilon without sampling is nearly reached."""
+    exact = gaussian_epsilon(noise_multiplier, delta, times)
+    said = sampled_epsilon(noise_multiplier, delta, [(10**9 - 1, 10**9)] * times)
+    assert 0.9999 * exact < said <= exact
+    losses = privacy._losses(noise_multiplier, 1.0, privacy._grid(noise_multiplier, 1.0)[1])
+    composed_losses = losses.self_compose(times).get_epsilon_for_delta(delta - privacy.ROUNDING * times)
+    assert exact <= composed_losses < 1.005 * exact
+
+
+def test_epsilon_where_the_grid_is_too_coarse():
+    """Losses of a round are in the millions, or delta is as small as rounding errors: the bound without sampling holds."""
+    assert sampled_epsilon(1e-3, DELTA, [(1, 100)]) == gaussian_epsilon(1e-3, DELTA, 1)
+    assert sampled_epsilon(2.0, 1e-13, [(1, 100)] * 10) == gaussian_epsilon(2.0, 1e-13, 10)
 
 
 def test_epsilon_adds_up_over_rounds():
