@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,19 +42,92 @@ Rounds = Iterable[tuple[int, int]] | Mapping[tuple[int, int], int]
 """Clients sampled and number of clients of each round; or the number of rounds with each such pair."""
 
 
-@runtime_checkable
-class Private(Protocol):
-    """Part of a run with an epsilon, such as a private aggregation or channel."""
+class Private:
+    """Part of a run with an epsilon: movements clipped to ``clip_norm``, and Gaussian noise.
+
+    Attributes:
+        secret_sampling: whether the participation in a round is unknown to the observers.
+        epsilon: epsilon that no run exceeds; None where ``noise_multiplier`` is given.
+    """
+
+    secret_sampling = False
+    clip_norm: float
+    noise_multiplier: float | None
+    epsilon: float | None
+    delta: float
+    _noise: float | None
+
+    def _take(
+        self, clip_norm: float, noise_multiplier: float | None, delta: float, epsilon: float | None
+    ) -> None:
+        """Check and keep the arguments of a constructor."""
+        if not 0 < clip_norm < math.inf:
+            raise ValueError(
+                f"clip_norm={clip_norm} bounds the norm of a client's movement and must be above 0"
+            )
+        if (noise_multiplier is None) == (epsilon is None):
+            raise ValueError(
+                f"{type(self).__name__} has noise_multiplier={noise_multiplier} and epsilon={epsilon}: give one of them; "
+                "the noise for the planned rounds follows from an epsilon such as 4.0"
+            )
+        if noise_multiplier is not None and not 0 <= noise_multiplier < math.inf:
+            raise ValueError(
+                f"noise_multiplier={noise_multiplier} is noise over clip_norm and must be at least 0; 0 adds none"
+            )
+        if epsilon is not None and not 0 < epsilon < math.inf:
+            raise ValueError(f"epsilon={epsilon} must be above 0; below 10 it promises something")
+        _check_delta(delta)
+        self.clip_norm, self.delta, self.epsilon = clip_norm, delta, epsilon
+        self.noise_multiplier = self._noise = noise_multiplier
 
     @property
-    def delta(self) -> float | None:
-        """Chance that the logged epsilon does not hold; None if the part is not private."""
+    def noise(self) -> float:
+        """Standard deviation of the noise over ``clip_norm``; with an epsilon a run sets it."""
+        if self._noise is None:
+            raise ValueError(
+                f"{type(self).__name__}: a run sets the noise for epsilon={self.epsilon}; elsewhere give noise_multiplier"
+            )
+        return self._noise
 
-    def epsilon(self, delta: float, rounds: Rounds) -> float | None:
-        """Return epsilon at ``delta`` after ``rounds``, which a run gives as counts; None if the part is not private."""
+    @noise.setter
+    def noise(self, value: float) -> None:
+        self._noise = value
+
+    def spent(self, rounds: Rounds) -> float:
+        """Return epsilon at ``delta`` after these rounds.
+
+        It holds towards an observer of every round's model; without secret sampling that observer may know the cohorts.
+
+        Raises:
+            ValueError: a round is out of its range.
+            ModuleNotFoundError: dp-accounting is missing.
+        """
+        return self._spent(self.noise, Counter(rounds))
+
+    def _spent(self, noise: float, rounds: Counter[tuple[int, int]]) -> float:
+        if self.secret_sampling:
+            return sampled_epsilon(noise, self.delta, rounds)
+        return gaussian_epsilon(noise, self.delta, rounds.total())
+
+    def noise_for(self, rounds: Rounds) -> float:
+        """Return the least noise, within 1 in 10,000, with which ``epsilon`` is not exceeded after these rounds."""
+        assert self.epsilon is not None
+        counts, enough = Counter(rounds), 1.0
+        while self._spent(enough, counts) > self.epsilon:
+            enough *= 2
+        too_little = enough / 2
+        while self._spent(too_little, counts) <= self.epsilon:
+            enough, too_little = too_little, too_little / 2
+        while enough - too_little > 1e-4 * enough:
+            middle = (enough + too_little) / 2
+            if self._spent(middle, counts) <= self.epsilon:
+                enough = middle
+            else:
+                too_little = middle
+        return enough
 
 
-class PrivateMean(Checked, Aggregation):
+class PrivateMean(Checked, Private, Aggregation):
     """Mean of clipped movements plus Gaussian noise (central privacy).
 
     All clients have the same weight, whatever the algorithm's weighting. The noise comes from torch's global stream, which
@@ -66,9 +139,11 @@ class PrivateMean(Checked, Aggregation):
             clients it is ``noise_multiplier * clip_norm / n`` for each coordinate.
         secret_sampling: whether participation in a round is known to the server alone; it makes epsilon smaller.
         delta: chance that the logged epsilon does not hold, above 0 and below one over the number of clients.
+        epsilon: largest epsilon of a run, instead of ``noise_multiplier``: the noise follows for the planned rounds, and the
+            run ends before a round that would exceed it.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given.
 
     Examples:
         >>> mean = PrivateMean(clip_norm=5.0, noise_multiplier=0.0)
@@ -79,11 +154,14 @@ class PrivateMean(Checked, Aggregation):
     """
 
     def __init__(
-        self, clip_norm: float, noise_multiplier: float, secret_sampling: bool = True, delta: float = DELTA
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        secret_sampling: bool = True,
+        delta: float = DELTA,
+        epsilon: float | None = None,
     ) -> None:
-        _check(clip_norm, noise_multiplier)
-        _check_delta(delta)
-        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
+        self._take(clip_norm, noise_multiplier, delta, epsilon)
         self.secret_sampling = secret_sampling
         self.sums = ExactSums()
         self._senders: Counter[str] = Counter()
@@ -122,7 +200,7 @@ class PrivateMean(Checked, Aggregation):
         """Return the mean of each tensor over the clients that sent it, with noise, and start anew."""
         total, senders = self.sums.result(), self._senders
         self._senders, self._clients = Counter(), set()
-        deviation = self.noise_multiplier * self.clip_norm
+        deviation = self.noise * self.clip_norm
         # In the order of names, so that noise does not depend on the order of clients.
         for name in sorted(total):
             noise = torch.randn(total[name].shape, dtype=torch.float64)
@@ -138,19 +216,8 @@ class PrivateMean(Checked, Aggregation):
                 )
         self._clients.update(client_ids)
 
-    def epsilon(self, delta: float, rounds: Rounds) -> float:
-        """Return epsilon after these rounds towards an observer of every round's model.
 
-        Raises:
-            ValueError: ``delta`` or a round is out of its range.
-            ModuleNotFoundError: dp-accounting is missing; also without rounds, so that a run can ask before it starts.
-        """
-        if self.secret_sampling:
-            return sampled_epsilon(self.noise_multiplier, delta, rounds)
-        return gaussian_epsilon(self.noise_multiplier, delta, Counter(rounds).total())
-
-
-class ClipAndNoise(Codec):
+class ClipAndNoise(Private, Codec):
     """Codec that clips a client's whole movement and adds Gaussian noise before anything is sent (local privacy).
 
     It must be the first codec of a chain, so that later ones work on private values. The noise comes from torch's global
@@ -160,9 +227,11 @@ class ClipAndNoise(Codec):
         clip_norm: largest L2 norm of the whole movement, all tensors together, above 0.
         noise_multiplier: standard deviation of each coordinate's noise over ``clip_norm``, at least 0.
         delta: chance that the logged epsilon does not hold, above 0 and below one over the number of clients.
+        epsilon: largest epsilon of a run, instead of ``noise_multiplier``: the noise follows for the planned rounds, and the
+            run ends before a round that would exceed it.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given.
 
     Examples:
         >>> ClipAndNoise(clip_norm=5.0, noise_multiplier=0.0).encode(torch.tensor([6.0, 8.0]), [2])
@@ -171,28 +240,23 @@ class ClipAndNoise(Codec):
 
     movements_only = True
 
-    def __init__(self, clip_norm: float, noise_multiplier: float, delta: float = DELTA) -> None:
-        _check(clip_norm, noise_multiplier)
-        _check_delta(delta)
-        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        delta: float = DELTA,
+        epsilon: float | None = None,
+    ) -> None:
+        self._take(clip_norm, noise_multiplier, delta, epsilon)
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         scale = _clipping([values], self.clip_norm, "the movement")
         noise = torch.randn(values.shape)
-        return (values * scale).add_(noise, alpha=self.noise_multiplier * self.clip_norm), {}
+        return (values * scale).add_(noise, alpha=self.noise * self.clip_norm), {}
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
         """Return the values as they are: neither clipping nor noise can be undone."""
         return values
-
-    def epsilon(self, delta: float, rounds: Rounds) -> float:
-        """Return epsilon of a client that took part in all the rounds, towards the server, which knows it.
-
-        Raises:
-            ValueError: ``delta`` is out of its range.
-            ModuleNotFoundError: dp-accounting is missing; also without rounds, so that a run can ask before it starts.
-        """
-        return gaussian_epsilon(self.noise_multiplier, delta, Counter(rounds).total())
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float:
@@ -291,15 +355,6 @@ def _losses(noise_multiplier: float, share: float, step: float) -> Any:
     reach = math.ceil(_grid(noise_multiplier, share)[0] / step)
     deltas = _profile(noise_multiplier, share, np.arange(-reach, reach + 1) * step)
     return create_pmf_pessimistic_connect_dots_fixed_gap(step, -reach, reach, deltas).to_dense_pmf()
-
-
-def _check(clip_norm: float, noise_multiplier: float) -> None:
-    if not 0 < clip_norm < math.inf:
-        raise ValueError(f"clip_norm={clip_norm} bounds the norm of a client's movement and must be above 0")
-    if not 0 <= noise_multiplier < math.inf:
-        raise ValueError(
-            f"noise_multiplier={noise_multiplier} is noise over clip_norm and must be at least 0; 0 adds none"
-        )
 
 
 def _check_delta(delta: float) -> None:

@@ -122,7 +122,7 @@ def refuse_undeployable(parts: Parts) -> None:
 def refuse_unsupported(settings: dict[str, Any]) -> None:
     """Raise ValueError for settings of the loop that a deployment does not have."""
     algorithm = settings["algorithm"]
-    ranks = getattr(algorithm, "ranks", None)
+    ranks, noised = getattr(algorithm, "ranks", None), getattr(settings["channel"], "private", None)
     refused = (
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
         ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
@@ -131,6 +131,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
             f"algorithm={type(algorithm).__name__}",
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
+        ),
+        (
+            "channel.up=ClipAndNoise",
+            noised is not None and noised.epsilon is not None,  # the server says how many rounds there are
+            "a node cannot check for how many rounds an epsilon is to last: set noise_multiplier, as the emulator finds it",
         ),
         *(
             (f"parts={type(part).__name__}", isinstance(part, kind), f"{reason}: leave it out")

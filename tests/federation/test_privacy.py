@@ -13,11 +13,10 @@ from scipy.stats import norm
 
 from fedlight.federation import privacy
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Client, Identity, Update
+from fedlight.federation.client import Client, Update
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import (
     ClipAndNoise,
-    Private,
     PrivateMean,
     gaussian_epsilon,
     sampled_epsilon,
@@ -230,21 +229,41 @@ def test_epsilon_of_nothing_and_without_noise():
 
 def test_who_says_an_epsilon():
     rounds = [(5, 100)] * 3
-    local = ClipAndNoise(1.0, 2.0)
-    assert PrivateMean(1.0, 2.0).epsilon(DELTA, rounds) == sampled_epsilon(2.0, DELTA, rounds)
-    known = PrivateMean(1.0, 2.0, secret_sampling=False)
-    assert known.epsilon(DELTA, rounds) == local.epsilon(DELTA, rounds) == gaussian_epsilon(2.0, DELTA, 3)
-    assert Wire(up=[local, Quantize("int8")]).epsilon(DELTA, rounds) == local.epsilon(DELTA, rounds)
-    assert Wire(up=Quantize("int8")).epsilon(DELTA, rounds) is Wire().epsilon(DELTA, rounds) is None
-    assert all(isinstance(each, Private) for each in (known, local, Wire()))
-    assert not isinstance(Identity(), Private)
+    local = ClipAndNoise(1.0, 2.0, delta=DELTA)
+    assert PrivateMean(1.0, 2.0, delta=DELTA).spent(rounds) == sampled_epsilon(2.0, DELTA, rounds)
+    known = PrivateMean(1.0, 2.0, secret_sampling=False, delta=DELTA)
+    assert known.spent(rounds) == local.spent(rounds) == gaussian_epsilon(2.0, DELTA, 3)
+    assert Wire(up=[local, Quantize("int8")]).private is local
+    assert Wire(up=Quantize("int8")).private is Wire().private is None
 
 
 def test_without_the_accountant(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     for private in (PrivateMean(1.0, 1.0), ClipAndNoise(1.0, 1.0)):
         with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlight\[privacy\]'"):
-            private.epsilon(DELTA, [])
+            private.spent([])
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 4.0, 200.0])
+@pytest.mark.parametrize("secret_sampling", [True, False])
+def test_noise_for_an_epsilon(epsilon, secret_sampling):
+    """Not more than the epsilon, and hardly less."""
+    mean, rounds = PrivateMean(1.0, None, secret_sampling, DELTA, epsilon), {(5, 100): 40}
+    mean.noise = mean.noise_for(rounds)
+    assert 0.999 * epsilon < mean.spent(rounds) <= epsilon
+    local = ClipAndNoise(1.0, epsilon=epsilon, delta=DELTA)
+    exact = brentq(lambda noise: gaussian_epsilon(noise, DELTA, 40) - epsilon, 1e-2, 1e5)
+    assert local.noise_for(rounds) == pytest.approx(exact, rel=2e-4)
+    assert mean.noise <= local.noise_for(rounds)
+    assert mean.noise < local.noise_for(rounds) or not secret_sampling
+
+
+def test_the_noise_of_an_epsilon_is_unknown_outside_of_a_run():
+    mean = PrivateMean(1.0, epsilon=4.0)
+    mean.add(update("a", w=[1.0]))
+    for use in (mean.result, lambda: ClipAndNoise(1.0, epsilon=4.0).encode(torch.zeros(2), [2])):
+        with pytest.raises(ValueError, match="a run sets the noise for epsilon=4"):
+            use()
 
 
 def test_a_second_update_of_a_client_is_refused():
@@ -273,9 +292,12 @@ def test_ranges(make):
     for delta in (0.0, 1.0, -1e-5, math.nan):
         with pytest.raises(ValueError, match=f"delta={delta} "):
             make(1.0, 1.0, delta=delta)
-    for delta in (0.0, 1.0):
-        with pytest.raises(ValueError, match=f"delta={delta} "):
-            make(1.0, 1.0).epsilon(delta, [])
+    for epsilon in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"epsilon={epsilon} must be above 0"):
+            make(1.0, epsilon=epsilon)
+    for noise_multiplier, epsilon in ((None, None), (1.0, 4.0)):
+        with pytest.raises(ValueError, match=f"={noise_multiplier} and epsilon={epsilon}: give one of them"):
+            make(1.0, noise_multiplier, epsilon=epsilon)
     with pytest.raises(ValueError, match="3 sampled clients out of 2"):
         sampled_epsilon(1.0, DELTA, [(3, 2)])
 

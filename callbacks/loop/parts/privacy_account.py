@@ -1,11 +1,15 @@
-"""Privacy account of a run: epsilon after each round, of a private aggregation or channel."""
+"""Privacy account of a run: epsilon after each round, of a private aggregation or channel, and its end at a budget."""
+
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import Channel, State
-from fedlight.federation.privacy import Private
+from fedlight.federation.privacy import Private, gaussian_epsilon
 
 
 class PrivacyAccount(Part):
@@ -13,6 +17,7 @@ class PrivacyAccount(Part):
 
     Attributes:
         rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
+        noise: noise that was found for an epsilon, by the end of its names in the log; it stays when a run is resumed.
 
     Raises:
         ModuleNotFoundError: something is private and the accountant is not installed.
@@ -20,12 +25,11 @@ class PrivacyAccount(Part):
 
     def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
         self.rounds: dict[tuple[int, int], int] = {}
-        self._parts: dict[str, tuple[Private, float]] = {}
-        parts: dict[str, object] = {"": aggregation, "_local": channel}
-        for end, part in parts.items():
-            if isinstance(part, Private) and part.delta is not None:
-                part.epsilon(part.delta, [])  # asks whether the accountant is installed
-                self._parts[end] = part, part.delta
+        self.noise: dict[str, float] = {}
+        parts: dict[str, object] = {"": aggregation, "_local": getattr(channel, "private", None)}
+        self._parts = {end: part for end, part in parts.items() if isinstance(part, Private)}
+        for part in self._parts.values():
+            gaussian_epsilon(1.0, part.delta, times=0)  # asks whether the accountant is installed
 
     @property
     def is_private(self) -> bool:
@@ -35,15 +39,39 @@ class PrivacyAccount(Part):
     def meet(self, run: Run) -> None:
         """Raise ValueError unless delta < 1 / clients: otherwise revealing one client whole would be private."""
         clients = len(run.clients)
-        for part, delta in self._parts.values():
-            if delta * clients >= 1:
+        for part in self._parts.values():
+            if part.delta * clients >= 1:
                 raise ValueError(
-                    f"{type(part).__name__}: delta={delta:g} is not below one over the {clients:,} clients, so that giving "
-                    f"away all that one of them holds would count as private: set it to {0.1 / clients:.0e} or less"
+                    f"{type(part).__name__}: delta={part.delta:g} is not below one over the {clients:,} clients, so that "
+                    f"giving away all that one of them holds would count as private: set it to {0.1 / clients:.0e} or less"
                 )
 
+    def attach(self, run: Run) -> None:
+        """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget."""
+        sampled, clients = self._next(run)
+        for end, part in self._parts.items():
+            if part.epsilon is None:
+                continue
+            if end not in self.noise:
+                self.noise[end] = part.noise_for({(sampled, clients): run.num_rounds})
+                rank_zero_info(
+                    f"{type(part).__name__}: noise_multiplier={self.noise[end]:.5g} keeps epsilon={part.epsilon:g} at "
+                    f"delta={part.delta:g} for {run.num_rounds} rounds of {sampled} of {clients:,} clients"
+                )
+            part.noise = self.noise[end]
+        self._stop_at_budget(run)
+
+    def start_round(self, run: Run) -> None:
+        """Raise ValueError for a round that would exceed the budget."""
+        if reason := self._exceeded(run):  # the trainer goes on, because of min_epochs
+            raise ValueError(f"{reason}: set trainer.min_epochs={run.round_idx} or less")
+
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
-        return self.after(run.planned.num_asked, len(run.clients))  # dropouts count: they were sampled
+        return self.after(*self._next(run))
+
+    def after_round(self, run: Run, metrics: Any) -> None:
+        """End the run where the next round would exceed the budget."""
+        self._stop_at_budget(run)
 
     def after(self, sampled: int, clients: int) -> dict[str, float]:
         """Count a round with ``sampled`` of ``clients`` asked, and return epsilon after it.
@@ -55,8 +83,38 @@ class PrivacyAccount(Part):
         if self._parts:
             self.rounds[sampled, clients] = self.rounds.get((sampled, clients), 0) + 1
         spent: dict[str, float] = {}
-        for end, (part, delta) in self._parts.items():
-            epsilon = part.epsilon(delta, self.rounds)
-            if epsilon is not None:
-                spent |= {f"epsilon{end}": epsilon, f"delta{end}": delta}
+        for end, part in self._parts.items():
+            spent |= {f"epsilon{end}": part.spent(self.rounds), f"delta{end}": part.delta}
         return spent
+
+    def _next(self, run: Run) -> tuple[int, int]:
+        """Return the clients asked and all clients of a round; dropouts count, because they were sampled."""
+        return run.planned.num_asked, len(run.clients)
+
+    def _exceeded(self, run: Run) -> str:
+        """Return the reason why no further round may be trained; empty if one may."""
+        coming = self._next(run)
+        rounds = {**self.rounds, coming: self.rounds.get(coming, 0) + 1}
+        for part in self._parts.values():
+            if part.epsilon is not None and part.spent(rounds) > part.epsilon:
+                return (
+                    f"{type(part).__name__}: round {run.round_idx + 1} would exceed epsilon={part.epsilon:g}, of which "
+                    f"{part.spent(self.rounds):.4g} is spent"
+                )
+        return ""
+
+    def _stop_at_budget(self, run: Run) -> None:
+        if run.round_idx < run.num_rounds and (reason := self._exceeded(run)):
+            run.trainer.should_stop = True
+            rank_zero_info(
+                f"{reason}, so the training ends here: for {run.num_rounds} rounds start a new run, which adds more noise "
+                "from its first round on, or one with a larger epsilon"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rounds and the noise, for a checkpoint."""
+        return {"rounds": dict(self.rounds), "noise": dict(self.noise)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.rounds, self.noise = dict(state.get("rounds", {})), dict(state.get("noise", {}))
