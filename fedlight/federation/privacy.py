@@ -15,6 +15,7 @@ length of clients' texts, so one client's data can push another out of a round, 
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -56,6 +57,7 @@ class Private:
     epsilon: float | None
     delta: float
     _noise: float | None
+    _is_secret = False
 
     def _take(
         self, clip_norm: float, noise_multiplier: float | None, delta: float, epsilon: float | None
@@ -92,6 +94,16 @@ class Private:
     @noise.setter
     def noise(self, value: float) -> None:
         self._noise = value
+
+    def keep_secret(self) -> None:
+        """Draw all noise from the operating system from now on: no seed reveals it, and no run repeats it."""
+        self._is_secret = True
+
+    def _normal(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return standard normal numbers."""
+        if self._is_secret:
+            return secret_normal(shape.numel()).reshape(shape).to(dtype)
+        return torch.randn(shape, dtype=dtype)
 
     def spent(self, rounds: Rounds) -> float:
         """Return epsilon at ``delta`` after these rounds.
@@ -130,8 +142,8 @@ class Private:
 class PrivateMean(Checked, Private, Aggregation):
     """Mean of clipped movements plus Gaussian noise (central privacy).
 
-    All clients have the same weight, whatever the algorithm's weighting. The noise comes from torch's global stream, which
-    the loop seeds for each round; a seed that must stay secret must not be readable in the run's folder either.
+    All clients have the same weight, whatever the algorithm's weighting. In the emulator the noise comes from torch's global
+    stream, which the loop seeds for each round, so that the seed reveals it; in a deployment from the operating system.
 
     Args:
         clip_norm: largest L2 norm of a client's whole movement, all tensors together, above 0.
@@ -203,7 +215,7 @@ class PrivateMean(Checked, Private, Aggregation):
         deviation = self.noise * self.clip_norm
         # In the order of names, so that noise does not depend on the order of clients.
         for name in sorted(total):
-            noise = torch.randn(total[name].shape, dtype=torch.float64)
+            noise = self._normal(total[name].shape, torch.float64)
             total[name].add_(noise, alpha=deviation).div_(senders[name])
         return total
 
@@ -220,8 +232,9 @@ class PrivateMean(Checked, Private, Aggregation):
 class ClipAndNoise(Private, Codec):
     """Codec that clips a client's whole movement and adds Gaussian noise before anything is sent (local privacy).
 
-    It must be the first codec of a chain, so that later ones work on private values. The noise comes from torch's global
-    stream, which the loop seeds for each visit.
+    It must be the first codec of a chain, so that later ones work on private values. In the emulator the noise comes from
+    torch's global stream, which the loop seeds for each visit; on a node of a deployment from the operating system, and the
+    server cannot reproduce it.
 
     Args:
         clip_norm: largest L2 norm of the whole movement, all tensors together, above 0.
@@ -251,12 +264,24 @@ class ClipAndNoise(Private, Codec):
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         scale = _clipping([values], self.clip_norm, "the movement")
-        noise = torch.randn(values.shape)
+        noise = self._normal(values.shape, torch.float32)
         return (values * scale).add_(noise, alpha=self.noise * self.clip_norm), {}
 
     def decode(self, values: Tensor, side: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
         """Return the values as they are: neither clipping nor noise can be undone."""
         return values
+
+
+def secret_normal(size: int) -> Tensor:
+    """Return independent standard normal numbers of the operating system's entropy, ``(size,)`` fp64.
+
+    Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958, https://doi.org/10.1214/aoms/1177706645. A
+    torch generator has 32 bits of seed, which can be tried out.
+    """
+    bits = np.frombuffer(os.urandom(16 * math.ceil(size / 2)), np.uint64).reshape(2, -1)
+    uniform = ((bits >> np.uint64(11)) + 0.5) / 2**53  # above 0
+    radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]
+    return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size])
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float:

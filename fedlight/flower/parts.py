@@ -21,6 +21,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.malicious import Malicious
 from fedlight.federation.forward.fedkseed import FedKSeed
+from fedlight.federation.privacy import Private
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
 from fedlight.support.settings_record import constructor_arguments
 
@@ -84,7 +85,11 @@ class Parts(FedlightCLI):
         """
         if self.loop is None:
             raise ValueError("the config has no key federated:, so there is nothing to deploy")
-        return {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
+        settings = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
+        for part in (settings["aggregation"], getattr(settings["channel"], "private", None)):
+            if isinstance(part, Private):
+                part.keep_secret()  # server and nodes all know the seed
+        return settings
 
     def say_left_out(self, end: str, reason: str) -> None:
         """Say which callbacks are not used at one end; of Lightning's own that is no news."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from plain_lightning import federate
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import kstest, norm
 
 from fedlight.federation import privacy
 from fedlight.federation.channel import Wire
@@ -20,6 +20,7 @@ from fedlight.federation.privacy import (
     PrivateMean,
     gaussian_epsilon,
     sampled_epsilon,
+    secret_normal,
 )
 
 DELTA = 1e-4
@@ -264,6 +265,39 @@ def test_the_noise_of_an_epsilon_is_unknown_outside_of_a_run():
     for use in (mean.result, lambda: ClipAndNoise(1.0, epsilon=4.0).encode(torch.zeros(2), [2])):
         with pytest.raises(ValueError, match="a run sets the noise for epsilon=4"):
             use()
+
+
+def test_secret_noise_is_normal_and_no_seed_repeats_it():
+    for size in (0, 1, 7):
+        assert secret_normal(size).shape == (size,)
+    drawn = secret_normal(200_001).numpy()
+    assert kstest(drawn, "norm").pvalue > 1e-6
+    halves = drawn[:100_000], drawn[100_001:]  # cosines and sines of the same angles
+    assert abs(np.corrcoef(*halves)[0, 1]) < 0.02
+    assert abs(np.corrcoef(*np.square(halves))[0, 1]) < 0.02
+    made = []
+    for secret in (False, False, True, True):
+        mean, codec = PrivateMean(1.0, 3.0), ClipAndNoise(1.0, 3.0)
+        for private in (mean, codec) if secret else ():
+            private.keep_secret()
+        mean.add(update("a", w=[[0.0, 0.0]]))
+        torch.manual_seed(5)
+        noise = mean.result()["w"]
+        assert noise.shape == (1, 2)
+        sent, _ = codec.encode(torch.zeros(3), [3])
+        assert (noise.dtype, sent.dtype) == (torch.float64, torch.float32)
+        made.append((noise.tolist(), sent.tolist()))
+    assert made[0] == made[1]
+    assert (
+        len({str(each) for place in (0, 1) for each in (made[0][place], made[2][place], made[3][place])}) == 6
+    )
+
+
+def test_secret_noise_has_the_size_of_other_noise():
+    codec = ClipAndNoise(clip_norm=3.0, noise_multiplier=0.5)
+    codec.keep_secret()
+    sent, _ = codec.encode(torch.zeros(200_000), [200_000])
+    assert sent.std().item() == pytest.approx(0.5 * 3.0, rel=0.01)
 
 
 def test_a_second_update_of_a_client_is_refused():
