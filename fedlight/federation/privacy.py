@@ -106,9 +106,9 @@ class Private:
         return torch.randn(shape, dtype=dtype)
 
     def spent(self, rounds: Rounds) -> float:
-        """Return epsilon at ``delta`` after these rounds.
+        """Return epsilon at ``delta`` after these rounds, towards an observer of every round's model.
 
-        It holds towards an observer of every round's model; without secret sampling that observer may know the cohorts.
+        Without secret sampling the observer may know the cohorts, and epsilon is that of a client in all these rounds.
 
         Raises:
             ValueError: a round is out of its range.

@@ -1,5 +1,7 @@
 """Privacy account of a run: epsilon after each round, of a private aggregation or channel, and its end at a budget."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -9,7 +11,7 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import Channel, State
-from fedlight.federation.privacy import Private, gaussian_epsilon
+from fedlight.federation.privacy import Private, Rounds, gaussian_epsilon
 
 
 class PrivacyAccount(Part):
@@ -17,6 +19,7 @@ class PrivacyAccount(Part):
 
     Attributes:
         rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
+        asked: client -> number of rounds in which it was asked, on which epsilon towards the server depends.
         noise: noise that was found for an epsilon, by the end of its names in the log; it stays when a run is resumed.
 
     Raises:
@@ -24,7 +27,8 @@ class PrivacyAccount(Part):
     """
 
     def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
-        self.rounds: dict[tuple[int, int], int] = {}
+        self.rounds: Counter[tuple[int, int]] = Counter()
+        self.asked: Counter[str] = Counter()
         self.noise: dict[str, float] = {}
         parts: dict[str, object] = {"": aggregation, "_local": getattr(channel, "private", None)}
         self._parts = {end: part for end, part in parts.items() if isinstance(part, Private)}
@@ -48,15 +52,15 @@ class PrivacyAccount(Part):
 
     def attach(self, run: Run) -> None:
         """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget."""
-        sampled, clients = self._next(run)
         for end, part in self._parts.items():
             if part.epsilon is None:
                 continue
             if end not in self.noise:
-                self.noise[end] = part.noise_for({(sampled, clients): run.num_rounds})
+                self.noise[end] = part.noise_for(self._counted(end, run, range(run.num_rounds)))
                 rank_zero_info(
                     f"{type(part).__name__}: noise_multiplier={self.noise[end]:.5g} keeps epsilon={part.epsilon:g} at "
-                    f"delta={part.delta:g} for {run.num_rounds} rounds of {sampled} of {clients:,} clients"
+                    f"delta={part.delta:g} for {run.num_rounds} rounds of {run.planned.num_asked} of {len(run.clients):,} "
+                    "clients"
                 )
             part.noise = self.noise[end]
         self._stop_at_budget(run)
@@ -67,39 +71,50 @@ class PrivacyAccount(Part):
             raise ValueError(f"{reason}: set trainer.min_epochs={run.round_idx} or less")
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
-        return self.after(*self._next(run))
+        # Dropouts count, because they were sampled.
+        return self.after([client.id for client in run.planned.asked(run.round_idx)], len(run.clients))
 
     def after_round(self, run: Run, metrics: Any) -> None:
         """End the run where the next round would exceed the budget."""
         self._stop_at_budget(run)
 
-    def after(self, sampled: int, clients: int) -> dict[str, float]:
-        """Count a round with ``sampled`` of ``clients`` asked, and return epsilon after it.
+    def after(self, asked: Sequence[str], clients: int) -> dict[str, float]:
+        """Count a round that asked some of ``clients``, and return epsilon after it.
 
         Returns:
             ``epsilon`` and ``delta`` towards observers of the models, ``epsilon_local`` and ``delta_local`` towards the
-                server; absent where nothing is private.
+                server, of the client that was asked most often; absent where nothing is private.
         """
-        if self._parts:
-            self.rounds[sampled, clients] = self.rounds.get((sampled, clients), 0) + 1
+        self.rounds[len(asked), clients] += 1
+        if "_local" in self._parts:
+            self.asked.update(asked)
         spent: dict[str, float] = {}
         for end, part in self._parts.items():
-            spent |= {f"epsilon{end}": part.spent(self.rounds), f"delta{end}": part.delta}
+            spent |= {f"epsilon{end}": part.spent(self._counted(end)), f"delta{end}": part.delta}
         return spent
 
-    def _next(self, run: Run) -> tuple[int, int]:
-        """Return the clients asked and all clients of a round; dropouts count, because they were sampled."""
-        return run.planned.num_asked, len(run.clients)
+    def _counted(self, end: str, run: Any = None, coming: Sequence[int] = ()) -> Rounds:
+        """Return the rounds so far, and coming ones by their numbers, as an end's epsilon depends on them."""
+        if end:
+            asked = Counter(self.asked)
+            for round_idx in coming:
+                asked.update(client.id for client in run.planned.asked(round_idx))
+            return {(1, 1): max(asked.values(), default=0)}
+        rounds = Counter(self.rounds)
+        if coming:
+            rounds[run.planned.num_asked, len(run.clients)] += len(coming)
+        return rounds
 
     def _exceeded(self, run: Run) -> str:
         """Return the reason why no further round may be trained; empty if one may."""
-        coming = self._next(run)
-        rounds = {**self.rounds, coming: self.rounds.get(coming, 0) + 1}
-        for part in self._parts.values():
-            if part.epsilon is not None and part.spent(rounds) > part.epsilon:
+        for end, part in self._parts.items():
+            if (
+                part.epsilon is not None
+                and part.spent(self._counted(end, run, [run.round_idx])) > part.epsilon
+            ):
                 return (
                     f"{type(part).__name__}: round {run.round_idx + 1} would exceed epsilon={part.epsilon:g}, of which "
-                    f"{part.spent(self.rounds):.4g} is spent"
+                    f"{part.spent(self._counted(end)):.4g} is spent"
                 )
         return ""
 
@@ -112,9 +127,10 @@ class PrivacyAccount(Part):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rounds and the noise, for a checkpoint."""
-        return {"rounds": dict(self.rounds), "noise": dict(self.noise)}
+        """Return the counts and the noise, for a checkpoint."""
+        return {"rounds": dict(self.rounds), "asked": dict(self.asked), "noise": dict(self.noise)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.rounds, self.noise = dict(state.get("rounds", {})), dict(state.get("noise", {}))
+        self.rounds, self.asked = Counter(state.get("rounds", {})), Counter(state.get("asked", {}))
+        self.noise = dict(state.get("noise", {}))

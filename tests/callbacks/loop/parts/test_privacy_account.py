@@ -1,7 +1,9 @@
 """What a run says of its privacy: epsilon at the delta that was asked for, and that delta beside it."""
 
+import itertools
 import logging
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import lightning as L
@@ -12,7 +14,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Identity
+from fedlight.federation.client import Identity, uniform_cohort
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon
 
@@ -30,6 +32,12 @@ class Logged(L.Callback):
         )
 
 
+def most_often_asked(rounds):
+    """Return in how many rounds the client takes part that has the most of them."""
+    cohorts = [uniform_cohort([f"c{i}" for i in range(10)], 3, 0, round_idx) for round_idx in range(rounds)]
+    return max(Counter(itertools.chain(*cohorts)).values())
+
+
 @pytest.mark.parametrize("delta", [1e-2, 1e-8])
 def test_both_epsilons_are_logged_at_their_own_delta(delta):
     watch = Logged()
@@ -43,7 +51,7 @@ def test_both_epsilons_are_logged_at_their_own_delta(delta):
     for number, found in enumerate(watch.rounds, start=1):
         expected = {
             "fed/epsilon": sampled_epsilon(4.0, delta, [(3, 10)] * number),
-            "fed/epsilon_local": gaussian_epsilon(8.0, delta / 2, number),
+            "fed/epsilon_local": gaussian_epsilon(8.0, delta / 2, most_often_asked(number)),
             "fed/delta": delta,
             "fed/delta_local": delta / 2,
         }
@@ -73,7 +81,7 @@ def test_a_delta_that_would_let_a_client_be_given_away_is_refused():
 
 def test_without_noise_there_is_no_epsilon():
     account = PrivacyAccount(PrivateMean(1.0, 0.0), Identity())
-    assert account.after(2, 10) == {"epsilon": math.inf, "delta": 1e-5}
+    assert account.after("ab", 10) == {"epsilon": math.inf, "delta": 1e-5}
 
 
 def budget(rounds, saved=None, ckpt=None, settings=None, **loop):
@@ -145,18 +153,25 @@ def test_a_budget_is_not_exceeded_for_min_epochs(tmp_path):
 
 
 def test_a_budget_towards_the_server():
-    """The server knows who takes part, so each round counts; the noise is that of the Gaussian mechanism."""
+    """The server knows who takes part, so the rounds of one client count; the noise is that of the Gaussian mechanism."""
     noised = ClipAndNoise(1.0, delta=0.01, epsilon=20.0)
-    _, loop, logged = budget(2, channel=Wire(up=[noised, Quantize("int8")]))
+    times = most_often_asked(6)
+    assert 1 < times < 6
+    _, loop, logged = budget(6, channel=Wire(up=[noised, Quantize("int8")]))
     assert loop.privacy.noise == {"_local": noised.noise}
     assert 0.999 * 20 < logged[-1]["fed/epsilon_local"] <= 20
-    assert logged[-1]["fed/epsilon_local"] == pytest.approx(gaussian_epsilon(noised.noise, 0.01, 2), rel=1e-5)
+    assert logged[-1]["fed/epsilon_local"] == pytest.approx(
+        gaussian_epsilon(noised.noise, 0.01, times), rel=1e-5
+    )
+    assert sum(loop.privacy.asked.values()) == 6 * 3
 
 
 def test_a_round_of_more_clients_ends_a_run_earlier():
     """Epsilon of the rounds that there are counts, not of those that were planned."""
     account = PrivacyAccount(central(), Identity())
-    run = SimpleNamespace(clients=range(10), planned=SimpleNamespace(num_asked=3), num_rounds=5, round_idx=0)
+    planned = SimpleNamespace(num_asked=3)
+    planned.asked = lambda round_idx: [SimpleNamespace(id=name) for name in range(planned.num_asked)]
+    run = SimpleNamespace(clients=range(10), planned=planned, num_rounds=5, round_idx=0)
     run.trainer = SimpleNamespace(should_stop=False)
     account.attach(run)
     run.planned.num_asked = 9
