@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -257,6 +258,16 @@ def test_noise_for_an_epsilon(epsilon, secret_sampling):
     assert local.noise_for(rounds) == pytest.approx(exact, rel=2e-4)
     assert mean.noise <= local.noise_for(rounds)
     assert mean.noise < local.noise_for(rounds) or not secret_sampling
+
+
+def test_the_noise_of_epsilons_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
+    for epsilon in (1, 4, 8):
+        mean = PrivateMean(1.0, epsilon=epsilon)
+        few, many = (mean.noise_for({(sampled, 1000): 100}) for sampled in (10, 100))
+        known = PrivateMean(1.0, epsilon=epsilon, secret_sampling=False).noise_for({(10, 1000): 100})
+        assert f"| {epsilon} | {few:.2f} | {many:.2f} | {known:.1f} |" in page
+    assert f"epsilon 4 takes {ClipAndNoise(1.0, epsilon=4.0).noise_for({(1, 1): 10}):.1f} if" in page
 
 
 def test_the_noise_of_an_epsilon_is_unknown_outside_of_a_run():
