@@ -34,6 +34,10 @@ from fedlight.support.checks import Checked
 DELTA = 1e-5
 ROUNDING = 1e-14
 """Part of delta for rounding errors in composing the losses of a round."""
+CLIP_RATE = 0.2
+"""Rate with which a clipping norm follows the norms of the movements."""
+CLIP_SHARE = 0.05
+"""Share of the privacy budget for counting the movements within the clipping norm."""
 TAIL = 1e-15
 """Probability of losses that are counted as infinite when unlike rounds are composed."""
 MISSING = "privacy needs the accountant dp-accounting: pip install 'fedlight[privacy]'"
@@ -49,14 +53,17 @@ class Private:
     Attributes:
         secret_sampling: whether the participation in a round is unknown to the observers.
         epsilon: epsilon that no run exceeds; None where ``noise_multiplier`` is given.
+        clip_quantile: quantile of the movements' norms that the clipping norm follows; None where it stays.
     """
 
     secret_sampling = False
+    clip_quantile: float | None = None
     clip_norm: float
     noise_multiplier: float | None
     epsilon: float | None
     delta: float
     _noise: float | None
+    _norm: float
     _is_secret = False
 
     def _take(
@@ -81,6 +88,7 @@ class Private:
         _check_delta(delta)
         self.clip_norm, self.delta, self.epsilon = clip_norm, delta, epsilon
         self.noise_multiplier = self._noise = noise_multiplier
+        self._norm = clip_norm
 
     @property
     def noise(self) -> float:
@@ -94,6 +102,15 @@ class Private:
     @noise.setter
     def noise(self, value: float) -> None:
         self._noise = value
+
+    @property
+    def norm(self) -> float:
+        """Clipping norm of the next round."""
+        return self._norm
+
+    @norm.setter
+    def norm(self, value: float) -> None:
+        self._norm = value
 
     def keep_secret(self) -> None:
         """Draw all noise from the operating system from now on: no seed reveals it, and no run repeats it."""
@@ -145,14 +162,22 @@ class PrivateMean(Checked, Private, Aggregation):
     All clients have the same weight, whatever the algorithm's weighting. In the emulator the noise comes from torch's global
     stream, which the loop seeds for each round, so that the seed reveals it; in a deployment from the operating system.
 
+    With a ``clip_quantile`` gamma, the clipping norm C follows that quantile of the movements' norms: Andrew et al.,
+    "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, https://arxiv.org/abs/1905.03871, algorithm 1.
+    With b of n movements within C, C becomes ``C * exp(-CLIP_RATE * ((b + noise) / n - gamma))`` after each round. One
+    replaced client changes b by 1 and the sum by 2 C, so with the noise multiplier z the sum has z_sum and b has s_b,
+    ``1 / z**2 = 1 / z_sum**2 + 1 / (2 * s_b)**2``, theorem 1. The paper sets s_b; here b has ``CLIP_SHARE`` of 1 / z**2.
+
     Args:
-        clip_norm: largest L2 norm of a client's whole movement, all tensors together, above 0.
+        clip_norm: largest L2 norm of a client's whole movement, all tensors together, above 0; with a ``clip_quantile`` that
+            of the first round.
         noise_multiplier: standard deviation of the noise in the sum over ``clip_norm``, at least 0; in the mean over n
             clients it is ``noise_multiplier * clip_norm / n`` for each coordinate.
         secret_sampling: whether participation in a round is known to the server alone; it makes epsilon smaller.
         delta: chance that the logged epsilon does not hold, above 0 and below one over the number of clients.
         epsilon: largest epsilon of a run, instead of ``noise_multiplier``: the noise follows for the planned rounds, and the
             run ends before a round that would exceed it.
+        clip_quantile: share in (0, 1) of the movements whose norms the clipping norm exceeds in the long run; None keeps it.
 
     Raises:
         ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given.
@@ -172,12 +197,18 @@ class PrivateMean(Checked, Private, Aggregation):
         secret_sampling: bool = True,
         delta: float = DELTA,
         epsilon: float | None = None,
+        clip_quantile: float | None = None,
     ) -> None:
         self._take(clip_norm, noise_multiplier, delta, epsilon)
-        self.secret_sampling = secret_sampling
+        if clip_quantile is not None and not 0 < clip_quantile < 1:
+            raise ValueError(
+                f"clip_quantile={clip_quantile} is a share of the movements and must be in (0, 1)"
+            )
+        self.secret_sampling, self.clip_quantile = secret_sampling, clip_quantile
         self.sums = ExactSums()
         self._senders: Counter[str] = Counter()
         self._clients: set[str] = set()
+        self._within = 0
 
     def add(self, update: Update) -> None:
         """Add the clipped movement.
@@ -187,17 +218,17 @@ class PrivateMean(Checked, Private, Aggregation):
         """
         self._take_clients([update.client_id])
         movement = update.movement
-        scale = _clipping(
-            list(movement.values()), self.clip_norm, f"the movement of client {update.client_id!r}"
-        )
+        scale = _clipping(list(movement.values()), self._norm, f"the movement of client {update.client_id!r}")
+        self._within += scale == 1
         self._senders.update(movement.keys())
         self.sums.add(movement, scale)
 
     def partial(self) -> dict[str, Any]:
         """Return the sum of clipped movements, without noise, and who sent them; start anew."""
-        senders, clients = self._senders, self._clients
-        self._senders, self._clients = Counter(), set()
-        return {"sums": self.sums.partial(), "senders": dict(senders), "clients": sorted(clients)}
+        senders, clients, within = self._senders, self._clients, self._within
+        self._senders, self._clients, self._within = Counter(), set(), 0
+        sums = self.sums.partial()
+        return {"sums": sums, "senders": dict(senders), "clients": sorted(clients), "within": within}
 
     def pieces(self) -> Iterator[dict[str, Any]]:
         return in_pieces(self.partial(), "sums")
@@ -206,17 +237,26 @@ class PrivateMean(Checked, Private, Aggregation):
         """Add the clipped movements of another partial; raise ValueError if a client has sent an update to both."""
         self._take_clients(partial["clients"])
         self._senders.update(partial["senders"])
+        self._within += partial["within"]
         self.sums.merge(partial["sums"])
 
     def result(self) -> State:
         """Return the mean of each tensor over the clients that sent it, with noise, and start anew."""
-        total, senders = self.sums.result(), self._senders
-        self._senders, self._clients = Counter(), set()
-        deviation = self.noise * self.clip_norm
+        total, senders, clients, within = self.sums.result(), self._senders, len(self._clients), self._within
+        self._senders, self._clients, self._within = Counter(), set(), 0
+        deviation = self.noise * self._norm
+        if self.clip_quantile is not None:
+            deviation /= math.sqrt(1 - CLIP_SHARE)
         # In the order of names, so that noise does not depend on the order of clients.
         for name in sorted(total):
             noise = self._normal(total[name].shape, torch.float64)
             total[name].add_(noise, alpha=deviation).div_(senders[name])
+        if self.clip_quantile is not None and clients:
+            counted = (
+                within
+                + self.noise / (2 * math.sqrt(CLIP_SHARE)) * self._normal(torch.Size(), torch.float64).item()
+            )
+            self._norm *= math.exp(-CLIP_RATE * (counted / clients - self.clip_quantile))
         return total
 
     def _take_clients(self, client_ids: Sequence[str]) -> None:

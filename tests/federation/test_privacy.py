@@ -278,6 +278,64 @@ def test_the_noise_of_an_epsilon_is_unknown_outside_of_a_run():
             use()
 
 
+def test_a_clipping_norm_follows_a_quantile_by_hand():
+    """Andrew et al., algorithm 1, without noise: C exp(-0.2 (b / n - gamma)), with b movements within C."""
+    mean = PrivateMean(clip_norm=5.0, noise_multiplier=0.0, clip_quantile=0.25)
+    first = update("a", v=[3.0, 4.0]), update("b", v=[6.0, 8.0]), update("c", v=[0.0, 0.0])
+    assert result(mean, *first) == {"v": [2.0, 8 / 3]}
+    norm_of_two = 5.0 * math.exp(-0.2 * (2 / 3 - 0.25))
+    assert mean.norm == pytest.approx(norm_of_two, rel=1e-12)
+    assert result(mean, update("b", v=[6.0, 8.0])) == {
+        "v": pytest.approx([0.6 * norm_of_two, 0.8 * norm_of_two])
+    }
+    assert mean.norm == pytest.approx(norm_of_two * math.exp(0.2 * 0.25), rel=1e-12)
+    before = mean.norm
+    assert result(mean) == {}
+    assert mean.norm == before  # a round without clients says nothing
+    assert mean.clip_norm == 5.0
+
+
+def test_a_clipping_norm_is_the_same_of_parts_in_any_order():
+    norms = []
+    for cut in (0, 2, 4):
+        mean, other = (PrivateMean(1.0, 0.7, clip_quantile=0.5) for _ in range(2))
+        for place in range(5):
+            (mean if place < cut else other).add(update(f"c{place}", v=[place / 2]))
+        torch.manual_seed(0)
+        mean.merge(other.partial())
+        mean.result()
+        norms.append(mean.norm)
+    assert norms[0] == norms[1] == norms[2] != 1.0
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
+def test_a_clipping_norm_comes_to_the_quantile(quantile):
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    mean, norms = PrivateMean(0.5, 1.0, clip_quantile=quantile), []
+    for _ in range(120):
+        for place, size in enumerate(random.lognormal(1.0, 0.5, 100)):
+            mean.add(update(f"c{place}", v=[size]))
+        mean.result()
+        norms.append(mean.norm)
+    assert math.log(np.median(norms[-50:])) == pytest.approx(norm.ppf(quantile, 1.0, 0.5), abs=0.06)
+
+
+def test_the_budget_is_shared_with_the_count_of_movements_within_the_norm():
+    """A replaced client moves the sum by 2 S and the count by 1: together they are as far apart as 2 S under z S."""
+    torch.manual_seed(0)
+    sums, counts = [], []
+    for _ in range(3000):
+        mean = PrivateMean(0.5, 3.0, clip_quantile=0.5)
+        mean.add(update("a", v=[0.0] * 50))
+        sums.append(mean.result()["v"].numpy())
+        counts.append(-math.log(mean.norm / 0.5) / 0.2 + 0.5 - 1)  # noise of the count, of one client
+    of_sum, of_count = np.std(sums), np.std(counts)
+    assert of_sum == pytest.approx(0.5 * 3.0 / math.sqrt(1 - privacy.CLIP_SHARE), rel=0.01)
+    assert (2 * 0.5 / of_sum) ** 2 + (1 / of_count) ** 2 == pytest.approx((2 / 3.0) ** 2, rel=0.02)
+    assert abs(np.corrcoef([each[-1] for each in sums], counts)[0, 1]) < 0.06
+
+
 def test_secret_noise_is_normal_and_no_seed_repeats_it():
     for size in (0, 1, 7):
         assert secret_normal(size).shape == (size,)
@@ -340,6 +398,9 @@ def test_ranges(make):
     for epsilon in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match=f"epsilon={epsilon} must be above 0"):
             make(1.0, epsilon=epsilon)
+    for quantile in (0.0, 1.0, -0.5, math.nan) if make is PrivateMean else ():
+        with pytest.raises(ValueError, match=f"clip_quantile={quantile} "):
+            make(1.0, 1.0, clip_quantile=quantile)
     for noise_multiplier, epsilon in ((None, None), (1.0, 4.0)):
         with pytest.raises(ValueError, match=f"={noise_multiplier} and epsilon={epsilon}: give one of them"):
             make(1.0, noise_multiplier, epsilon=epsilon)

@@ -53,6 +53,8 @@ class PrivacyAccount(Part):
     def attach(self, run: Run) -> None:
         """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget."""
         for end, part in self._parts.items():
+            if not self.rounds:  # it may come from another run
+                part.norm = part.clip_norm
             if part.epsilon is None:
                 continue
             if end not in self.noise:
@@ -72,7 +74,9 @@ class PrivacyAccount(Part):
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
         # Dropouts count, because they were sampled.
-        return self.after([client.id for client in run.planned.asked(run.round_idx)], len(run.clients))
+        spent = self.after([client.id for client in run.planned.asked(run.round_idx)], len(run.clients))
+        changing = {end: part for end, part in self._parts.items() if part.clip_quantile is not None}
+        return spent | {f"clip_norm{end}": part.norm for end, part in changing.items()}
 
     def after_round(self, run: Run, metrics: Any) -> None:
         """End the run where the next round would exceed the budget."""
@@ -127,10 +131,14 @@ class PrivacyAccount(Part):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and the noise, for a checkpoint."""
-        return {"rounds": dict(self.rounds), "asked": dict(self.asked), "noise": dict(self.noise)}
+        """Return counts, noise and clipping norms, for a checkpoint."""
+        counts = {"rounds": dict(self.rounds), "asked": dict(self.asked)}
+        norms = {end: part.norm for end, part in self._parts.items()}
+        return {**counts, "noise": dict(self.noise), "norms": norms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.rounds, self.asked = Counter(state.get("rounds", {})), Counter(state.get("asked", {}))
         self.noise = dict(state.get("noise", {}))
+        for end, part in self._parts.items():
+            part.norm = state.get("norms", {}).get(end, part.clip_norm)

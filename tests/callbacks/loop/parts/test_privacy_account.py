@@ -183,3 +183,32 @@ def test_a_round_of_more_clients_ends_a_run_earlier():
     spent = account._parts[""].spent(account.rounds)
     assert spent <= 8 < account._parts[""].spent({(9, 10): run.round_idx + 1})
     assert run.round_idx < 5
+
+
+def adaptive():
+    return PrivateMean(0.05, 0.5, delta=0.01, clip_quantile=0.5)
+
+
+def test_a_clipping_norm_goes_on_with_a_run(tmp_path):
+    logged = []
+
+    class Norms(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            logged.append(float(trainer.callback_metrics["fed/clip_norm"]))
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    def run(ckpt=None, mean=None):
+        loop = FederatedLoop(clients_per_round=3, local_steps=2, aggregation=mean or adaptive())
+        model = module()
+        fitted = trainer(3, [loop, Norms()])
+        fitted.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt)
+        return weights(model), loop.aggregation
+
+    whole, mean = run()
+    norms = [*logged]
+    assert len({0.05, *norms}) == 4
+    assert norms[-1] == pytest.approx(mean.norm)
+    assert_equal(run(tmp_path / "0.ckpt")[0], whole)
+    assert logged == norms + norms[1:]
+    assert_equal(run(mean=mean)[0], whole)  # a new run begins with the first norm
+    assert logged[-3:] == norms
