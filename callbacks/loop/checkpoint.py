@@ -124,7 +124,7 @@ def restore(loop: Any, state: dict[str, Any]) -> None:
     """Give a `FederatedLoop` its state from a checkpoint."""
     loop.rounds_done, loop.virtual_seconds = state["rounds_done"], state.get("virtual_seconds", 0.0)
     if loop.privacy is not None:
-        loop.privacy.load_state_dict(state.get("privacy", {}))
+        loop.privacy.load_state_dict(state["privacy"])
     for name in ("algorithm", "server", "memory"):
         getattr(loop, name).load_state_dict(state[name])
     if loop._buffered is not None:

@@ -352,8 +352,8 @@ def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Rounds) -> fl
     privacy loss distributions: Zhu, Dong and Wang, "Optimal Accounting of Differential Privacy via Characteristic Function",
     AISTATS 2022, https://arxiv.org/abs/2106.08567. Each is discretized to a distribution that dominates it: Doroshenko et
     al., "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions", PoPETs 2022,
-    https://arxiv.org/abs/2207.04380, as computed by dp-accounting. The result is never more than `gaussian_epsilon`.
-    Sampled clients that dropped out count as sampled.
+    https://arxiv.org/abs/2207.04380, as computed by dp-accounting. The result is never more than `gaussian_epsilon`, and is
+    that where delta is below 1e-14 for each round. Sampled clients that dropped out count as sampled.
 
     Raises:
         ValueError: ``delta`` is out of its range, or more clients are sampled than there are.
@@ -368,22 +368,30 @@ def sampled_epsilon(noise_multiplier: float, delta: float, rounds: Rounds) -> fl
     for sampled, clients in counts:
         if not 0 < sampled <= clients:
             raise ValueError(f"a round of {sampled} sampled clients out of {clients} cannot be")
-    # Rounding errors of one composition are far below this; what remains of delta is for the mechanism.
-    least_delta = delta - ROUNDING * counts.total()
-    if not counts or not noise_multiplier or least_delta <= 0:
+    if not counts or not noise_multiplier:
         return without_secret
+    # Discretized, the bound may lie slightly above the exact value without secret sampling.
+    return min(without_secret, _composed(noise_multiplier, delta, tuple(sorted(counts.items()))))
+
+
+@lru_cache(maxsize=16)  # one takes 20 ms, and a run with a budget asks three times for the same
+def _composed(
+    noise_multiplier: float, delta: float, counts: tuple[tuple[tuple[int, int], int], ...]
+) -> float:
+    """Return epsilon after ``counts`` of rounds with noise; infinite where the grid is too coarse for it."""
     shares: Counter[float] = Counter()
-    for (sampled, clients), times in sorted(counts.items()):
+    for (sampled, clients), times in counts:
         shares[sampled / clients] += times
+    # Rounding errors of one composition are far below this; what remains of delta is for the mechanism.
+    least_delta = delta - ROUNDING * shares.total()
     step = max(_grid(noise_multiplier, share)[1] for share in shares)
-    if step > 1:  # a round may lose hundreds, and sampling hides nothing
-        return without_secret
+    if least_delta <= 0 or step > 1:  # with such a step a round loses hundreds, and sampling hides nothing
+        return math.inf
     total: Any = None
     for share, times in shares.items():
         losses = _losses(noise_multiplier, share, step).self_compose(times)
         total = losses if total is None else total.compose(losses, TAIL)
-    # Discretized, the bound may lie slightly above the exact value without secret sampling.
-    return min(without_secret, float(total.get_epsilon_for_delta(least_delta)))
+    return float(total.get_epsilon_for_delta(least_delta))
 
 
 def _profile(noise_multiplier: float, share: float, epsilons: Any) -> Any:
