@@ -112,7 +112,7 @@ def remembered(loop: Any) -> dict[str, Any]:
         "federation": loop._federation.settings,
         "rounds_done": loop.rounds_done,
         "virtual_seconds": loop.virtual_seconds,
-        "private_rounds": {} if loop.privacy is None else dict(loop.privacy.rounds),
+        "privacy": {} if loop.privacy is None else loop.privacy.state_dict(),
         "trained": which_are_trained(loop._parameters),
         "algorithm": loop.algorithm.state_dict(),
         "server": loop.server.state_dict(),
@@ -124,7 +124,7 @@ def restore(loop: Any, state: dict[str, Any]) -> None:
     """Give a `FederatedLoop` its state from a checkpoint."""
     loop.rounds_done, loop.virtual_seconds = state["rounds_done"], state.get("virtual_seconds", 0.0)
     if loop.privacy is not None:
-        loop.privacy.rounds = dict(state.get("private_rounds", {}))
+        loop.privacy.load_state_dict(state["privacy"])
     for name in ("algorithm", "server", "memory"):
         getattr(loop, name).load_state_dict(state[name])
     if loop._buffered is not None:

@@ -21,7 +21,7 @@ from fedlight.federation.client import (
     serialized_bytes,
 )
 from fedlight.federation.codecs import Codec, Quantize
-from fedlight.federation.privacy import ClipAndNoise, Rounds
+from fedlight.federation.privacy import ClipAndNoise
 
 LOST = "wire"
 """Key in a client's memory of what its messages have lost so far."""
@@ -135,24 +135,20 @@ class Wire(Channel):
         return self._bytes(state, self.up_codecs, "up")
 
     @property
-    def delta(self) -> float | None:
-        """Delta of the noise on the way up; None without noise."""
-        # Noise comes first in a chain, see `_refuse`.
+    def private(self) -> ClipAndNoise | None:
+        """Clipping and noise on the way up; None without noise."""
+        # They come first in a chain, see `_refuse`.
         first = self.up_codecs[0] if self.up_codecs else None
-        return first.delta if isinstance(first, ClipAndNoise) else None
-
-    def epsilon(self, delta: float, rounds: Rounds) -> float | None:
-        """Return epsilon as `epsilon` does; None without noise."""
-        first = self.up_codecs[0] if self.up_codecs else None
-        return first.epsilon(delta, rounds) if isinstance(first, ClipAndNoise) else None
+        return first if isinstance(first, ClipAndNoise) else None
 
     def _bytes(self, state: State, codecs: Sequence[Codec], way: str) -> int:
         if not codecs or not state:
             return serialized_bytes(state)
         layout = tuple((name, value.shape) for name, value in state.items())
         if (way, layout) not in self._measured:  # the bytes follow from names and shapes
-            with torch.random.fork_rng(devices=[]):  # measuring a size must not change the client's noise
-                packed = pack({name: torch.zeros(shape) for name, shape in layout}, codecs)
+            measured = [codec for codec in codecs if codec is not self.private]  # noise changes no size
+            with torch.random.fork_rng(devices=[]):  # measuring a size must not change the client's draws
+                packed = pack({name: torch.zeros(shape) for name, shape in layout}, measured)
             self._measured[way, layout] = serialized_bytes(packed)
         return self._measured[way, layout]
 

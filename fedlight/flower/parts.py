@@ -21,6 +21,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.malicious import Malicious
 from fedlight.federation.forward.fedkseed import FedKSeed
+from fedlight.federation.privacy import Private
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
 from fedlight.support.settings_record import constructor_arguments
 
@@ -84,7 +85,11 @@ class Parts(FedlightCLI):
         """
         if self.loop is None:
             raise ValueError("the config has no key federated:, so there is nothing to deploy")
-        return {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
+        settings = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
+        for part in (settings["aggregation"], getattr(settings["channel"], "private", None)):
+            if isinstance(part, Private):
+                part.keep_secret()  # server and nodes all know the seed
+        return settings
 
     def say_left_out(self, end: str, reason: str) -> None:
         """Say which callbacks are not used at one end; of Lightning's own that is no news."""
@@ -122,7 +127,7 @@ def refuse_undeployable(parts: Parts) -> None:
 def refuse_unsupported(settings: dict[str, Any]) -> None:
     """Raise ValueError for settings of the loop that a deployment does not have."""
     algorithm = settings["algorithm"]
-    ranks = getattr(algorithm, "ranks", None)
+    ranks, noised = getattr(algorithm, "ranks", None), getattr(settings["channel"], "private", None)
     refused = (
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
         ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
@@ -131,6 +136,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
             f"algorithm={type(algorithm).__name__}",
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
+        ),
+        (
+            "channel.up=ClipAndNoise",
+            noised is not None and noised.epsilon is not None,  # the server says how many rounds there are
+            "a node cannot check for how many rounds an epsilon is to last: set noise_multiplier, as the emulator finds it",
         ),
         *(
             (f"parts={type(part).__name__}", isinstance(part, kind), f"{reason}: leave it out")

@@ -52,6 +52,11 @@ def test_without_codecs_a_run_is_the_lossless_one():
     assert_equal(weights(federate(channel=Wire())[0]), weights(federate()[0]))
 
 
+def test_bytes_are_known_before_the_noise_of_an_epsilon_is():
+    noised, plain = Wire(up=[ClipAndNoise(1.0, epsilon=4.0), Quantize("int8")]), Wire(up=CHAINS["noise int8"])
+    assert noised.up_bytes(adapter()) == plain.up_bytes(adapter())
+
+
 @pytest.mark.parametrize("codecs", CHAINS.values(), ids=CHAINS)
 def test_bytes_are_those_of_a_file_and_known_before(codecs):
     wire, before, after = Wire(up=codecs), adapter(0), adapter(1)

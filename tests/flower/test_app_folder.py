@@ -101,6 +101,16 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
             "federated.fleet=Fleet does not work under Flower",
         ),
         (
+            [
+                "--config=selector.yaml",
+                "--federated.channel=Wire",
+                "--federated.channel.up=ClipAndNoise",
+                "--federated.channel.up.clip_norm=1.0",
+                "--federated.channel.up.epsilon=4.0",
+            ],
+            "federated.channel.up=ClipAndNoise does not work under Flower: a node cannot check",
+        ),
+        (
             ["--federated.algorithm=FedKSeed", "--federated.forward=ZerothOrder"],
             "federated.algorithm=FedKSeed does not work under Flower",
         ),

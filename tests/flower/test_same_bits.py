@@ -34,7 +34,8 @@ EMULATED_DEVICES = ("fleet", "buffered")
 MORE_OF_THE_SAME = ("backwards", "adapters", "one_client", "private_mean", "trimmed_mean")
 FOR_HOSTILE_REPLIES = ("everybody", "everybody_coded")
 FOR_SECURE_SUMS = ("all_fedprox", "all_uniform", "all_noised")
-OTHERS = (*REFUSED, *EMULATED_DEVICES, *MORE_OF_THE_SAME, *FOR_HOSTILE_REPLIES, *FOR_SECURE_SUMS)
+FOR_NOISE = ("noised", "budget", "private_wire", "private_adapters")
+OTHERS = (*REFUSED, *EMULATED_DEVICES, *MORE_OF_THE_SAME, *FOR_HOSTILE_REPLIES, *FOR_SECURE_SUMS, *FOR_NOISE)
 EQUAL = [name for name in ALL_KINDS if name not in OTHERS]
 SLOW = ("written_fewfedpit", "written_fedmit", "written_local")
 MARKED = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in EQUAL]

@@ -47,7 +47,7 @@ from fedlight.federation.channel import Wire
 from fedlight.federation.client import Client
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.privacy import ClipAndNoise
+from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 from fedlight.federation.server import FedAdam
 from fedlight.flower import node as of_node
 from fedlight.flower import server as of_server
@@ -173,6 +173,9 @@ MORE_KINDS = {
     "paced": lambda root: Kind(model=Paced),
     "all_fedprox": lambda root: Kind({"algorithm": FedProx(0.5, "normalized"), "clients_per_round": 10}),
     "all_uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "clients_per_round": 10}),
+    "noised": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 2.0, delta=0.01))}),
+    "noised_by_none": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.0, delta=0.01))}),
+    "budget": lambda root: Kind({"aggregation": PrivateMean(0.5, delta=0.01, epsilon=20.0)}),
     "all_noised": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.1)), "clients_per_round": 10}),
 }
 ALL_KINDS = KINDS | MORE_KINDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import bitsandbytes  # noqa: F401  imported once, and not in each process
-import dp_accounting.rdp  # noqa: F401
+import dp_accounting.pld  # noqa: F401
 import lightning as L
 import numpy as np
 import torch

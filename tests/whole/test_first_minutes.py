@@ -72,8 +72,11 @@ def test_a_seed_out_of_range(fit, seed):
     [
         (
             ["--federated.aggregation=PrivateMean"],
-            "federated.aggregation: PrivateMean needs clip_norm and noise_multiplier, for example "
-            "--federated.aggregation.clip_norm 1.0 --federated.aggregation.noise_multiplier 1.0",
+            "federated.aggregation: PrivateMean needs clip_norm, for example --federated.aggregation.clip_norm 1.0",
+        ),
+        (
+            ["--federated.aggregation=PrivateMean", "--federated.aggregation.clip_norm=1.0"],
+            "PrivateMean has federated.aggregation.noise_multiplier=None and federated.aggregation.epsilon=None: give one",
         ),
         (
             ["--federated.fleet=Fleet"],
@@ -165,7 +168,7 @@ TOP_K = "class_path: TopK, init_args: {share: 0}"
         ("model: 3", "model: expected a LightningModule (its class, or class_path and init_args), given 3"),
         (
             in_a_loop("aggregation: {class_path: PrivateMean}"),
-            "PrivateMean needs clip_norm and noise_multiplier",
+            "PrivateMean needs clip_norm",
         ),
         (in_a_loop(f"channel: {{class_path: Wire, init_args: {{up: {{{TOP_K}}}}}}}"), SHARE),
         (

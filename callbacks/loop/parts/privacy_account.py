@@ -1,11 +1,17 @@
-"""Privacy account of a run: epsilon after each round, of a private aggregation or channel."""
+"""Privacy account of a run: epsilon after each round, of a private aggregation or channel, and its end at a budget."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import Channel, State
-from fedlight.federation.privacy import Private
+from fedlight.federation.privacy import Private, Rounds, gaussian_epsilon
 
 
 class PrivacyAccount(Part):
@@ -13,19 +19,21 @@ class PrivacyAccount(Part):
 
     Attributes:
         rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
+        asked: client -> number of rounds in which it was asked, on which epsilon towards the server depends.
+        noise: noise that was found for an epsilon, by the end of its names in the log; it stays when a run is resumed.
 
     Raises:
         ModuleNotFoundError: something is private and the accountant is not installed.
     """
 
     def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
-        self.rounds: dict[tuple[int, int], int] = {}
-        self._parts: dict[str, tuple[Private, float]] = {}
-        parts: dict[str, object] = {"": aggregation, "_local": channel}
-        for end, part in parts.items():
-            if isinstance(part, Private) and part.delta is not None:
-                part.epsilon(part.delta, [])  # asks whether the accountant is installed
-                self._parts[end] = part, part.delta
+        self.rounds: Counter[tuple[int, int]] = Counter()
+        self.asked: Counter[str] = Counter()
+        self.noise: dict[str, float] = {}
+        parts: dict[str, object] = {"": aggregation, "_local": getattr(channel, "private", None)}
+        self._parts = {end: part for end, part in parts.items() if isinstance(part, Private)}
+        for part in self._parts.values():
+            gaussian_epsilon(1.0, part.delta, times=0)  # asks whether the accountant is installed
 
     @property
     def is_private(self) -> bool:
@@ -35,28 +43,102 @@ class PrivacyAccount(Part):
     def meet(self, run: Run) -> None:
         """Raise ValueError unless delta < 1 / clients: otherwise revealing one client whole would be private."""
         clients = len(run.clients)
-        for part, delta in self._parts.values():
-            if delta * clients >= 1:
+        for part in self._parts.values():
+            if part.delta * clients >= 1:
                 raise ValueError(
-                    f"{type(part).__name__}: delta={delta:g} is not below one over the {clients:,} clients, so that giving "
-                    f"away all that one of them holds would count as private: set it to {0.1 / clients:.0e} or less"
+                    f"{type(part).__name__}: delta={part.delta:g} is not below one over the {clients:,} clients, so that "
+                    f"giving away all that one of them holds would count as private: set it to {0.1 / clients:.0e} or less"
                 )
 
-    def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
-        return self.after(run.planned.num_asked, len(run.clients))  # dropouts count: they were sampled
+    def attach(self, run: Run) -> None:
+        """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget."""
+        for end, part in self._parts.items():
+            if not self.rounds:  # it may come from another run
+                part.norm = part.clip_norm
+            if part.epsilon is None:
+                continue
+            if end not in self.noise:
+                self.noise[end] = part.noise_for(self._counted(end, run, range(run.num_rounds)))
+                rank_zero_info(
+                    f"{type(part).__name__}: noise_multiplier={self.noise[end]:.5g} keeps epsilon={part.epsilon:g} at "
+                    f"delta={part.delta:g} for {run.num_rounds} rounds of {run.planned.num_asked} of {len(run.clients):,} "
+                    "clients"
+                )
+            part.noise = self.noise[end]
+        self._stop_at_budget(run)
 
-    def after(self, sampled: int, clients: int) -> dict[str, float]:
-        """Count a round with ``sampled`` of ``clients`` asked, and return epsilon after it.
+    def start_round(self, run: Run) -> None:
+        """Raise ValueError for a round that would exceed the budget."""
+        if reason := self._exceeded(run):  # the trainer goes on, because of min_epochs
+            raise ValueError(f"{reason}: set trainer.min_epochs={run.round_idx} or less")
+
+    def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
+        # Dropouts count, because they were sampled.
+        spent = self.after([client.id for client in run.planned.asked(run.round_idx)], len(run.clients))
+        changing = {end: part for end, part in self._parts.items() if part.clip_quantile is not None}
+        return spent | {f"clip_norm{end}": part.norm for end, part in changing.items()}
+
+    def after_round(self, run: Run, metrics: Any) -> None:
+        """End the run where the next round would exceed the budget."""
+        self._stop_at_budget(run)
+
+    def after(self, asked: Sequence[str], clients: int) -> dict[str, float]:
+        """Count a round that asked some of ``clients``, and return epsilon after it.
 
         Returns:
             ``epsilon`` and ``delta`` towards observers of the models, ``epsilon_local`` and ``delta_local`` towards the
-                server; absent where nothing is private.
+                server, of the client that was asked most often; absent where nothing is private.
         """
-        if self._parts:
-            self.rounds[sampled, clients] = self.rounds.get((sampled, clients), 0) + 1
+        self.rounds[len(asked), clients] += 1
+        if "_local" in self._parts:
+            self.asked.update(asked)
         spent: dict[str, float] = {}
-        for end, (part, delta) in self._parts.items():
-            epsilon = part.epsilon(delta, self.rounds)
-            if epsilon is not None:
-                spent |= {f"epsilon{end}": epsilon, f"delta{end}": delta}
+        for end, part in self._parts.items():
+            spent |= {f"epsilon{end}": part.spent(self._counted(end)), f"delta{end}": part.delta}
         return spent
+
+    def _counted(self, end: str, run: Any = None, coming: Sequence[int] = ()) -> Rounds:
+        """Return the rounds so far, and coming ones by their numbers, as an end's epsilon depends on them."""
+        if end:
+            asked = Counter(self.asked)
+            for round_idx in coming:
+                asked.update(client.id for client in run.planned.asked(round_idx))
+            return {(1, 1): max(asked.values(), default=0)}
+        rounds = Counter(self.rounds)
+        if coming:
+            rounds[run.planned.num_asked, len(run.clients)] += len(coming)
+        return rounds
+
+    def _exceeded(self, run: Run) -> str:
+        """Return the reason why no further round may be trained; empty if one may."""
+        for end, part in self._parts.items():
+            if (
+                part.epsilon is not None
+                and part.spent(self._counted(end, run, [run.round_idx])) > part.epsilon
+            ):
+                return (
+                    f"{type(part).__name__}: round {run.round_idx + 1} would exceed epsilon={part.epsilon:g}, of which "
+                    f"{part.spent(self._counted(end)):.4g} is spent"
+                )
+        return ""
+
+    def _stop_at_budget(self, run: Run) -> None:
+        if run.round_idx < run.num_rounds and (reason := self._exceeded(run)):
+            run.trainer.should_stop = True
+            rank_zero_info(
+                f"{reason}, so the training ends here: for {run.num_rounds} rounds start a new run, which adds more noise "
+                "from its first round on, or one with a larger epsilon"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts, noise and clipping norms, for a checkpoint."""
+        counts = {"rounds": dict(self.rounds), "asked": dict(self.asked)}
+        norms = {end: part.norm for end, part in self._parts.items()}
+        return {**counts, "noise": dict(self.noise), "norms": norms}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.rounds, self.asked = Counter(state.get("rounds", {})), Counter(state.get("asked", {}))
+        self.noise = dict(state.get("noise", {}))
+        for end, part in self._parts.items():
+            part.norm = state.get("norms", {}).get(end, part.clip_norm)

@@ -173,6 +173,7 @@ class NodeLoop(FederatedLoop):
     def give(self, task: Task, memory: Any, secure: bool = False) -> None:
         """Take the task, and the store of the clients' memories; ``secure``: whether their replies are summed here."""
         self.task, self.memory, self.secure = task, memory, secure
+        self.privacy = None  # the server counts the rounds
         self.summed: dict[str, list[Any]] = {"sums": [], "divisors": []}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.rounds_done = task.round_idx

@@ -6,12 +6,13 @@ uploads for attacks, metrics, checkpoints.
 """
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import lightning as L
 import numpy as np
@@ -31,6 +32,7 @@ from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, St
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
+from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn
 from fedlight.flower.loops import replies
 from fedlight.flower.loops.node_loop import TellsClients, base_digest, rates_of
@@ -44,6 +46,13 @@ logger = logging.getLogger("fedlight")
 
 class ServerPlanner(RoundPlanner):
     """Plan of a round that other processes train."""
+
+    @classmethod
+    def of(cls, loop: Any, data: FederatedData, trainer: L.Trainer) -> Self:
+        planner = super().of(loop, data, trainer)
+        if isinstance(loop.aggregation, Private) and loop.aggregation.secret_sampling:
+            planner.seed = loop.secret_seed  # the nodes know the run's seed
+        return planner
 
     def own_bundles(self, round_idx: int) -> list[Bundle]:
         return []
@@ -89,6 +98,7 @@ class ServerLoop(FederatedLoop):
     Attributes:
         nodes: the nodes.
         last: client -> last round whose work the server has taken.
+        secret_seed: seed of the sampling where an epsilon counts on secret cohorts; it is in no file.
         outlines: client -> its memory at the node, with meta tensors: an algorithm's ``send`` may depend on their names and
             shapes. The server computes them, and learns no value.
     """
@@ -103,6 +113,7 @@ class ServerLoop(FederatedLoop):
         With ``secure`` the nodes mask their replies, and the server learns the sum alone.
         """
         self.nodes, self._asks, self._versions, self._secure = nodes, asks, versions, secure
+        self.secret_seed = secrets.randbits(128)
         self.last: dict[str, int] = {}
         self.outlines: dict[str, Memory] = {}
         self._saved: dict[str, int] = {}

@@ -221,6 +221,7 @@ def test_a_deployment_refuses_simulated_lies():
         "algorithm": FedAvg(),
         "fleet": None,
         "forward": None,
+        "channel": None,
         "parts": [Malicious()],
     }
     with pytest.raises(

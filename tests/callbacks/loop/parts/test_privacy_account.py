@@ -1,15 +1,20 @@
 """What a run says of its privacy: epsilon at the delta that was asked for, and that delta beside it."""
 
+import itertools
+import logging
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
-from plain_lightning import federate
+from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
+from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
+from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Identity
+from fedlight.federation.client import Identity, uniform_cohort
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon
 
@@ -27,6 +32,12 @@ class Logged(L.Callback):
         )
 
 
+def most_often_asked(rounds):
+    """Return in how many rounds the client takes part that has the most of them."""
+    cohorts = [uniform_cohort([f"c{i}" for i in range(10)], 3, 0, round_idx) for round_idx in range(rounds)]
+    return max(Counter(itertools.chain(*cohorts)).values())
+
+
 @pytest.mark.parametrize("delta", [1e-2, 1e-8])
 def test_both_epsilons_are_logged_at_their_own_delta(delta):
     watch = Logged()
@@ -40,7 +51,7 @@ def test_both_epsilons_are_logged_at_their_own_delta(delta):
     for number, found in enumerate(watch.rounds, start=1):
         expected = {
             "fed/epsilon": sampled_epsilon(4.0, delta, [(3, 10)] * number),
-            "fed/epsilon_local": gaussian_epsilon(8.0, delta / 2, number),
+            "fed/epsilon_local": gaussian_epsilon(8.0, delta / 2, most_often_asked(number)),
             "fed/delta": delta,
             "fed/delta_local": delta / 2,
         }
@@ -62,16 +73,142 @@ def test_a_delta_that_would_let_a_client_be_given_away_is_refused():
         federate(rounds=1, aggregation=PrivateMean(1.0, 1.0, delta=0.1))
     account = PrivacyAccount(None, Wire(up=[ClipAndNoise(1.0, 1.0)]))
     account.meet(SimpleNamespace(clients=range(99_999)))
-    with pytest.raises(ValueError, match="Wire: delta=1e-05 is not below one over the 100,000 clients"):
+    with pytest.raises(
+        ValueError, match="ClipAndNoise: delta=1e-05 is not below one over the 100,000 clients"
+    ):
         account.meet(SimpleNamespace(clients=range(100_000)))
-
-
-def test_only_noise_on_the_way_up_has_a_delta():
-    assert Wire(up=[ClipAndNoise(1.0, 1.0, delta=1e-7), Quantize("int8")]).delta == 1e-7
-    assert Wire(up=[Quantize("int8")]).delta is None
-    assert Wire().delta is None
 
 
 def test_without_noise_there_is_no_epsilon():
     account = PrivacyAccount(PrivateMean(1.0, 0.0), Identity())
-    assert account.after(2, 10) == {"epsilon": math.inf, "delta": 1e-5}
+    assert account.after("ab", 10) == {"epsilon": math.inf, "delta": 1e-5}
+
+
+def budget(rounds, saved=None, ckpt=None, settings=None, **loop):
+    """Train with the setting ``epsilon``; return the module's weights, the loop and the logged values."""
+    made = FederatedLoop(clients_per_round=3, local_steps=2, **loop)
+    watch, model = Logged(), module()
+    fitted = trainer(rounds, [made, watch], **(settings or {}))
+    fitted.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt)
+    if saved is not None:
+        fitted.save_checkpoint(saved)
+    return weights(model), made, watch.rounds
+
+
+def central(epsilon=8.0):
+    return PrivateMean(1.0, delta=0.01, epsilon=epsilon)
+
+
+def test_the_noise_follows_from_an_epsilon_and_the_rounds(caplog):
+    caplog.set_level(logging.INFO)
+    mean = central()
+    after, loop, logged = budget(3, aggregation=mean)
+    assert mean.noise == loop.privacy.noise[""] == central().noise_for([(3, 10)] * 3)
+    assert (
+        f"PrivateMean: noise_multiplier={mean.noise:.5g} keeps epsilon=8 at delta=0.01 for 3 rounds of 3 of 10 clients"
+        in caplog.text
+    )
+    assert 0.999 * 8 < logged[-1]["fed/epsilon"] <= 8
+    assert "ends here" not in caplog.text
+    given, _, _ = budget(3, aggregation=PrivateMean(1.0, mean.noise, delta=0.01))
+    assert_equal(after, given)
+
+
+def test_a_run_that_goes_on_keeps_its_noise_and_ends_at_its_budget(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    whole, _, _ = budget(3, aggregation=central())
+
+    class Stop(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 1
+
+    model, made = module(), FederatedLoop(clients_per_round=3, local_steps=2, aggregation=central())
+    first = trainer(3, [made, Stop()])
+    first.fit(model, FederatedWrapper(Numbers(), ten_clients))
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    assert made.rounds_done == 2
+    # More rounds than planned: the noise stays, and the budget ends the run where it was planned to end.
+    longer, loop, logged = budget(7, tmp_path / "three.ckpt", tmp_path / "two.ckpt", aggregation=central())
+    assert_equal(longer, whole)
+    assert loop.rounds_done == 3
+    assert loop.privacy.noise == made.privacy.noise
+    assert len(logged) == 1
+    [line] = [record.getMessage() for record in caplog.records if "ends here" in record.getMessage()]
+    assert line.startswith("PrivateMean: round 4 would exceed epsilon=8, of which ")
+    assert "for 7 rounds start a new run" in line
+    # Once more: nothing is trained, and the same line says why.
+    caplog.clear()
+    again, loop, logged = budget(7, None, tmp_path / "three.ckpt", aggregation=central())
+    assert_equal(again, whole)
+    assert (loop.rounds_done, logged) == (3, [])
+    assert sum("ends here" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_budget_is_not_exceeded_for_min_epochs(tmp_path):
+    budget(2, tmp_path / "two.ckpt", aggregation=central())
+    with pytest.raises(
+        ValueError, match=r"round 3 would exceed epsilon=8.*: set trainer.min_epochs=2 or less"
+    ):
+        budget(5, None, tmp_path / "two.ckpt", {"min_epochs": 4}, aggregation=central())
+
+
+def test_a_budget_towards_the_server():
+    """The server knows who takes part, so the rounds of one client count; the noise is that of the Gaussian mechanism."""
+    noised = ClipAndNoise(1.0, delta=0.01, epsilon=20.0)
+    times = most_often_asked(6)
+    assert 1 < times < 6
+    _, loop, logged = budget(6, channel=Wire(up=[noised, Quantize("int8")]))
+    assert loop.privacy.noise == {"_local": noised.noise}
+    assert 0.999 * 20 < logged[-1]["fed/epsilon_local"] <= 20
+    assert logged[-1]["fed/epsilon_local"] == pytest.approx(
+        gaussian_epsilon(noised.noise, 0.01, times), rel=1e-5
+    )
+    assert sum(loop.privacy.asked.values()) == 6 * 3
+
+
+def test_a_round_of_more_clients_ends_a_run_earlier():
+    """Epsilon of the rounds that there are counts, not of those that were planned."""
+    account = PrivacyAccount(central(), Identity())
+    planned = SimpleNamespace(num_asked=3)
+    planned.asked = lambda round_idx: [SimpleNamespace(id=name) for name in range(planned.num_asked)]
+    run = SimpleNamespace(clients=range(10), planned=planned, num_rounds=5, round_idx=0)
+    run.trainer = SimpleNamespace(should_stop=False)
+    account.attach(run)
+    run.planned.num_asked = 9
+    while not run.trainer.should_stop:
+        account.start_round(run)
+        account.finish_round(run, None, {})
+        run.round_idx += 1
+        account.after_round(run, {})
+    spent = account._parts[""].spent(account.rounds)
+    assert spent <= 8 < account._parts[""].spent({(9, 10): run.round_idx + 1})
+    assert run.round_idx < 5
+
+
+def adaptive():
+    return PrivateMean(0.05, 0.5, delta=0.01, clip_quantile=0.5)
+
+
+def test_a_clipping_norm_goes_on_with_a_run(tmp_path):
+    logged = []
+
+    class Norms(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            logged.append(float(trainer.callback_metrics["fed/clip_norm"]))
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    def run(ckpt=None, mean=None):
+        loop = FederatedLoop(clients_per_round=3, local_steps=2, aggregation=mean or adaptive())
+        model = module()
+        fitted = trainer(3, [loop, Norms()])
+        fitted.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt)
+        return weights(model), loop.aggregation
+
+    whole, mean = run()
+    norms = [*logged]
+    assert len({0.05, *norms}) == 4
+    assert norms[-1] == pytest.approx(mean.norm)
+    assert_equal(run(tmp_path / "0.ckpt")[0], whole)
+    assert logged == norms + norms[1:]
+    assert_equal(run(mean=mean)[0], whole)  # a new run begins with the first norm
+    assert logged[-3:] == norms

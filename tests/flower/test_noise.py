@@ -1,0 +1,69 @@
+"""Noise and cohorts of a deployment: no seed reveals them, and all else is as in the emulator."""
+
+import pytest
+import torch
+from nodes_here import Here, deploy, emulate, left_by, two_nodes, visits_of
+
+from fedlight.federation.privacy import Private, PrivateMean
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+
+
+def run_deployed(name, folder):
+    there = Here(two_nodes(name, folder))
+    return *deploy(name, folder / "server", there), there
+
+
+def first_replies(there):
+    """Return the visits and the payloads of the first round's replies, by node."""
+    answers = {one.node: one.answer for one in there.of("visit") if one.asked.header["round"] == 0}
+    visits = {
+        node: [{k: v for k, v in visit.items() if k != "seconds"} for visit in answer.header["visits"]]
+        for node, answer in answers.items()
+    }
+    return visits, {node: answer.payloads for node, answer in answers.items()}
+
+
+def test_the_seed_does_not_give_a_nodes_noise(tmp_path, monkeypatch):
+    """Two runs of one seed: clients train alike on one model, and what they send is another each time."""
+    _, _, there = run_deployed("noised", tmp_path / "first")
+    _, _, again = run_deployed("noised", tmp_path / "second")
+    visits, payloads = first_replies(there)
+    assert first_replies(again)[0] == visits
+    sent = [
+        [payload for node in sorted(each) for payload in each[node].values()]
+        for each in (payloads, first_replies(again)[1])
+    ]
+    assert [len(payload) for payload in sent[0]] == [len(payload) for payload in sent[1]]
+    assert len({*sent[0], *sent[1]}) == 2 * len(sent[0]) > 0
+    # With noise from the seed, which the server knows, both are what the emulator sends.
+    monkeypatch.setattr(Private, "keep_secret", lambda self: None)
+    seeded = [run_deployed("noised", tmp_path / name) for name in ("third", "fourth")]
+    assert first_replies(seeded[0][2]) == first_replies(seeded[1][2])
+    assert first_replies(seeded[0][2])[0] == visits
+    assert left_by(*seeded[0][:2]) == left_by(*emulate("noised", tmp_path / "emulated"))
+
+
+def test_the_seed_gives_neither_noise_nor_cohorts_of_a_private_mean(tmp_path):
+    cohorts, weights = [], []
+    for name in ("first", "second", "third"):
+        module, loop, _ = run_deployed("budget", tmp_path / name)
+        assert loop.privacy.noise[""] == loop.aggregation.noise > 0
+        cohorts.append([(row["round"], row["client"]) for row in visits_of(tmp_path / name / "server")])
+        weights.append(torch.nn.utils.parameters_to_vector(module.parameters()).tolist())
+    assert len({str(each) for each in weights}) == 3
+    assert len({str(each) for each in cohorts}) > 1  # of three rounds with four of ten clients
+
+
+def test_an_epsilon_lasts_for_the_rounds_of_a_deployment(tmp_path):
+    """The server finds the noise that the emulator finds, and a node, which counts no rounds, looks for none."""
+    emulated = emulate("budget", tmp_path / "emulated")[1]
+    _, loop, there = run_deployed("budget", tmp_path)
+    assert loop.privacy.noise == emulated.privacy.noise
+    assert loop.privacy.rounds == emulated.privacy.rounds == {(4, 10): 3}
+    assert 0.999 * 20 < loop.aggregation.spent(loop.privacy.rounds) <= 20
+    for node in there.homes.values():
+        mean = node._settings["aggregation"]
+        assert isinstance(mean, PrivateMean)
+        with pytest.raises(ValueError, match="a run sets the noise"):
+            mean.noise  # noqa: B018
