@@ -1,5 +1,6 @@
 """Base of the attacks on a model during training: their times, their targets, and the files of their findings."""
 
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits, Likelihood
 from fedlight.federation.client import State, Upload
 from fedlight.processes.work import is_first, merged, once
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import quoted, refuse_unwritable, write_json_lines
+from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 
 Target = Literal["global", "uploads"]
@@ -58,6 +60,20 @@ class HoldsClientRows(Protocol):
 
     def unseen_rows(self) -> Sequence[Fields]:
         """Return rows like the clients' that are not trained on; empty where there are none."""
+
+
+@runtime_checkable
+class ScoresTexts(Protocol):
+    """Module that returns likelihoods with and without its adapter."""
+
+    def log_likelihoods(
+        self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
+    ) -> list[list[Likelihood]]:
+        """Return the likelihood of each continuation; ``raw`` turns the adapter off, as before tuning."""
+
+
+WRITING = AnswersPrompts, "generate, log_likelihoods"
+"""Needs of an attack that has the module write texts; see `Attack.needs`."""
 
 
 @runtime_checkable
@@ -101,6 +117,9 @@ class Attack(Checked, L.Callback, ABC):
     name: ClassVar[str]
     """Name in metrics and files."""
 
+    needs: ClassVar[tuple[type, str]] = ScoresTexts, "log_likelihoods"
+    """Protocol that the module must have besides `KnowsWhatFits`, and its methods in words."""
+
     shares_uploads = True  # each process attacks its clients' uploads, and all have the findings
 
     def __init__(
@@ -129,6 +148,12 @@ class Attack(Checked, L.Callback, ABC):
             raise ValueError(
                 f"{type(self).__name__} needs a datamodule that knows the clients' rows, such as InstructionDataModule, not "
                 f"{type(data).__name__}"
+            )
+        protocol, methods = self.needs
+        if not isinstance(module, protocol) or not isinstance(module, KnowsWhatFits):
+            raise ValueError(
+                f"{type(self).__name__} needs a module with {methods} and fits, such as SFTModule, not "
+                f"{type(module).__name__}"
             )
 
     @abstractmethod
@@ -206,6 +231,10 @@ class Attack(Checked, L.Callback, ABC):
     def check_at_least_one(self, **settings: int) -> None:
         """Raise ValueError for a setting below 1."""
         refuse_below(1, f"{type(self).__name__}.", **settings)
+
+    def _draw_unseen(self, rows: Sequence[Fields], number: int) -> list[Fields]:
+        """Return up to ``number`` of these rows, the same in every round."""
+        return random.Random(derive_seed(self.seed, self.name)).sample(rows, len(rows))[:number]
 
     def _keep_fitting(
         self,

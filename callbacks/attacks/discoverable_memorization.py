@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from fedlight.callbacks.attacks.attack import (
+    WRITING,
     Attack,
     Found,
     HoldsClientRows,
@@ -28,7 +29,7 @@ from fedlight.evaluation.extraction import (
     recalls,
     round_robin,
 )
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -83,6 +84,7 @@ class DiscoverableMemorization(Attack):
     """
 
     name: ClassVar[str] = "discoverable_memorization"
+    needs = WRITING
 
     def __init__(
         self,
@@ -107,11 +109,6 @@ class DiscoverableMemorization(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if not isinstance(module, AnswersPrompts) or not isinstance(module, KnowsWhatFits):
-            raise ValueError(
-                "DiscoverableMemorization needs a module with generate, log_likelihoods and fits, such as SFTModule, not "
-                f"{type(module).__name__}"
-            )
         if self.random_secrets and not _plants(data):
             raise ValueError(
                 f"DiscoverableMemorization.random_secrets={self.random_secrets} is for the exposure of canaries, but "

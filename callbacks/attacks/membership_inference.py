@@ -12,15 +12,20 @@ The share of members found at few false alarms matters more than the mean: Carli
 From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570. The papers on FedDCA and FewFedPIT do not have it.
 """
 
-import random
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
+from fedlight.callbacks.attacks.attack import (
+    Attack,
+    Found,
+    HoldsClientRows,
+    ScoresTexts,
+    render_prompts,
+    without_planted,
+)
 from fedlight.evaluation.extraction import round_robin
-from fedlight.evaluation.tasks.model import KnowsWhatFits, Likelihood
 from fedlight.support.seeding import derive_seed
 
 FALSE_ALARMS = (0.01, 0.1)
@@ -30,16 +35,6 @@ LEAST_LOSS = 1e-6
 """Mean token losses below it are rounding only; a text that is certain under both models has ratio 1."""
 
 
-@runtime_checkable
-class ScoresTexts(Protocol):
-    """Module that returns likelihoods with and without its adapter."""
-
-    def log_likelihoods(
-        self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
-    ) -> list[list[Likelihood]]:
-        """Return the likelihood of each continuation; ``raw`` turns the adapter off, as before tuning."""
-
-
 class Candidate(NamedTuple):
     """Response after its prompt, of a row that ``client`` trained on (``member``), or no client (client "")."""
 
@@ -47,15 +42,6 @@ class Candidate(NamedTuple):
     client: str
     prompt: str
     response: str
-
-
-def refuse_without_likelihoods(attack: Attack, module: object) -> None:
-    """Raise ValueError for a module that gives no likelihoods of texts."""
-    if not isinstance(module, ScoresTexts) or not isinstance(module, KnowsWhatFits):
-        raise ValueError(
-            f"{type(attack).__name__} needs a module with log_likelihoods and fits, such as SFTModule, not "
-            f"{type(module).__name__}"
-        )
 
 
 class MembershipInference(Attack):
@@ -82,10 +68,6 @@ class MembershipInference(Attack):
         self.check_at_least_one(examples=examples)
         self.examples = examples
 
-    def check_settings(self, module: object, data: object) -> None:
-        super().check_settings(module, data)
-        refuse_without_likelihoods(self, module)
-
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template, self._rows = data.template, without_planted(data)
         unseen = list(data.unseen_rows())
@@ -96,9 +78,7 @@ class MembershipInference(Attack):
                 if not unseen
                 else "MembershipInference: no client has a row besides canaries, so there are no members"
             )
-        # The same rows in every round.
-        drawn = random.Random(derive_seed(self.seed, self.name)).sample(unseen, len(unseen))
-        self._unseen = drawn[: self.examples]
+        self._unseen = self._draw_unseen(unseen, self.examples)
         self._references: dict[str | None, list[float]] = {}
 
     def attack(self, module: Any, client: str | None) -> Found:

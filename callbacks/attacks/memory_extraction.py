@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fedlight.callbacks.attacks.attack import (
+    WRITING,
     Attack,
     Found,
     HoldsClientRows,
@@ -29,7 +30,7 @@ from fedlight.evaluation.extraction import (
     memory_metrics,
     opening_of,
 )
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.checks import check_range
 from fedlight.support.seeding import derive_seed
@@ -66,6 +67,7 @@ class MemoryExtraction(Attack):
     """
 
     name: ClassVar[str] = "memory_extraction"
+    needs = WRITING
 
     def __init__(
         self,
@@ -84,14 +86,6 @@ class MemoryExtraction(Attack):
         check_range("MemoryExtraction.top_p", top_p, 0, 1, above_low=True)
         self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms
         self.max_new_tokens, self.batch_size, self.clients = max_new_tokens, batch_size, clients
-
-    def check_settings(self, module: object, data: object) -> None:
-        super().check_settings(module, data)
-        if not isinstance(module, AnswersPrompts) or not isinstance(module, KnowsWhatFits):
-            raise ValueError(
-                "MemoryExtraction needs a module with generate, log_likelihoods and fits, such as SFTModule, not "
-                f"{type(module).__name__}"
-            )
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template = data.template
