@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
 from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits, Likelihood
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.federation.client import State, Upload
 from fedlight.processes.work import is_first, merged, once
 from fedlight.support.checks import Checked, refuse_below
@@ -70,6 +71,21 @@ class ScoresTexts(Protocol):
         self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
     ) -> list[list[Likelihood]]:
         """Return the likelihood of each continuation; ``raw`` turns the adapter off, as before tuning."""
+
+
+@runtime_checkable
+class DrawsSecrets(Protocol):
+    """Canaries that draw further secrets; see ``fedlight.datamodules.rows.canaries``."""
+
+    def secrets(self, number: int) -> list[str]:
+        """Return random texts of the kind of the planted secrets."""
+
+
+@runtime_checkable
+class PlantsCanaries(Protocol):
+    """Datamodule that may have canaries."""
+
+    canaries: object
 
 
 WRITING = AnswersPrompts, "generate, log_likelihoods"
@@ -358,6 +374,38 @@ def write_answers(
         for index, [text] in zip(batch, written, strict=True):
             answers[index] = text
     return answers
+
+
+def sample_texts(
+    module: AnswersPrompts,
+    prefix: str,
+    number: int,
+    batch_size: int,
+    sampling: Sampling,
+    seed: tuple[int | str, ...],
+    stop: Sequence[str] = (),
+) -> list[str]:
+    """Return ``number`` continuations of a prefix, drawn in batches; the batches' seeds derive from ``seed``."""
+    texts: list[str] = []
+    for start in range(0, number, batch_size):
+        [drawn] = module.generate(
+            [prefix],
+            min(batch_size, number - start),
+            sampling.temperature,
+            sampling.top_p,
+            sampling.max_new_tokens,
+            derive_seed(*seed, start),
+            stop=stop,
+            strip=True,
+        )
+        texts += drawn
+    return texts
+
+
+def canaries_of(data: object) -> DrawsSecrets | None:
+    """Return the canaries of a datamodule that plants some, else None."""
+    canaries = data.canaries if isinstance(data, PlantsCanaries) else None
+    return canaries if isinstance(canaries, DrawsSecrets) else None
 
 
 def without_planted(data: HoldsClientRows) -> dict[str, list[Fields]]:

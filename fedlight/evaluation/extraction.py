@@ -187,6 +187,16 @@ def contains_identifier(text: str, identifier: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(identifier)}(?!\w)", normalize_space(text)) is not None
 
 
+def are_written(codes: Sequence[str], texts: Sequence[str]) -> list[bool]:
+    """Return of each identifier whether a text contains it; see `contains_identifier`.
+
+    Examples:
+        >>> are_written(["4711", "555 0199"], ["It is 4711.", "Call 555 01999."])
+        [True, False]
+    """
+    return [any(contains_identifier(text, code) for text in texts) for code in codes]
+
+
 class Recall(NamedTuple):
     """ROUGE-L of an answer with the true one, in [0, 1], and whether both are equal."""
 
