@@ -29,6 +29,9 @@ SAID = {
     "auc": "AUC",
     "loss_auc": "AUC, by loss alone",
     "canaries": "canaries found",
+    "chance": "random secrets found",
+    "coverage": "others' items found",
+    "efficiency": "others' items found, per text",
     "exact": "exact matches",
     "exposure": "exposure (bits)",
     "extracted": "different rows written out",
@@ -38,7 +41,7 @@ SAID = {
     "tpr_at_0.01_fpr": "TPR at 0.01 FPR",
     "tpr_at_0.1_fpr": "TPR at 0.1 FPR",
 }
-COUNTED = "left_out"  # rows that were too long for an attack: no leakage
+COUNTED = "left_out", "queries"  # rows that were too long for an attack, and its texts: no leakage
 TRADED = (
     "discoverable_memorization/canaries",
     "discoverable_memorization/rouge_l",

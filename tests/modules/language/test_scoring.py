@@ -107,6 +107,18 @@ def test_a_token_over_the_border_belongs_to_the_continuation(module):
     assert offsets[whole.start][0] < len("a th") < offsets[whole.start][1]
 
 
+def test_losses_of_a_batch_of_responses_are_their_mean_likelihoods(module):
+    texts = [" mat", " sat on the mat"]
+    batch = module.response_batch(PROMPTS[:2], texts)
+    module.eval()
+    losses = module.example_losses(batch).tolist()
+    scored = module.log_likelihoods(PROMPTS[:2], [[text] for text in texts])
+    assert losses == pytest.approx([-text.log_prob / text.tokens for [text] in scored], abs=1e-5)
+    assert batch["labels"].shape == batch["input_ids"].shape == batch["attention_mask"].shape
+    assert ((batch["labels"] != -100).sum(dim=1)).tolist() == [text.tokens for [text] in scored]
+    module.train()
+
+
 def test_without_a_prompt_the_end_token_comes_first(module):
     [[found]] = module.log_likelihoods([""], [["the cat"]])
     [bare] = encode_pairs(module.tokenizer, [("", "the cat")])
