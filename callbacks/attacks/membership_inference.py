@@ -6,10 +6,18 @@ A text that the tuned model prefers more than the raw one does was probably trai
 
 lower for members: the likelihood ratio of Mireshghallah et al., "Quantifying Privacy Risks of Masked Language Models Using
 Membership Inference Attacks", EMNLP 2022, https://arxiv.org/abs/2203.03929, in the form of Carlini et al., "Extracting
-Training Data from Large Language Models", USENIX Security 2021, https://arxiv.org/abs/2012.07805. Without a reference
-the score is the loss itself: Yeom et al., "Privacy Risk in Machine Learning", CSF 2018, https://arxiv.org/abs/1709.01604.
-The share of members found at few false alarms matters more than the mean: Carlini et al., "Membership Inference Attacks
-From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570. The papers on FedDCA and FewFedPIT do not have it.
+Training Data from Large Language Models", USENIX Security 2021, https://arxiv.org/abs/2012.07805. Three more scores use the
+same likelihoods:
+
+* ``loss``: the mean token loss itself, without a reference. Yeom et al., "Privacy Risk in Machine Learning", CSF 2018,
+  https://arxiv.org/abs/1709.01604.
+* ``min_k``: the mean loss of the 20 % of tokens with the highest one (`min_k_losses`). Shi et al., "Detecting Pretraining
+  Data from Large Language Models", ICLR 2024, https://arxiv.org/abs/2310.16789.
+* ``lira``: the difference of logit-scaled likelihoods under both models (`lira_scores`). Carlini et al., "Membership
+  Inference Attacks From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570.
+
+The share of members found at few false alarms matters more than the mean (Carlini et al.). The papers on FedDCA and
+FewFedPIT have no membership inference.
 """
 
 from collections.abc import Sequence
@@ -26,10 +34,15 @@ from fedlight.callbacks.attacks.attack import (
     without_planted,
 )
 from fedlight.evaluation.extraction import round_robin
+from fedlight.evaluation.instruction_scores import mean_losses
+from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.support.seeding import derive_seed
 
 FALSE_ALARMS = (0.01, 0.1)
 """False positive rates at which the true positive rate is reported."""
+
+MIN_K = 20
+"""Percentage of a text's tokens in Min-K%, as recommended by Shi et al."""
 
 LEAST_LOSS = 1e-6
 """Mean token losses below it are rounding only; a text that is certain under both models has ratio 1."""
@@ -49,8 +62,8 @@ class MembershipInference(Attack):
 
     Members are training rows of different clients in turn, or of an upload's client, without planted canaries. The others
     are validation rows, or test rows where there is no validation: the more they resemble the members, the more the result
-    says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``, ``loss_auc``, the
-    AUC of the loss alone, and ``left_out``, the number of rows too long for the model.
+    says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``; the same of the other
+    scores, as ``loss_auc``, ``min_k_auc``, ``lira_auc`` and so on; ``left_out``, the number of rows too long for the model.
 
     Args:
         examples: largest number of members, and of others.
@@ -89,17 +102,26 @@ class MembershipInference(Attack):
         members = sum(text.member for text in kept)
         if not 0 < members < len(kept):  # an AUC needs some of both
             return Found(left_out, [])
-        losses = self._losses(module, kept, raw=False)
+        likelihoods = self._likelihoods(module, kept, raw=False)
+        losses = mean_losses(likelihoods).tolist()
         # The raw model never changes. One list per target, since another batch rounds the same text differently.
         if client not in self._references:
-            self._references[client] = self._losses(module, kept, raw=True)
+            self._references[client] = mean_losses(self._likelihoods(module, kept, raw=True)).tolist()
         references = self._references[client]
-        ratios = loss_ratios(losses, references).tolist()
-        metrics = membership_metrics(ratios[:members], ratios[members:])
-        metrics["loss_auc"] = membership_metrics(losses[:members], losses[members:])["auc"]
+        scores = {
+            "ratio": loss_ratios(losses, references).tolist(),
+            "loss": losses,
+            "min_k": min_k_losses([likelihood.token_log_probs for likelihood in likelihoods]),
+            "lira": lira_scores(losses, references).tolist(),
+        }
+        metrics = {
+            ("" if name == "ratio" else f"{name}_") + metric: value
+            for name, values in scores.items()
+            for metric, value in membership_metrics(values[:members], values[members:]).items()
+        }
         records = [
-            {**text._asdict(), "loss": loss, "reference": reference, "ratio": ratio}
-            for text, loss, reference, ratio in zip(kept, losses, references, ratios, strict=True)
+            {**text._asdict(), "reference": reference, **dict(zip(scores, values, strict=True))}
+            for text, reference, *values in zip(kept, references, *scores.values(), strict=True)
         ]
         return Found({**metrics, **left_out}, records)
 
@@ -114,11 +136,11 @@ class MembershipInference(Attack):
             for at, ((owner, row), prompt) in enumerate(zip(rows, prompts, strict=True))
         ]
 
-    def _losses(self, module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[float]:
-        """Return the mean token loss of each response, in nats."""
+    def _likelihoods(self, module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[Likelihood]:
+        """Return the likelihood of each response."""
         responses = [[self._template.continuation(text.response)] for text in texts]
-        likelihoods = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
-        return [-likelihood.log_prob / likelihood.tokens for [likelihood] in likelihoods]
+        scored = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
+        return [likelihood for [likelihood] in scored]
 
 
 def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
@@ -130,11 +152,52 @@ def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndar
         >>> loss_ratios([0.5, 2.0, 0.0], [2.0, 2.0, 0.0]).tolist()
         [0.25, 1.0, 1.0]
     """
+    attacked, reference = _at_least(losses, references)  # 0 / 0 is 1
+    return np.asarray(attacked / reference)
+
+
+def min_k_losses(token_log_probs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean loss of the `MIN_K` % least likely tokens of each text, rounded up; low for members.
+
+    Equation 1 of Shi et al. with the opposite sign, in nats. Raises ValueError for a text without tokens.
+
+    Examples:
+        >>> min_k_losses([[-1.0, -4.0, -2.0], [-1.0, -4.0, -2.0, -0.5, -0.5, -3.0]])
+        [4.0, 3.5]
+    """
+    if not all(token_log_probs):
+        raise ValueError(
+            "a likelihood without token_log_probs: membership inference needs those of every token"
+        )
+    means = []
+    for log_probs in token_log_probs:
+        number = -(-MIN_K * len(log_probs) // 100)  # rounded up, exactly
+        means.append(-sum(sorted(log_probs)[:number]) / number)
+    return means
+
+
+def lira_scores(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
+    """Return the logit of each text's likelihood under the reference model minus that under the attacked one, ``(texts,)``.
+
+    The offline attack of Carlini et al. with one model without the text and one variance for all texts: its test orders
+    texts by this difference, low for members. The likelihood is ``p = exp(-loss)``, its logit ``log(p / (1 - p))``. Losses
+    are mean token losses of the same texts, in nats. Raises ValueError for a negative or undefined loss.
+
+    Examples:
+        >>> lira_scores([0.5, 2.0, 0.0], [2.0, 2.0, 0.0]).round(3).tolist()
+        [-2.287, 0.0, 0.0]
+    """
+    pairs = _at_least(losses, references)
+    attacked, reference = pairs + np.log(-np.expm1(-pairs))  # minus the logit
+    return np.asarray(attacked - reference)
+
+
+def _at_least(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
+    """Return both losses, `LEAST_LOSS` where one is smaller, ``(2, texts)``."""
     pairs = np.array([losses, references], dtype=np.float64)
     if not (pairs >= 0).all():
         raise ValueError("a mean token loss is negative or not a number: the attacked model is broken")
-    attacked, reference = np.maximum(pairs, LEAST_LOSS)  # 0 / 0 is 1
-    return np.asarray(attacked / reference)
+    return np.asarray(np.maximum(pairs, LEAST_LOSS))
 
 
 def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dict[str, float]:

@@ -84,9 +84,9 @@ def score(
                     start = texts[index].start
                     wanted = torch.tensor(texts[index].ids[start:], device=log_probs.device)
                     answer = log_probs[start - first :]  # [continuation, vocabulary]
-                    log_prob = float(answer.gather(1, wanted[:, None])[:, 0].sum())
+                    each = answer.gather(1, wanted[:, None])[:, 0]
                     greedy = bool((answer.argmax(dim=1) == wanted).all())
-                    scores[index] = Likelihood(log_prob, len(wanted), greedy)
+                    scores[index] = Likelihood(float(each.sum()), len(wanted), greedy, tuple(each.tolist()))
     return [scores[index] for index in range(len(texts))]
 
 

@@ -27,7 +27,6 @@ from fedlight.runs.run import Run
 TARGETS = {GLOBAL: "the global model", UPLOADS: "clients' uploads"}
 SAID = {
     "auc": "AUC",
-    "loss_auc": "AUC, by loss alone",
     "canaries": "canaries found",
     "chance": "random secrets found",
     "coverage": "others' items found",
@@ -41,6 +40,8 @@ SAID = {
     "tpr_at_0.01_fpr": "TPR at 0.01 FPR",
     "tpr_at_0.1_fpr": "TPR at 0.1 FPR",
 }
+SCORES = {"loss_": "loss alone", "min_k_": "Min-K%", "lira_": "LiRA's logits"}
+"""Beginning of a metric of membership inference -> the score that it is of."""
 COUNTED = "left_out", "queries"  # rows that were too long for an attack, and its texts: no leakage
 TRADED = (
     "discoverable_memorization/canaries",
@@ -105,6 +106,9 @@ def in_words(metric: str) -> str:
         ('exact matches', 'TPR at 0.1 FPR')
     """
     name = metric.partition("/")[2] or metric
+    for begin, score in SCORES.items():
+        if name.startswith(begin):
+            return f"{in_words(name.removeprefix(begin))}, by {score}"
     return SAID.get(name, name.replace("_", " "))
 
 

@@ -64,7 +64,12 @@ def test_rounds_and_targets(tiny_model, tmp_path):
     assert all(target.startswith("c") for at, target in enumerate(targets) if at not in (0, 3, 6))
     names = {
         "discoverable_memorization": {"canaries", "exact", "exposure", "left_out", "rouge_l"},
-        "membership_inference": {"auc", "left_out", "loss_auc", "tpr_at_0.01_fpr", "tpr_at_0.1_fpr"},
+        "membership_inference": {"left_out"}
+        | {
+            score + metric
+            for score in ("", "loss_", "min_k_", "lira_")
+            for metric in ("auc", "tpr_at_0.01_fpr", "tpr_at_0.1_fpr")
+        },
         "memory_extraction": {
             f"{of}{name}"
             for of in ("", "response_")

@@ -2,12 +2,19 @@
 
 import math
 import random
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 import torch
 from torchmetrics.functional.classification import binary_auroc
 
-from fedlight.callbacks.attacks.membership_inference import loss_ratios, membership_metrics
+from fedlight.callbacks.attacks.membership_inference import (
+    lira_scores,
+    loss_ratios,
+    membership_metrics,
+    min_k_losses,
+)
 
 
 def drawn(shift, members=120, others=150, seed=0):
@@ -54,6 +61,35 @@ def test_loss_ratios_by_hand():
     assert loss_ratios([], []).tolist() == []
 
 
+def test_min_k_against_numpy():
+    draw = np.random.default_rng(0)
+    texts = [(-draw.exponential(size=size)).tolist() for size in (1, 2, 4, 5, 6, 10, 11, 100)]
+    numbers = [1, 1, 1, 1, 2, 2, 3, 20]
+    expected = [-np.sort(text)[:number].mean() for text, number in zip(texts, numbers, strict=True)]
+    assert min_k_losses(texts) == pytest.approx(expected, rel=1e-12)
+    assert min_k_losses([[-0.5] * 3, [-0.5] * 2 + [-2.5] * 8]) == [0.5, 2.5]
+
+
+def test_lira_against_the_logit_of_the_likelihood():
+    draw = np.random.default_rng(0)
+    losses, references = draw.exponential(size=(2, 50))
+    logits = [np.log(np.exp(-loss) / (1 - np.exp(-loss))) for loss in (losses, references)]
+    assert lira_scores(losses, references) == pytest.approx(logits[1] - logits[0], rel=1e-9)
+    # Certain and hopeless texts have finite scores.
+    certain, hopeless, equal = lira_scores([0.0, 900.0, 900.0], [900.0, 0.0, 900.0])
+    assert certain == -hopeless == pytest.approx(-900 - math.log(1e6), abs=1e-5)
+    assert equal == 0
+
+
+def test_lira_orders_by_gaussian_likelihoods_of_one_variance():
+    """Under the reference a text's logit is normal around its own reference: the tail is monotone in the score."""
+    draw = np.random.default_rng(1)
+    losses, references = draw.exponential(size=(2, 50))
+    logits = [np.log(1 / np.expm1(loss)) for loss in (losses, references)]
+    tails = [NormalDist(mean, 1.7).cdf(value) for value, mean in zip(*logits, strict=True)]
+    assert np.argsort(lira_scores(losses, references)).tolist() == np.argsort(tails)[::-1].tolist()
+
+
 def test_what_cannot_be_judged():
     for members, others in (([], [1.0]), ([1.0], [])):
         with pytest.raises(ValueError, match="membership needs some of both"):
@@ -61,3 +97,7 @@ def test_what_cannot_be_judged():
     for losses in ([math.nan], [-1.0]):
         with pytest.raises(ValueError, match="negative or not a number"):
             loss_ratios(losses, [1.0])
+        with pytest.raises(ValueError, match="negative or not a number"):
+            lira_scores([1.0], losses)
+    with pytest.raises(ValueError, match="a likelihood without token_log_probs"):
+        min_k_losses([[-1.0], []])
