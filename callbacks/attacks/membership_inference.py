@@ -16,6 +16,9 @@ same likelihoods:
 * ``lira``: the difference of logit-scaled likelihoods under both models (`lira_scores`). Carlini et al., "Membership
   Inference Attacks From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570.
 
+A server that keeps its models sees the loss ratio of a text over the rounds. From the second attacked round on, its mean and
+its slope (`Trajectories`) are scores of the server's model as well: after https://arxiv.org/abs/2509.20680.
+
 The share of members found at few false alarms matters more than the mean (Carlini et al.). The papers on FedDCA and
 FewFedPIT have no membership inference.
 """
@@ -63,7 +66,8 @@ class MembershipInference(Attack):
     Members are training rows of different clients in turn, or of an upload's client, without planted canaries. The others
     are validation rows, or test rows where there is no validation: the more they resemble the members, the more the result
     says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``; the same of the other
-    scores, as ``loss_auc``, ``min_k_auc``, ``lira_auc`` and so on; ``left_out``, the number of rows too long for the model.
+    scores, as ``loss_auc``, ``min_k_auc``, ``lira_auc`` and so on, and, for the server's model over the attacked rounds so
+    far, ``rounds_mean_auc`` and ``rounds_slope_auc``; ``left_out``, the number of rows too long for the model.
 
     Args:
         examples: largest number of members, and of others.
@@ -80,6 +84,7 @@ class MembershipInference(Attack):
         super().__init__(**kwargs)
         self.check_at_least_one(examples=examples)
         self.examples = examples
+        self._trajectories = Trajectories()
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template, self._rows = data.template, without_planted(data)
@@ -93,6 +98,8 @@ class MembershipInference(Attack):
             )
         self._unseen = self._draw_unseen(unseen, self.examples)
         self._references: dict[str | None, list[float]] = {}
+        if self._rounds_done == 0:
+            self._trajectories = Trajectories()
 
     def attack(self, module: Any, client: str | None) -> Found:
         texts = self._texts(client)
@@ -114,16 +121,27 @@ class MembershipInference(Attack):
             "min_k": min_k_losses([likelihood.token_log_probs for likelihood in likelihoods]),
             "lira": lira_scores(losses, references).tolist(),
         }
+        records = [
+            {**text._asdict(), "reference": reference, **dict(zip(scores, values, strict=True))}
+            for text, reference, *values in zip(kept, references, *scores.values(), strict=True)
+        ]
+        if client is None:
+            self._trajectories.add(self._rounds_done, scores["ratio"])
+            scores |= self._trajectories.scores()
         metrics = {
             ("" if name == "ratio" else f"{name}_") + metric: value
             for name, values in scores.items()
             for metric, value in membership_metrics(values[:members], values[members:]).items()
         }
-        records = [
-            {**text._asdict(), "reference": reference, **dict(zip(scores, values, strict=True))}
-            for text, reference, *values in zip(kept, references, *scores.values(), strict=True)
-        ]
         return Found({**metrics, **left_out}, records)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the base class, and the sums over the attacked rounds."""
+        return {**super().state_dict(), "trajectories": self._trajectories.sums}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._trajectories = Trajectories(state_dict.get("trajectories"))
 
     def _texts(self, client: str | None) -> list[Candidate]:
         """Return the members, and the others after them."""
@@ -141,6 +159,52 @@ class MembershipInference(Attack):
         responses = [[self._template.continuation(text.response)] for text in texts]
         scored = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
         return [likelihood for [likelihood] in scored]
+
+
+class Trajectories:
+    """Means and slopes of a score of each text over rounds, from running sums.
+
+    Examples:
+        >>> over_rounds = Trajectories()
+        >>> over_rounds.add(1, [1.0, 1.0])
+        >>> over_rounds.scores()
+        {}
+        >>> over_rounds.add(3, [0.5, 1.0])
+        >>> over_rounds.scores()
+        {'rounds_mean': [0.75, 1.0], 'rounds_slope': [-0.25, 0.0]}
+    """
+
+    def __init__(self, sums: Sequence[Sequence[float]] | None = None) -> None:
+        self.sums = [list(part) for part in sums or ([0.0, 0.0, 0.0], [], [])]
+        """Number of rounds, sums of rounds and of their squares; for each text sums of scores, and of round times score."""
+
+    def add(self, round_idx: int, scores: Sequence[float]) -> None:
+        """Add the scores of a round, ``(texts,)``; raise ValueError where earlier rounds have another number of texts."""
+        moments, totals, products = self.sums
+        if moments[0] and len(scores) != len(totals):
+            raise ValueError(
+                f"MembershipInference has {len(scores)} rows, and had {len(totals)} in the rounds before: go on with the "
+                "examples and data of the checkpoint"
+            )
+        values = np.asarray(scores)
+        before = np.array([totals, products]) if moments[0] else np.zeros((2, len(values)))
+        self.sums = [
+            [moments[0] + 1, moments[1] + round_idx, moments[2] + round_idx**2],
+            (before[0] + values).tolist(),
+            (before[1] + round_idx * values).tolist(),
+        ]
+
+    def scores(self) -> dict[str, list[float]]:
+        """Return ``rounds_mean`` and ``rounds_slope``, the least-squares slope by round, each ``(texts,)``, low for members.
+
+        Empty before the second round.
+        """
+        (number, rounds, squares), totals, products = self.sums
+        spread = number * squares - rounds**2
+        if spread == 0:
+            return {}
+        slopes = (number * np.array(products) - rounds * np.array(totals)) / spread
+        return {"rounds_mean": (np.array(totals) / number).tolist(), "rounds_slope": slopes.tolist()}
 
 
 def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:

@@ -41,6 +41,7 @@ SAID = {
     "tpr_at_0.1_fpr": "TPR at 0.1 FPR",
 }
 SCORES = {"loss_": "loss alone", "min_k_": "Min-K%", "lira_": "LiRA's logits"}
+SCORES |= {"rounds_mean_": "mean over rounds", "rounds_slope_": "slope over rounds"}
 """Beginning of a metric of membership inference -> the score that it is of."""
 COUNTED = "left_out", "queries"  # rows that were too long for an attack, and its texts: no leakage
 TRADED = (

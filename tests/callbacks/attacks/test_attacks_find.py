@@ -92,7 +92,7 @@ def test_members_known_by_their_losses(folder):
         rates = [before[score + metric] for metric in ("auc", "tpr_at_0.01_fpr", "tpr_at_0.1_fpr")]
         assert rates == [0.5, 0, 0]
     assert after.pop("left_out") == before["left_out"] == 0
-    assert len(after) == 12
+    assert len(after) == 18
     assert set(after.values()) == {1}
     records = lines(folder, "membership_inference")
     assert [record["member"] for record in records] == [True] * 10 + [False] * 6

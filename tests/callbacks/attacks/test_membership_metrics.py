@@ -10,6 +10,7 @@ import torch
 from torchmetrics.functional.classification import binary_auroc
 
 from fedlight.callbacks.attacks.membership_inference import (
+    Trajectories,
     lira_scores,
     loss_ratios,
     membership_metrics,
@@ -88,6 +89,21 @@ def test_lira_orders_by_gaussian_likelihoods_of_one_variance():
     logits = [np.log(1 / np.expm1(loss)) for loss in (losses, references)]
     tails = [NormalDist(mean, 1.7).cdf(value) for value, mean in zip(*logits, strict=True)]
     assert np.argsort(lira_scores(losses, references)).tolist() == np.argsort(tails)[::-1].tolist()
+
+
+def test_slopes_over_rounds_against_numpy():
+    draw = np.random.default_rng(0)
+    rounds, scores = [0, 2, 4, 7], draw.exponential(size=(4, 30))
+    over_rounds = Trajectories()
+    for number, values in zip(rounds, scores, strict=True):
+        assert (over_rounds.scores() == {}) == (number < 4)
+        over_rounds = Trajectories(over_rounds.sums)  # as from a checkpoint
+        over_rounds.add(number, values.tolist())
+    after = over_rounds.scores()
+    assert after["rounds_mean"] == pytest.approx(scores.mean(axis=0), rel=1e-12)
+    assert after["rounds_slope"] == pytest.approx(np.polyfit(rounds, scores, 1)[0], rel=1e-9)
+    with pytest.raises(ValueError, match="has 3 rows, and had 30 in the rounds before: go on with the"):
+        over_rounds.add(8, [1.0] * 3)
 
 
 def test_what_cannot_be_judged():
