@@ -47,6 +47,9 @@ FALSE_ALARMS = (0.01, 0.1)
 MIN_K = 20
 """Percentage of a text's tokens in Min-K%, as recommended by Shi et al."""
 
+FEWER = "auc", f"tpr_at_{FALSE_ALARMS[0]:g}_fpr"
+"""Metrics of the scores besides the loss ratio, which has all."""
+
 LEAST_LOSS = 1e-6
 """Mean token losses below it are rounding only; a text that is certain under both models has ratio 1."""
 
@@ -65,8 +68,8 @@ class MembershipInference(Attack):
 
     Members are training rows of different clients in turn, or of an upload's client, without planted canaries. The others
     are validation rows, or test rows where there is no validation: the more they resemble the members, the more the result
-    says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``; the same of the other
-    scores, as ``loss_auc``, ``min_k_auc``, ``lira_auc`` and so on, and, for the server's model over the attacked rounds so
+    says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``; the first two of
+    the other scores, as ``loss_auc``, ``min_k_auc``, ``lira_auc`` and, for the server's model over the attacked rounds so
     far, ``rounds_mean_auc`` and ``rounds_slope_auc``; ``left_out``, the number of rows too long for the model.
 
     Args:
@@ -128,11 +131,9 @@ class MembershipInference(Attack):
         if client is None:
             self._trajectories.add(self._rounds_done, scores["ratio"])
             scores |= self._trajectories.scores()
-        metrics = {
-            ("" if name == "ratio" else f"{name}_") + metric: value
-            for name, values in scores.items()
-            for metric, value in membership_metrics(values[:members], values[members:]).items()
-        }
+        rates = {name: membership_metrics(each[:members], each[members:]) for name, each in scores.items()}
+        metrics = rates.pop("ratio")
+        metrics |= {f"{name}_{rate}": each[rate] for name, each in rates.items() for rate in FEWER}
         return Found({**metrics, **left_out}, records)
 
     def state_dict(self) -> dict[str, Any]:
