@@ -15,7 +15,7 @@ also written by chance, so the share of random secrets in the same texts is meas
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -31,7 +31,14 @@ from fedlight.callbacks.attacks.attack import (
     render_prompts,
     sample_texts,
 )
-from fedlight.evaluation.extraction import are_written, identifiers, last_words, normalize_space, span_of
+from fedlight.evaluation.extraction import (
+    are_written,
+    contains_identifier,
+    identifiers,
+    last_words,
+    normalize_space,
+    span_of,
+)
 from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.seeding import derive_seed
@@ -180,13 +187,9 @@ class ClientExtraction(Attack):
             metrics["canaries"] = _mean(planted)
         if self._random:
             metrics["chance"] = _mean(are_written(self._random, texts))
-        recovered = [text for text, hit in hits.items() if hit]
+        written = [code for code, hit in hits.items() if hit]
         records: list[dict[str, Any]] = [
-            {
-                "prefix": context,
-                "text": text,
-                "items": [code for code in recovered if are_written([code], [text])[0]],
-            }
+            {"prefix": context, "text": text, "items": [c for c in written if contains_identifier(text, c)]}
             for context, of_context in zip(contexts, drawn, strict=True)
             for text in of_context
         ]
@@ -243,13 +246,15 @@ class ClientExtraction(Attack):
             # Without dropout, which would draw.
             with eval_mode(module):
                 for step in range(self.steps):
-                    at = step * self.batch_size
-                    batch = [
-                        pairs[place % len(pairs)]
-                        for place in range(at, at + min(self.batch_size, len(pairs)))
-                    ]
+                    size = min(self.batch_size, len(pairs))
+                    batch = [pairs[(step * size + place) % len(pairs)] for place in range(size)]
+                    loss = module.example_losses(module.response_batch(*zip(*batch, strict=True))).mean()
+                    if not loss.isfinite():
+                        raise ValueError(
+                            f"ClientExtraction.lr={self.lr}: the attacker's training diverged; lower it"
+                        )
                     optimizer.zero_grad()
-                    module.example_losses(module.response_batch(*zip(*batch, strict=True))).mean().backward()
+                    loss.backward()
                     optimizer.step()
             yield
         finally:
@@ -262,5 +267,5 @@ class ClientExtraction(Attack):
 _REMEDY = "set data.rows.canaries, or give rows with numbers or codes of three digits in their responses"
 
 
-def _mean(hits: Any) -> float:
+def _mean(hits: Collection[bool]) -> float:
     return sum(hits) / len(hits)

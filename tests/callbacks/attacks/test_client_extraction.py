@@ -185,12 +185,16 @@ def test_they_are_given_back_after_an_error_too(tiny_model):
     module, data = module_of(tiny_model), make_data()
     data.setup("fit")
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
-    attack = ClientExtraction("c0", steps=2, lr=0.1)
-    attack._reported = {None}
-    attack.prepare(data, module)
-    module.generate = None
-    with pytest.raises(TypeError):
-        attack.attack(module, None)
+    for lr, error in (
+        (0.1, "not callable"),
+        (1e30, r"lr=1e\+30: the attacker's training diverged; lower it"),
+    ):
+        attack = ClientExtraction("c0", steps=4, lr=lr)
+        attack._reported = {None}
+        attack.prepare(data, module)
+        module.generate = None
+        with pytest.raises((TypeError, ValueError), match=error):
+            attack.attack(module, None)
     assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
 
 
