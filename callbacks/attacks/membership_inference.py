@@ -69,8 +69,9 @@ class MembershipInference(Attack):
     Members are training rows of different clients in turn, or of an upload's client, without planted canaries. The others
     are validation rows, or test rows where there is no validation: the more they resemble the members, the more the result
     says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``; the first two of
-    the other scores, as ``loss_auc``, ``min_k_auc``, ``lira_auc`` and, for the server's model over the attacked rounds so
-    far, ``rounds_mean_auc`` and ``rounds_slope_auc``; ``left_out``, the number of rows too long for the model.
+    the other scores, as ``loss_auc``, ``lira_auc``, ``min_k_auc`` where the module gives likelihoods of tokens, and, for
+    the server's model over the attacked rounds so far, ``rounds_mean_auc`` and ``rounds_slope_auc``; ``left_out``, the
+    number of rows too long for the model.
 
     Args:
         examples: largest number of members, and of others.
@@ -121,9 +122,11 @@ class MembershipInference(Attack):
         scores = {
             "ratio": loss_ratios(losses, references).tolist(),
             "loss": losses,
-            "min_k": min_k_losses([likelihood.token_log_probs for likelihood in likelihoods]),
             "lira": lira_scores(losses, references).tolist(),
         }
+        by_token = [likelihood.token_log_probs for likelihood in likelihoods]
+        if all(by_token):
+            scores["min_k"] = min_k_losses(by_token)
         records = [
             {**text._asdict(), "reference": reference, **dict(zip(scores, values, strict=True))}
             for text, reference, *values in zip(kept, references, *scores.values(), strict=True)
@@ -231,9 +234,7 @@ def min_k_losses(token_log_probs: Sequence[Sequence[float]]) -> list[float]:
         [4.0, 3.5]
     """
     if not all(token_log_probs):
-        raise ValueError(
-            "a likelihood without token_log_probs: membership inference needs those of every token"
-        )
+        raise ValueError("a text without tokens has no least likely ones")
     means = []
     for log_probs in token_log_probs:
         number = -(-MIN_K * len(log_probs) // 100)  # rounded up, exactly

@@ -3,6 +3,7 @@
 import math
 import random
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import torch
 from torchmetrics.functional.classification import binary_auroc
 
 from fedlight.callbacks.attacks.membership_inference import (
+    MembershipInference,
     Trajectories,
     lira_scores,
     loss_ratios,
     membership_metrics,
     min_k_losses,
 )
+from fedlight.datamodules.text.templates import Template
+from fedlight.evaluation.tasks.model import Likelihood
 
 
 def drawn(shift, members=120, others=150, seed=0):
@@ -115,5 +119,32 @@ def test_what_cannot_be_judged():
             loss_ratios(losses, [1.0])
         with pytest.raises(ValueError, match="negative or not a number"):
             lira_scores([1.0], losses)
-    with pytest.raises(ValueError, match="a likelihood without token_log_probs"):
+    with pytest.raises(ValueError, match="a text without tokens has no least likely ones"):
         min_k_losses([[-1.0], []])
+
+
+def test_a_module_without_likelihoods_of_tokens_has_no_min_k():
+    class Scores:
+        def __init__(self, by_token):
+            self.by_token = by_token
+
+        def fits(self, prompts, new_tokens):
+            return [True] * len(prompts)
+
+        def log_likelihoods(self, prompts, continuations, raw):
+            known = [2.0 if raw or "seen" not in prompt else 1.0 for prompt in prompts]
+            return [[Likelihood(-2 * nats, 2, False, (-nats, -nats) * self.by_token)] for nats in known]
+
+    rows = {"a": [{"instruction": "seen", "response": "yes"}]}
+    data = SimpleNamespace(
+        template=Template("{instruction}"),
+        client_rows=rows,
+        planted={},
+        unseen_rows=lambda: [{"instruction": "other", "response": "yes"}],
+    )
+    attack = MembershipInference()
+    attack.prepare(data, None)
+    with_tokens, without = (attack.attack(Scores(by_token), None).metrics for by_token in (True, False))
+    min_k = {"min_k_auc": 1, "min_k_tpr_at_0.01_fpr": 1}
+    assert with_tokens == {**without, **min_k}
+    assert without["auc"] == without["lira_auc"] == without["loss_auc"] == 1
