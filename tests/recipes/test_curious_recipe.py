@@ -56,10 +56,15 @@ def test_curious(tmp_path, tiny_model):
     for method, row in rows.items():
         assert all(0 <= row[name] <= 1 for name in ("utility", "secrets found", "by chance"))
         assert ("membership, LiRA" in row) == (method != "FedAvg, attacker trains")
+    uploads = json.loads((tmp_path / "seed3/uploads/done.json").read_text())["result"]["rows"]
+    assert [row["method"] for row in uploads] == ["FedAvg", "FedDCA", "FewFedPIT, beta = 0.5"]
+    assert all(0 <= row["membership, Min-K% of uploads"] <= 1 for row in uploads)
     for run in RUNS:
         attacked = table(tmp_path / f"seed3/{run}/attacks/attacks.csv")
-        assert [row["round"] for row in attacked] == ["0", "1", "2"]
-        assert {row["client_extraction/queries"] for row in attacked} != {"0.0"}
+        on_server = [row for row in attacked if row["target"] == "global"]
+        assert [row["round"] for row in on_server] == ["0", "1", "2"]
+        assert all(float(row["client_extraction/queries"]) > 0 for row in on_server)
+        assert (len(attacked) > 3) == (run != "fedavg_trained")
     # The attacker that trains sees the same federation.
     scores = [
         json.loads((tmp_path / f"seed3/{run}/done.json").read_text())["result"]["metrics"]["score/domain"]
