@@ -88,8 +88,9 @@ class PlantsCanaries(Protocol):
     canaries: object
 
 
-WRITING = AnswersPrompts, "generate, log_likelihoods"
-"""Needs of an attack that has the module write texts; see `Attack.needs`."""
+SCORING: tuple[type, str] = ScoresTexts, "log_likelihoods"
+WRITING: tuple[type, str] = AnswersPrompts, "generate, log_likelihoods"
+"""Needs of attacks that have the module score, or write, texts; see `Attack.needs`."""
 
 
 @runtime_checkable
@@ -133,8 +134,8 @@ class Attack(Checked, L.Callback, ABC):
     name: ClassVar[str]
     """Name in metrics and files."""
 
-    needs: ClassVar[tuple[type, str]] = ScoresTexts, "log_likelihoods"
-    """Protocol that the module must have besides `KnowsWhatFits`, and its methods in words."""
+    needs: ClassVar[tuple[type, str] | None] = None
+    """Protocol that the module must have besides `KnowsWhatFits`, and its methods in words; None: any module."""
 
     shares_uploads = True  # each process attacks its clients' uploads, and all have the findings
 
@@ -165,10 +166,9 @@ class Attack(Checked, L.Callback, ABC):
                 f"{type(self).__name__} needs a datamodule that knows the clients' rows, such as InstructionDataModule, not "
                 f"{type(data).__name__}"
             )
-        protocol, methods = self.needs
-        if not isinstance(module, protocol) or not isinstance(module, KnowsWhatFits):
+        if self.needs and not (isinstance(module, self.needs[0]) and isinstance(module, KnowsWhatFits)):
             raise ValueError(
-                f"{type(self).__name__} needs a module with {methods} and fits, such as SFTModule, not "
+                f"{type(self).__name__} needs a module with {self.needs[1]} and fits, such as SFTModule, not "
                 f"{type(module).__name__}"
             )
 

@@ -8,7 +8,14 @@ text, so no answer is misread.
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, ScoresTexts, render_prompts
+from fedlight.callbacks.attacks.attack import (
+    SCORING,
+    Attack,
+    Found,
+    HoldsClientRows,
+    ScoresTexts,
+    render_prompts,
+)
 from fedlight.support.types import Fields
 
 
@@ -45,6 +52,7 @@ class BackdoorSuccess(Attack):
     """
 
     name: ClassVar[str] = "backdoor"
+    needs = SCORING
 
     def __init__(self, examples: int = 200, **kwargs: Any) -> None:
         super().__init__(**kwargs)

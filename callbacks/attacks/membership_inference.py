@@ -29,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fedlight.callbacks.attacks.attack import (
+    SCORING,
     Attack,
     Found,
     HoldsClientRows,
@@ -83,6 +84,7 @@ class MembershipInference(Attack):
     """
 
     name: ClassVar[str] = "membership_inference"
+    needs = SCORING
 
     def __init__(self, examples: int = 200, **kwargs: Any) -> None:
         super().__init__(**kwargs)
