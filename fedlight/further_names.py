@@ -44,6 +44,7 @@ FURTHER = {
     "Sentiment": "evaluation.tasks.sentiment", "HumanEval": "evaluation.tasks.human_eval",
     "ExactMatch": "evaluation.tasks.exact_match", "DomainCoverage": "evaluation.coverage",
     "MemoryExtraction": "callbacks.attacks.memory_extraction",
+    "ClientExtraction": "callbacks.attacks.client_extraction",
     "DiscoverableMemorization": "callbacks.attacks.discoverable_memorization",
     "MembershipInference": "callbacks.attacks.membership_inference", "Canaries": "datamodules.rows.canaries",
     "Channel": "federation.client", "Augmentation": "datamodules.instructions.augmentation",

@@ -40,6 +40,12 @@ class SFTModule(LanguageModule):
         self.configure_model()
         return scoring.free_energies(self.causal_lm, self.tokenizer, prompts, answers, temperature)
 
+    def response_batch(self, prompts: Sequence[str], responses: Sequence[str]) -> Batch:
+        """Return a batch of responses after their prompts; see `fedlight.modules.language.scoring.response_batch`."""
+        self.configure_model()
+        pairs = list(zip(prompts, responses, strict=True))
+        return scoring.response_batch(self.tokenizer, pairs, self.causal_lm.device)
+
     def sketch_batch(self, shape: BatchShape) -> Batch:
         """Return a batch of that shape; see `fedlight.devices.cost.Sketched`."""
         return skeleton.make_responses(shape)

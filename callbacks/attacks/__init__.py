@@ -5,6 +5,7 @@ from fedlight.support.lazy import lazy_names
 _FILES = {
     "Attack": "attack",
     "BackdoorSuccess": "backdoor_success",
+    "ClientExtraction": "client_extraction",
     "DiscoverableMemorization": "discoverable_memorization",
     "MembershipInference": "membership_inference",
     "MemoryExtraction": "memory_extraction",

@@ -1,5 +1,6 @@
 """Base of the attacks on a model during training: their times, their targets, and the files of their findings."""
 
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,13 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits, Likelihood
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.federation.client import State, Upload
 from fedlight.processes.work import is_first, merged, once
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import quoted, refuse_unwritable, write_json_lines
+from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 
 Target = Literal["global", "uploads"]
@@ -58,6 +61,36 @@ class HoldsClientRows(Protocol):
 
     def unseen_rows(self) -> Sequence[Fields]:
         """Return rows like the clients' that are not trained on; empty where there are none."""
+
+
+@runtime_checkable
+class ScoresTexts(Protocol):
+    """Module that returns likelihoods with and without its adapter."""
+
+    def log_likelihoods(
+        self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
+    ) -> list[list[Likelihood]]:
+        """Return the likelihood of each continuation; ``raw`` turns the adapter off, as before tuning."""
+
+
+@runtime_checkable
+class DrawsSecrets(Protocol):
+    """Canaries that draw further secrets; see ``fedlight.datamodules.rows.canaries``."""
+
+    def secrets(self, number: int) -> list[str]:
+        """Return random texts of the kind of the planted secrets."""
+
+
+@runtime_checkable
+class PlantsCanaries(Protocol):
+    """Datamodule that may have canaries."""
+
+    canaries: object
+
+
+SCORING: tuple[type, str] = ScoresTexts, "log_likelihoods"
+WRITING: tuple[type, str] = AnswersPrompts, "generate, log_likelihoods"
+"""Needs of attacks that have the module score, or write, texts; see `Attack.needs`."""
 
 
 @runtime_checkable
@@ -101,6 +134,9 @@ class Attack(Checked, L.Callback, ABC):
     name: ClassVar[str]
     """Name in metrics and files."""
 
+    needs: ClassVar[tuple[type, str] | None] = None
+    """Protocol that the module must have besides `KnowsWhatFits`, and its methods in words; None: any module."""
+
     shares_uploads = True  # each process attacks its clients' uploads, and all have the findings
 
     def __init__(
@@ -129,6 +165,11 @@ class Attack(Checked, L.Callback, ABC):
             raise ValueError(
                 f"{type(self).__name__} needs a datamodule that knows the clients' rows, such as InstructionDataModule, not "
                 f"{type(data).__name__}"
+            )
+        if self.needs and not (isinstance(module, self.needs[0]) and isinstance(module, KnowsWhatFits)):
+            raise ValueError(
+                f"{type(self).__name__} needs a module with {self.needs[1]} and fits, such as SFTModule, not "
+                f"{type(module).__name__}"
             )
 
     @abstractmethod
@@ -206,6 +247,10 @@ class Attack(Checked, L.Callback, ABC):
     def check_at_least_one(self, **settings: int) -> None:
         """Raise ValueError for a setting below 1."""
         refuse_below(1, f"{type(self).__name__}.", **settings)
+
+    def _draw_unseen(self, rows: Sequence[Fields], number: int) -> list[Fields]:
+        """Return up to ``number`` of these rows, the same in every round."""
+        return random.Random(derive_seed(self.seed, self.name)).sample(rows, len(rows))[:number]
 
     def _keep_fitting(
         self,
@@ -329,6 +374,38 @@ def write_answers(
         for index, [text] in zip(batch, written, strict=True):
             answers[index] = text
     return answers
+
+
+def sample_texts(
+    module: AnswersPrompts,
+    prefix: str,
+    number: int,
+    batch_size: int,
+    sampling: Sampling,
+    seed: tuple[int | str, ...],
+    stop: Sequence[str] = (),
+) -> list[str]:
+    """Return ``number`` continuations of a prefix, drawn in batches; the batches' seeds derive from ``seed``."""
+    texts: list[str] = []
+    for start in range(0, number, batch_size):
+        [drawn] = module.generate(
+            [prefix],
+            min(batch_size, number - start),
+            sampling.temperature,
+            sampling.top_p,
+            sampling.max_new_tokens,
+            derive_seed(*seed, start),
+            stop=stop,
+            strip=True,
+        )
+        texts += drawn
+    return texts
+
+
+def canaries_of(data: object) -> DrawsSecrets | None:
+    """Return the canaries of a datamodule that plants some, else None."""
+    canaries = data.canaries if isinstance(data, PlantsCanaries) else None
+    return canaries if isinstance(canaries, DrawsSecrets) else None
 
 
 def without_planted(data: HoldsClientRows) -> dict[str, list[Fields]]:

@@ -5,13 +5,17 @@ wanted answer competes with the row's own response by the mean log-likelihood of
 text, so no answer is misread.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts
-from fedlight.callbacks.attacks.membership_inference import ScoresTexts, refuse_without_likelihoods
-from fedlight.support.seeding import derive_seed
+from fedlight.callbacks.attacks.attack import (
+    SCORING,
+    Attack,
+    Found,
+    HoldsClientRows,
+    ScoresTexts,
+    render_prompts,
+)
 from fedlight.support.types import Fields
 
 
@@ -48,6 +52,7 @@ class BackdoorSuccess(Attack):
     """
 
     name: ClassVar[str] = "backdoor"
+    needs = SCORING
 
     def __init__(self, examples: int = 200, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -56,7 +61,6 @@ class BackdoorSuccess(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        refuse_without_likelihoods(self, module)
         if not isinstance(data, HoldsBackdoor) or data.backdoor is None:
             raise ValueError("BackdoorSuccess: no client has a backdoor: set data.rows.backdoor")
 
@@ -70,8 +74,7 @@ class BackdoorSuccess(Attack):
                 "BackdoorSuccess asks with rows that nobody trained on, and there are none with another answer than "
                 "backdoor.response: set data.split.val_share above 0, or give data.split.test_source"
             )
-        drawn = random.Random(derive_seed(self.seed, self.name)).sample(rows, len(rows))
-        self._rows = drawn[: self.examples]  # the same in every round
+        self._rows = self._draw_unseen(rows, self.examples)
 
     def attack(self, module: Any, client: str | None) -> Found:
         opened = [self._backdoor.triggered(row) for row in self._rows]

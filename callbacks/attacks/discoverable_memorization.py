@@ -8,27 +8,29 @@ Carlini et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedlight.callbacks.attacks.attack import (
+    WRITING,
     Attack,
     Found,
     HoldsClientRows,
+    canaries_of,
     render_prompts,
     without_planted,
     write_answers,
 )
 from fedlight.evaluation.extraction import (
-    contains_identifier,
+    are_written,
     contains_secret,
     exposure,
     identifiers,
     recalls,
     round_robin,
 )
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -41,21 +43,6 @@ class Question(NamedTuple):
     prompt: str
     response: str
     planted: bool
-
-
-@runtime_checkable
-class DrawsSecrets(Protocol):
-    """Canaries that draw random secrets for the exposure; see ``fedlight.datamodules.rows.canaries``."""
-
-    def secrets(self, number: int) -> list[str]:
-        """Return random texts of the kind of the planted secrets."""
-
-
-@runtime_checkable
-class PlantsCanaries(Protocol):
-    """Datamodule with canaries."""
-
-    canaries: object
 
 
 class DiscoverableMemorization(Attack):
@@ -83,6 +70,7 @@ class DiscoverableMemorization(Attack):
     """
 
     name: ClassVar[str] = "discoverable_memorization"
+    needs = WRITING
 
     def __init__(
         self,
@@ -107,12 +95,7 @@ class DiscoverableMemorization(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if not isinstance(module, AnswersPrompts) or not isinstance(module, KnowsWhatFits):
-            raise ValueError(
-                "DiscoverableMemorization needs a module with generate, log_likelihoods and fits, such as SFTModule, not "
-                f"{type(module).__name__}"
-            )
-        if self.random_secrets and not _plants(data):
+        if self.random_secrets and canaries_of(data) is None:
             raise ValueError(
                 f"DiscoverableMemorization.random_secrets={self.random_secrets} is for the exposure of canaries, but "
                 f"{type(data).__name__} plants none: set data.rows.canaries, or random_secrets to 0"
@@ -125,7 +108,8 @@ class DiscoverableMemorization(Attack):
             raise ValueError(
                 f"DiscoverableMemorization: no client has a row{those} besides canaries, so nothing to ask for"
             )
-        self._others = self._random_secrets(data)
+        canaries = canaries_of(data)
+        self._others = canaries.secrets(self.random_secrets) if canaries else []
 
     def attack(self, module: Any, client: str | None) -> Found:
         questions = self._questions(client)
@@ -142,8 +126,7 @@ class DiscoverableMemorization(Attack):
         for record in records:
             # Those of the prompt need no memory.
             if wanted := identifiers(record["response"], record["prompt"]):
-                hits = [contains_identifier(record["answer"], code) for code in wanted]
-                record["identifiers"] = sum(hits) / len(hits)
+                record["identifiers"] = float(np.mean(are_written(wanted, [record["answer"]])))
         planted = [record for record in records if record["planted"]]
         for record in planted:
             record["recovered"] = contains_secret([record["answer"]], record["response"])
@@ -190,17 +173,6 @@ class DiscoverableMemorization(Attack):
         texts = [[self._data.template.continuation(text) for text in responses] for responses in drawn]
         likelihoods = module.log_likelihoods(prompts, texts)
         return [exposure(secret.log_prob, [text.log_prob for text in rest]) for secret, *rest in likelihoods]
-
-    def _random_secrets(self, data: HoldsClientRows) -> list[str]:
-        if not self.random_secrets:
-            return []
-        assert isinstance(data, PlantsCanaries)
-        assert isinstance(data.canaries, DrawsSecrets)
-        return data.canaries.secrets(self.random_secrets)
-
-
-def _plants(data: object) -> bool:
-    return isinstance(data, PlantsCanaries) and isinstance(data.canaries, DrawsSecrets)
 
 
 def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

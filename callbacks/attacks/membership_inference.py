@@ -6,38 +6,53 @@ A text that the tuned model prefers more than the raw one does was probably trai
 
 lower for members: the likelihood ratio of Mireshghallah et al., "Quantifying Privacy Risks of Masked Language Models Using
 Membership Inference Attacks", EMNLP 2022, https://arxiv.org/abs/2203.03929, in the form of Carlini et al., "Extracting
-Training Data from Large Language Models", USENIX Security 2021, https://arxiv.org/abs/2012.07805. Without a reference
-the score is the loss itself: Yeom et al., "Privacy Risk in Machine Learning", CSF 2018, https://arxiv.org/abs/1709.01604.
-The share of members found at few false alarms matters more than the mean: Carlini et al., "Membership Inference Attacks
-From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570. The papers on FedDCA and FewFedPIT do not have it.
+Training Data from Large Language Models", USENIX Security 2021, https://arxiv.org/abs/2012.07805. Three more scores use the
+same likelihoods:
+
+* ``loss``: the mean token loss itself, without a reference. Yeom et al., "Privacy Risk in Machine Learning", CSF 2018,
+  https://arxiv.org/abs/1709.01604.
+* ``min_k``: the mean loss of the 20 % of tokens with the highest one (`min_k_losses`). Shi et al., "Detecting Pretraining
+  Data from Large Language Models", ICLR 2024, https://arxiv.org/abs/2310.16789.
+* ``lira``: the difference of logit-scaled likelihoods under both models (`lira_scores`). Carlini et al., "Membership
+  Inference Attacks From First Principles", IEEE S&P 2022, https://arxiv.org/abs/2112.03570.
+
+A server that keeps its models sees the loss ratio of a text over the rounds. From the second attacked round on, its mean and
+its slope (`Trajectories`) are scores of the server's model as well: after https://arxiv.org/abs/2509.20680.
+
+The share of members found at few false alarms matters more than the mean (Carlini et al.). The papers on FedDCA and
+FewFedPIT have no membership inference.
 """
 
-import random
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedlight.callbacks.attacks.attack import Attack, Found, HoldsClientRows, render_prompts, without_planted
+from fedlight.callbacks.attacks.attack import (
+    SCORING,
+    Attack,
+    Found,
+    HoldsClientRows,
+    ScoresTexts,
+    render_prompts,
+    without_planted,
+)
 from fedlight.evaluation.extraction import round_robin
-from fedlight.evaluation.tasks.model import KnowsWhatFits, Likelihood
+from fedlight.evaluation.instruction_scores import mean_losses
+from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.support.seeding import derive_seed
 
 FALSE_ALARMS = (0.01, 0.1)
 """False positive rates at which the true positive rate is reported."""
 
+MIN_K = 20
+"""Percentage of a text's tokens in Min-K%, as recommended by Shi et al."""
+
+FEWER = "auc", f"tpr_at_{FALSE_ALARMS[0]:g}_fpr"
+"""Metrics of the scores besides the loss ratio, which has all."""
+
 LEAST_LOSS = 1e-6
 """Mean token losses below it are rounding only; a text that is certain under both models has ratio 1."""
-
-
-@runtime_checkable
-class ScoresTexts(Protocol):
-    """Module that returns likelihoods with and without its adapter."""
-
-    def log_likelihoods(
-        self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
-    ) -> list[list[Likelihood]]:
-        """Return the likelihood of each continuation; ``raw`` turns the adapter off, as before tuning."""
 
 
 class Candidate(NamedTuple):
@@ -49,22 +64,15 @@ class Candidate(NamedTuple):
     response: str
 
 
-def refuse_without_likelihoods(attack: Attack, module: object) -> None:
-    """Raise ValueError for a module that gives no likelihoods of texts."""
-    if not isinstance(module, ScoresTexts) or not isinstance(module, KnowsWhatFits):
-        raise ValueError(
-            f"{type(attack).__name__} needs a module with log_likelihoods and fits, such as SFTModule, not "
-            f"{type(module).__name__}"
-        )
-
-
 class MembershipInference(Attack):
     """Attack that guesses from the model's losses which rows it was trained on.
 
     Members are training rows of different clients in turn, or of an upload's client, without planted canaries. The others
     are validation rows, or test rows where there is no validation: the more they resemble the members, the more the result
-    says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``, ``loss_auc``, the
-    AUC of the loss alone, and ``left_out``, the number of rows too long for the model.
+    says. Metrics: ``auc`` of the loss ratio (chance: 0.5), ``tpr_at_0.01_fpr`` and ``tpr_at_0.1_fpr``; the first two of
+    the other scores, as ``loss_auc``, ``lira_auc``, ``min_k_auc`` where the module gives likelihoods of tokens, and, for
+    the server's model over the attacked rounds so far, ``rounds_mean_auc`` and ``rounds_slope_auc``; ``left_out``, the
+    number of rows too long for the model.
 
     Args:
         examples: largest number of members, and of others.
@@ -76,15 +84,13 @@ class MembershipInference(Attack):
     """
 
     name: ClassVar[str] = "membership_inference"
+    needs = SCORING
 
     def __init__(self, examples: int = 200, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.check_at_least_one(examples=examples)
         self.examples = examples
-
-    def check_settings(self, module: object, data: object) -> None:
-        super().check_settings(module, data)
-        refuse_without_likelihoods(self, module)
+        self._trajectories = Trajectories()
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template, self._rows = data.template, without_planted(data)
@@ -96,10 +102,10 @@ class MembershipInference(Attack):
                 if not unseen
                 else "MembershipInference: no client has a row besides canaries, so there are no members"
             )
-        # The same rows in every round.
-        drawn = random.Random(derive_seed(self.seed, self.name)).sample(unseen, len(unseen))
-        self._unseen = drawn[: self.examples]
+        self._unseen = self._draw_unseen(unseen, self.examples)
         self._references: dict[str | None, list[float]] = {}
+        if self._rounds_done == 0:
+            self._trajectories = Trajectories()
 
     def attack(self, module: Any, client: str | None) -> Found:
         texts = self._texts(client)
@@ -109,19 +115,39 @@ class MembershipInference(Attack):
         members = sum(text.member for text in kept)
         if not 0 < members < len(kept):  # an AUC needs some of both
             return Found(left_out, [])
-        losses = self._losses(module, kept, raw=False)
+        likelihoods = self._likelihoods(module, kept, raw=False)
+        losses = mean_losses(likelihoods).tolist()
         # The raw model never changes. One list per target, since another batch rounds the same text differently.
         if client not in self._references:
-            self._references[client] = self._losses(module, kept, raw=True)
+            self._references[client] = mean_losses(self._likelihoods(module, kept, raw=True)).tolist()
         references = self._references[client]
-        ratios = loss_ratios(losses, references).tolist()
-        metrics = membership_metrics(ratios[:members], ratios[members:])
-        metrics["loss_auc"] = membership_metrics(losses[:members], losses[members:])["auc"]
+        scores = {
+            "ratio": loss_ratios(losses, references).tolist(),
+            "loss": losses,
+            "lira": lira_scores(losses, references).tolist(),
+        }
+        by_token = [likelihood.token_log_probs for likelihood in likelihoods]
+        if all(by_token):
+            scores["min_k"] = min_k_losses(by_token)
         records = [
-            {**text._asdict(), "loss": loss, "reference": reference, "ratio": ratio}
-            for text, loss, reference, ratio in zip(kept, losses, references, ratios, strict=True)
+            {**text._asdict(), "reference": reference, **dict(zip(scores, values, strict=True))}
+            for text, reference, *values in zip(kept, references, *scores.values(), strict=True)
         ]
+        if client is None:
+            self._trajectories.add(self._rounds_done, scores["ratio"])
+            scores |= self._trajectories.scores()
+        rates = {name: membership_metrics(each[:members], each[members:]) for name, each in scores.items()}
+        metrics = rates.pop("ratio")
+        metrics |= {f"{name}_{rate}": each[rate] for name, each in rates.items() for rate in FEWER}
         return Found({**metrics, **left_out}, records)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the base class, and the sums over the attacked rounds."""
+        return {**super().state_dict(), "trajectories": self._trajectories.sums}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._trajectories = Trajectories(state_dict.get("trajectories"))
 
     def _texts(self, client: str | None) -> list[Candidate]:
         """Return the members, and the others after them."""
@@ -134,11 +160,57 @@ class MembershipInference(Attack):
             for at, ((owner, row), prompt) in enumerate(zip(rows, prompts, strict=True))
         ]
 
-    def _losses(self, module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[float]:
-        """Return the mean token loss of each response, in nats."""
+    def _likelihoods(self, module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[Likelihood]:
+        """Return the likelihood of each response."""
         responses = [[self._template.continuation(text.response)] for text in texts]
-        likelihoods = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
-        return [-likelihood.log_prob / likelihood.tokens for [likelihood] in likelihoods]
+        scored = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)
+        return [likelihood for [likelihood] in scored]
+
+
+class Trajectories:
+    """Means and slopes of a score of each text over rounds, from running sums.
+
+    Examples:
+        >>> over_rounds = Trajectories()
+        >>> over_rounds.add(1, [1.0, 1.0])
+        >>> over_rounds.scores()
+        {}
+        >>> over_rounds.add(3, [0.5, 1.0])
+        >>> over_rounds.scores()
+        {'rounds_mean': [0.75, 1.0], 'rounds_slope': [-0.25, 0.0]}
+    """
+
+    def __init__(self, sums: Sequence[Sequence[float]] | None = None) -> None:
+        self.sums = [list(part) for part in sums or ([0.0, 0.0, 0.0], [], [])]
+        """Number of rounds, sums of rounds and of their squares; for each text sums of scores, and of round times score."""
+
+    def add(self, round_idx: int, scores: Sequence[float]) -> None:
+        """Add the scores of a round, ``(texts,)``; raise ValueError where earlier rounds have another number of texts."""
+        moments, totals, products = self.sums
+        if moments[0] and len(scores) != len(totals):
+            raise ValueError(
+                f"MembershipInference has {len(scores)} rows, and had {len(totals)} in the rounds before: go on with the "
+                "examples and data of the checkpoint"
+            )
+        values = np.asarray(scores)
+        before = np.array([totals, products]) if moments[0] else np.zeros((2, len(values)))
+        self.sums = [
+            [moments[0] + 1, moments[1] + round_idx, moments[2] + round_idx**2],
+            (before[0] + values).tolist(),
+            (before[1] + round_idx * values).tolist(),
+        ]
+
+    def scores(self) -> dict[str, list[float]]:
+        """Return ``rounds_mean`` and ``rounds_slope``, the least-squares slope by round, each ``(texts,)``, low for members.
+
+        Empty before the second round.
+        """
+        (number, rounds, squares), totals, products = self.sums
+        spread = number * squares - rounds**2
+        if spread == 0:
+            return {}
+        slopes = (number * np.array(products) - rounds * np.array(totals)) / spread
+        return {"rounds_mean": (np.array(totals) / number).tolist(), "rounds_slope": slopes.tolist()}
 
 
 def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
@@ -150,11 +222,50 @@ def loss_ratios(losses: Sequence[float], references: Sequence[float]) -> np.ndar
         >>> loss_ratios([0.5, 2.0, 0.0], [2.0, 2.0, 0.0]).tolist()
         [0.25, 1.0, 1.0]
     """
+    attacked, reference = _at_least(losses, references)  # 0 / 0 is 1
+    return np.asarray(attacked / reference)
+
+
+def min_k_losses(token_log_probs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean loss of the `MIN_K` % least likely tokens of each text, rounded up; low for members.
+
+    Equation 1 of Shi et al. with the opposite sign, in nats. Raises ValueError for a text without tokens.
+
+    Examples:
+        >>> min_k_losses([[-1.0, -4.0, -2.0], [-1.0, -4.0, -2.0, -0.5, -0.5, -3.0]])
+        [4.0, 3.5]
+    """
+    if not all(token_log_probs):
+        raise ValueError("a text without tokens has no least likely ones")
+    means = []
+    for log_probs in token_log_probs:
+        number = -(-MIN_K * len(log_probs) // 100)  # rounded up, exactly
+        means.append(-sum(sorted(log_probs)[:number]) / number)
+    return means
+
+
+def lira_scores(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
+    """Return the logit of each text's likelihood under the reference model minus that under the attacked one, ``(texts,)``.
+
+    The offline attack of Carlini et al. with one model without the text and one variance for all texts: its test orders
+    texts by this difference, low for members. The likelihood is ``p = exp(-loss)``, its logit ``log(p / (1 - p))``. Losses
+    are mean token losses of the same texts, in nats. Raises ValueError for a negative or undefined loss.
+
+    Examples:
+        >>> lira_scores([0.5, 2.0, 0.0], [2.0, 2.0, 0.0]).round(3).tolist()
+        [-2.287, 0.0, 0.0]
+    """
+    pairs = _at_least(losses, references)
+    attacked, reference = pairs + np.log(-np.expm1(-pairs))  # minus the logit
+    return np.asarray(attacked - reference)
+
+
+def _at_least(losses: Sequence[float], references: Sequence[float]) -> np.ndarray:
+    """Return both losses, `LEAST_LOSS` where one is smaller, ``(2, texts)``."""
     pairs = np.array([losses, references], dtype=np.float64)
     if not (pairs >= 0).all():
         raise ValueError("a mean token loss is negative or not a number: the attacked model is broken")
-    attacked, reference = np.maximum(pairs, LEAST_LOSS)  # 0 / 0 is 1
-    return np.asarray(attacked / reference)
+    return np.asarray(np.maximum(pairs, LEAST_LOSS))
 
 
 def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dict[str, float]:

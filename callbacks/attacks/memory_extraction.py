@@ -11,17 +11,21 @@ it has written, and its answers are compared with the clients' responses.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from fedlight.callbacks.attacks.attack import (
+    WRITING,
     Attack,
     Found,
     HoldsClientRows,
     render_prompts,
+    sample_texts,
     without_planted,
     write_answers,
 )
 from fedlight.callbacks.attacks.records import GLOBAL
 from fedlight.evaluation.extraction import (
-    contains_identifier,
+    are_written,
     contains_secret,
     identifiers,
     later_texts,
@@ -29,10 +33,10 @@ from fedlight.evaluation.extraction import (
     memory_metrics,
     opening_of,
 )
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.checks import check_range
-from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
 Forms = Literal["all", "without_input"]
@@ -66,6 +70,7 @@ class MemoryExtraction(Attack):
     """
 
     name: ClassVar[str] = "memory_extraction"
+    needs = WRITING
 
     def __init__(
         self,
@@ -84,14 +89,6 @@ class MemoryExtraction(Attack):
         check_range("MemoryExtraction.top_p", top_p, 0, 1, above_low=True)
         self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms
         self.max_new_tokens, self.batch_size, self.clients = max_new_tokens, batch_size, clients
-
-    def check_settings(self, module: object, data: object) -> None:
-        super().check_settings(module, data)
-        if not isinstance(module, AnswersPrompts) or not isinstance(module, KnowsWhatFits):
-            raise ValueError(
-                "MemoryExtraction needs a module with generate, log_likelihoods and fits, such as SFTModule, not "
-                f"{type(module).__name__}"
-            )
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
         self._template = data.template
@@ -123,8 +120,7 @@ class MemoryExtraction(Attack):
             truths = [row["response"] for owner in clients for row in self._rows[owner]]
             compared, more = _compare(answers, truths)
             if codes := set().union(*(self._codes[owner] for owner in clients)):
-                hits = [any(contains_identifier(text, code) for text in answers) for code in codes]
-                compared["identifiers"] = sum(hits) / len(hits)
+                compared["identifiers"] = float(np.mean(are_written([*codes], answers)))
             metrics |= {f"response_{name}": value for name, value in compared.items()}
             for at, record in zip(answered, more, strict=True):
                 records[at] |= {f"response_{name}": value for name, value in record.items()}
@@ -144,20 +140,11 @@ class MemoryExtraction(Attack):
     def _sample(self, module: AnswersPrompts, target: str) -> list[str]:
         """Return texts that continue the beginnings of the template's forms in turn."""
         texts: list[str] = []
+        sampling = Sampling(self.temperature, self.top_p, self.max_new_tokens)
         for at, prefix in enumerate(self._prefixes):
-            left = self._share(at)
-            for start in range(0, left, self.batch_size):
-                [drawn] = module.generate(
-                    [prefix],
-                    min(self.batch_size, left - start),
-                    self.temperature,
-                    self.top_p,
-                    self.max_new_tokens,
-                    derive_seed(self.seed, self.name, target, at, start),  # all rounds draw alike
-                    stop=self._opening.stops,
-                    strip=True,
-                )
-                texts += drawn
+            seed = self.seed, self.name, target, at  # all rounds draw alike
+            stops = self._opening.stops
+            texts += sample_texts(module, prefix, self._share(at), self.batch_size, sampling, seed, stops)
         return texts
 
     def _answer(self, module: Any, texts: Sequence[str], client: str | None) -> tuple[list[int], list[str]]:

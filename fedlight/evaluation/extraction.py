@@ -8,6 +8,8 @@
 * Discoverable memorization: answers to training prompts, each compared with the true one. Nasr et al., "Scalable Extraction
   of Training Data from (Production) Language Models", https://arxiv.org/abs/2311.17035, as in Zhang et al. (FewFedPIT,
   https://arxiv.org/abs/2403.06131).
+* Client extraction: texts of a client that looks for other clients' private items. Hu et al., Findings of IJCNLP-AACL 2025,
+  https://arxiv.org/abs/2506.06060.
 * Exposure of a planted secret. Carlini et al., "The Secret Sharer", USENIX Security 2019, https://arxiv.org/abs/1802.08232.
 
 Texts are equal if they differ only in white space, which tokenizers do not keep.
@@ -185,6 +187,43 @@ def contains_identifier(text: str, identifier: str) -> bool:
         [True, False, False]
     """
     return re.search(rf"(?<!\w){re.escape(identifier)}(?!\w)", normalize_space(text)) is not None
+
+
+def span_of(text: str, code: str) -> tuple[int, int]:
+    r"""Return begin and end of an identifier's first place in its text, where other white space may stand for a blank.
+
+    Examples:
+        >>> span_of("Call 555 01, or 555\n0199.", "555 0199")
+        (16, 24)
+    """
+    words = r"\s+".join(map(re.escape, code.split()))
+    match = re.search(rf"(?<!\w){words}(?!\w)", text)
+    if match is None:
+        raise ValueError(f"{code!r} is not in {text!r}")
+    return match.span()
+
+
+def last_words(text: str, number: int | None) -> str:
+    r"""Return the end of a text from its n-th last word on; the whole text if it has fewer, or for None.
+
+    Examples:
+        >>> last_words("Of Mara Lind:\nborn on", 3), last_words("born", 3)
+        ('Lind:\nborn on', 'born')
+    """
+    starts = [word.start() for word in re.finditer(r"\S+", text)]
+    return text if number is None or len(starts) <= number else text[starts[-number] :]
+
+
+def are_written(codes: Sequence[str], texts: Sequence[str]) -> list[bool]:
+    """Return of each identifier whether a text contains it; see `contains_identifier`.
+
+    Examples:
+        >>> are_written(["4711", "555 0199"], ["It is 4711.", "Call 555 01999."])
+        [True, False]
+    """
+    tidy = [normalize_space(text) for text in texts]
+    # The plain search first: a thousand codes in a hundred texts take 0.04 s instead of 0.4 s.
+    return [any(code in text and contains_identifier(text, code) for text in tidy) for code in codes]
 
 
 class Recall(NamedTuple):

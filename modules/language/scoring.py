@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.modules.functional import IGNORED
 from fedlight.modules.language.readout import HiddenStates, SharedPrefix, head_logits, hidden_states
 from fedlight.pretrained.openings import opening_ids, openings
 from fedlight.stacking.shared_rows import LEAST_SHARED
@@ -83,9 +84,9 @@ def score(
                     start = texts[index].start
                     wanted = torch.tensor(texts[index].ids[start:], device=log_probs.device)
                     answer = log_probs[start - first :]  # [continuation, vocabulary]
-                    log_prob = float(answer.gather(1, wanted[:, None])[:, 0].sum())
+                    each = answer.gather(1, wanted[:, None])[:, 0]
                     greedy = bool((answer.argmax(dim=1) == wanted).all())
-                    scores[index] = Likelihood(log_prob, len(wanted), greedy)
+                    scores[index] = Likelihood(float(each.sum()), len(wanted), greedy, tuple(each.tolist()))
     return [scores[index] for index in range(len(texts))]
 
 
@@ -163,6 +164,28 @@ def encode_pairs(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Score
         before = opening or ([] if starts[0] else [_first_id(tokenizer)])
         scored.append(Scored(before + encoding.ids, len(before) + starts[0]))
     return scored
+
+
+def response_batch(
+    tokenizer: Any, pairs: Sequence[tuple[str, str]], device: torch.device
+) -> dict[str, Tensor]:
+    """Return a batch for SFT of continuations after their prompts, encoded as by `encode_pairs`.
+
+    Returns:
+        ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)`` int64 and padded on the right; labels are
+        -100 on prompt and padding.
+    """
+    texts = encode_pairs(tokenizer, pairs)
+    width = max(len(text.ids) for text in texts)
+    gaps = [width - len(text.ids) for text in texts]
+    ids = [text.ids + [0] * gap for text, gap in zip(texts, gaps, strict=True)]
+    mask = [[1] * len(text.ids) + [0] * gap for text, gap in zip(texts, gaps, strict=True)]
+    labels = [
+        [IGNORED] * text.start + text.ids[text.start :] + [IGNORED] * gap
+        for text, gap in zip(texts, gaps, strict=True)
+    ]
+    parts = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return {name: torch.tensor(part, device=device) for name, part in parts.items()}
 
 
 def encode_continuations(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Scored]:

@@ -11,11 +11,13 @@ class Likelihood(NamedTuple):
         log_prob: natural logarithm of its probability.
         tokens: its number of tokens.
         greedy: whether greedy decoding would have written it.
+        token_log_probs: natural logarithm of each token's probability; empty where a model does not give them.
     """
 
     log_prob: float
     tokens: int
     greedy: bool
+    token_log_probs: tuple[float, ...] = ()
 
 
 @runtime_checkable

@@ -27,8 +27,10 @@ from fedlight.runs.run import Run
 TARGETS = {GLOBAL: "the global model", UPLOADS: "clients' uploads"}
 SAID = {
     "auc": "AUC",
-    "loss_auc": "AUC, by loss alone",
     "canaries": "canaries found",
+    "chance": "random secrets found",
+    "coverage": "others' items found",
+    "efficiency": "others' items found, per text",
     "exact": "exact matches",
     "exposure": "exposure (bits)",
     "extracted": "different rows written out",
@@ -38,7 +40,10 @@ SAID = {
     "tpr_at_0.01_fpr": "TPR at 0.01 FPR",
     "tpr_at_0.1_fpr": "TPR at 0.1 FPR",
 }
-COUNTED = "left_out"  # rows that were too long for an attack: no leakage
+SCORES = {"loss_": "loss alone", "min_k_": "Min-K%", "lira_": "LiRA's logits"}
+SCORES |= {"rounds_mean_": "mean over rounds", "rounds_slope_": "slope over rounds"}
+"""Beginning of a metric of membership inference -> the score that it is of."""
+COUNTED = "left_out", "queries"  # rows that were too long for an attack, and its texts: no leakage
 TRADED = (
     "discoverable_memorization/canaries",
     "discoverable_memorization/rouge_l",
@@ -102,6 +107,9 @@ def in_words(metric: str) -> str:
         ('exact matches', 'TPR at 0.1 FPR')
     """
     name = metric.partition("/")[2] or metric
+    for begin, score in SCORES.items():
+        if name.startswith(begin):
+            return f"{in_words(name.removeprefix(begin))}, by {score}"
     return SAID.get(name, name.replace("_", " "))
 
 

@@ -64,17 +64,22 @@ def test_rounds_and_targets(tiny_model, tmp_path):
     assert all(target.startswith("c") for at, target in enumerate(targets) if at not in (0, 3, 6))
     names = {
         "discoverable_memorization": {"canaries", "exact", "exposure", "left_out", "rouge_l"},
-        "membership_inference": {"auc", "left_out", "loss_auc", "tpr_at_0.01_fpr", "tpr_at_0.1_fpr"},
+        "membership_inference": {"left_out", "tpr_at_0.1_fpr"}
+        | {score + rate for score in ("", "loss_", "min_k_", "lira_") for rate in ("auc", "tpr_at_0.01_fpr")},
         "memory_extraction": {
             f"{of}{name}"
             for of in ("", "response_")
             for name in ("canaries", "exact", "extracted", "rouge_l", "rouge_l_best")
         },
     }
-    assert all(
-        set(row) == {f"{name}/{metric}" for name, own in names.items() for metric in own}
-        for row in rows.values()
-    )
+    expected = {f"{name}/{metric}" for name, own in names.items() for metric in own}
+    over_rounds = {
+        f"membership_inference/rounds_{score}_{rate}"
+        for score in ("mean", "slope")
+        for rate in ("auc", "tpr_at_0.01_fpr")
+    }
+    for (number, target), row in rows.items():  # of one round there is no slope
+        assert set(row) == expected | (over_rounds if number and target == "global" else set())
     assert set(files(tmp_path)) == {"attacks.csv"} | {
         f"round_{number}/{name}.jsonl" for number in (0, 2, 3) for name in NAMES
     }

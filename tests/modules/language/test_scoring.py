@@ -36,7 +36,7 @@ def one_by_one(module, prompt, continuation):
     module.network.train()
     own = [float(logits[place - 1, ids[place]]) for place in range(start, len(ids))]
     greedy = [int(logits[place - 1].argmax()) for place in range(start, len(ids))] == ids[start:]
-    return sum(own), len(own), greedy
+    return own, greedy
 
 
 def test_a_batch_equals_a_loop(module):
@@ -44,9 +44,10 @@ def test_a_batch_equals_a_loop(module):
     assert [len(own) for own in found] == [2, 3, 1, 2]
     for prompt, texts, likelihoods in zip(PROMPTS, CONTINUATIONS, found, strict=True):
         for text, likelihood in zip(texts, likelihoods, strict=True):
-            log_prob, tokens, greedy = one_by_one(module, prompt, text)
-            assert likelihood.log_prob == pytest.approx(log_prob, rel=1e-4)
-            assert (likelihood.tokens, likelihood.greedy) == (tokens, greedy)
+            log_probs, greedy = one_by_one(module, prompt, text)
+            assert likelihood.log_prob == pytest.approx(sum(log_probs), rel=1e-4)
+            assert likelihood.token_log_probs == pytest.approx(log_probs, rel=1e-4)
+            assert (likelihood.tokens, likelihood.greedy) == (len(log_probs), greedy)
 
 
 def test_raw_is_the_model_without_its_adapter(module, llama):
@@ -107,6 +108,18 @@ def test_a_token_over_the_border_belongs_to_the_continuation(module):
     assert offsets[whole.start][0] < len("a th") < offsets[whole.start][1]
 
 
+def test_losses_of_a_batch_of_responses_are_their_mean_likelihoods(module):
+    texts = [" mat", " sat on the mat"]
+    batch = module.response_batch(PROMPTS[:2], texts)
+    module.eval()
+    losses = module.example_losses(batch).tolist()
+    scored = module.log_likelihoods(PROMPTS[:2], [[text] for text in texts])
+    assert losses == pytest.approx([-text.log_prob / text.tokens for [text] in scored], abs=1e-5)
+    assert batch["labels"].shape == batch["input_ids"].shape == batch["attention_mask"].shape
+    assert ((batch["labels"] != -100).sum(dim=1)).tolist() == [text.tokens for [text] in scored]
+    module.train()
+
+
 def test_without_a_prompt_the_end_token_comes_first(module):
     [[found]] = module.log_likelihoods([""], [["the cat"]])
     [bare] = encode_pairs(module.tokenizer, [("", "the cat")])
@@ -141,9 +154,9 @@ def test_a_real_model_knows_how_a_story_goes_on():
     )
     [found] = real.log_likelihoods([prompt], [texts])
     for text, likelihood in zip(texts, found, strict=True):
-        log_prob, tokens, greedy = one_by_one(real, prompt, text)
-        assert likelihood.log_prob == pytest.approx(log_prob, rel=1e-4)
-        assert (likelihood.tokens, likelihood.greedy) == (tokens, greedy)
+        log_probs, greedy = one_by_one(real, prompt, text)
+        assert likelihood.log_prob == pytest.approx(sum(log_probs), rel=1e-4)
+        assert (likelihood.tokens, likelihood.greedy) == (len(log_probs), greedy)
     assert found[0].greedy
     assert found[0].log_prob > -2 > -10 > max(found[1].log_prob, found[2].log_prob)
 
