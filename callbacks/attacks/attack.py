@@ -217,7 +217,8 @@ class Attack(Checked, L.Callback, ABC):
         remove_later(self._folder, f"{self.name}.jsonl", self._rounds_done)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.before_training and self._rounds_done == 0:
+        # A run without a federated loop may resume inside its first epoch.
+        if self.before_training and self._rounds_done == 0 and trainer.global_step == 0:
             self._finish(trainer, {GLOBAL: self._attack_server(pl_module)})
 
     def on_train_batch_end(

@@ -151,20 +151,24 @@ class ClientExtraction(Attack):
         items = {client: self._items_of(data, client) for client in sorted(data.client_rows)}
         attacker = self._choose([client for client in items if items[client]])
         self._items = items.pop(attacker)
-        known = {item.text for item in self._items}
         rows = data.client_rows[attacker]
-        for row, prompt in zip(rows, render_prompts(data.template, rows), strict=True):
-            known.update(identifiers(prompt + data.template.continuation(row["response"])))
-        self._owners: dict[str, list[str]] = {}
+        known = [
+            prompt + data.template.continuation(row["response"])
+            for row, prompt in zip(rows, render_prompts(data.template, rows), strict=True)
+        ]
+        owners: dict[str, list[str]] = {}
         for client, its_items in items.items():
-            for text in sorted({item.text for item in its_items} - known):
-                self._owners.setdefault(text, []).append(client)
+            for text in sorted({item.text for item in its_items}):
+                owners.setdefault(text, []).append(client)
+        self._owners = {text: owners[text] for text in _unwritten([*owners], known)}
         if not self._owners:
-            raise ValueError(f"ClientExtraction: only {attacker!r} has private items: {_REMEDY}")
+            raise ValueError(
+                f"ClientExtraction: no other client has private items that those of {attacker!r} do not contain: {_REMEDY}"
+            )
         self._planted = {item.text for its_items in items.values() for item in its_items if item.planted}
         canaries = canaries_of(data)
         drawn = canaries.secrets(RANDOM_SECRETS) if canaries else []
-        self._random = sorted({*map(normalize_space, drawn)} - known - {*self._owners})
+        self._random = _unwritten(sorted({*map(normalize_space, drawn)} - {*self._owners}), known)
 
     def attack(self, module: Any, client: str | None) -> Found:
         whole = [item.context + item.written for item in self._items]
@@ -245,7 +249,7 @@ class ClientExtraction(Attack):
             optimizer = torch.optim.AdamW(trained, self.lr, weight_decay=0.0)
             # Without dropout, which would draw.
             with eval_mode(module):
-                for step in range(self.steps):
+                for step in range(self.steps + 1):  # the last one looks at what the others have made
                     size = min(self.batch_size, len(pairs))
                     batch = [pairs[(step * size + place) % len(pairs)] for place in range(size)]
                     loss = module.example_losses(module.response_batch(*zip(*batch, strict=True))).mean()
@@ -253,9 +257,10 @@ class ClientExtraction(Attack):
                         raise ValueError(
                             f"ClientExtraction.lr={self.lr}: the attacker's training diverged; lower it"
                         )
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                    if step < self.steps:
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
             yield
         finally:
             with torch.no_grad():
@@ -265,6 +270,10 @@ class ClientExtraction(Attack):
 
 
 _REMEDY = "set data.rows.canaries, or give rows with numbers or codes of three digits in their responses"
+
+
+def _unwritten(items: Sequence[str], texts: Sequence[str]) -> list[str]:
+    return [item for item, hit in zip(items, are_written(items, texts), strict=True) if not hit]
 
 
 def _mean(hits: Collection[bool]) -> float:

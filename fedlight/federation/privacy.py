@@ -141,7 +141,11 @@ class Private:
     def noise_for(self, rounds: Rounds) -> float:
         """Return the least noise, within 1 in 10,000, with which ``epsilon`` is not exceeded after these rounds."""
         assert self.epsilon is not None
-        counts, enough = Counter(rounds), 1.0
+        counts, enough = +Counter(rounds), 1.0
+        if not counts:
+            raise ValueError(
+                f"epsilon={self.epsilon:g} needs no noise for no rounds: raise trainer.max_epochs"
+            )
         while self._spent(enough, counts) > self.epsilon:
             enough *= 2
         too_little = enough / 2
@@ -256,7 +260,9 @@ class PrivateMean(Checked, Private, Aggregation):
                 within
                 + self.noise / (2 * math.sqrt(CLIP_SHARE)) * self._normal(torch.Size(), torch.float64).item()
             )
-            self._norm *= math.exp(-CLIP_RATE * (counted / clients - self.clip_quantile))
+            # A share, or much noise on few clients would carry the norm away; this costs no privacy.
+            share = min(1.0, max(0.0, counted / clients))
+            self._norm *= math.exp(-CLIP_RATE * (share - self.clip_quantile))
         return total
 
     def _take_clients(self, client_ids: Sequence[str]) -> None:

@@ -192,7 +192,8 @@ def liars_in_groups(runs: dict[str, str], liars: dict[str, dict[str, Any]]) -> d
         row: dict[str, Any] = {"method": name, "liars": len(lying), "together": most / len(lying)}
         row["of_group"] = most / Counter(selectors.values())[place]
         row |= {"accuracy": logged["val/accuracy"], "accuracy_there": of_selectors.pop(place)}
-        rows.append(row | {"accuracy_elsewhere": mean(of_selectors.values())})
+        # Without others, one selector has all clients.
+        rows.append(row | {"accuracy_elsewhere": mean(of_selectors.values()) if of_selectors else math.nan})
     lines = [
         [str(value) if key in ("method", "liars") else f"{value:.3f}" for key, value in row.items()]
         for row in rows

@@ -278,7 +278,17 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
     register("share", lambda number, part: round(number * part), replace=True)
     register("by_name", lambda names: {name: name for name in names}, replace=True)
     register("every", lambda name: [str(run / name) for run in runs], replace=True)
-    register("grid", lambda name: _grid_folders(_grid_of(config, name, key), runs[0]), replace=True)
+
+    def grid(name: str, *, _root_: Any) -> Any:
+        if key is not None:
+            raise ValueError(f"${{grid:{name}}} are folders of one seed: in {key} take ${{every:STAGE}}")
+        axes = OmegaConf.select(_root_, f"stages.{name}.grid")
+        if axes is None:
+            raise ValueError(f"${{grid:{name}}}: there is no stage {name!r} with a grid")
+        axes = OmegaConf.to_container(axes, resolve=True) if OmegaConf.is_config(axes) else axes
+        return _grid_folders(_axes(name, axes), runs[0])
+
+    register("grid", grid, replace=True)
     try:
         whole: Any = OmegaConf.create(config)
         resolved: Any = OmegaConf.to_container(whole if key is None else whole[key], resolve=True)
@@ -308,13 +318,16 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
 
 def _cells(name: str, grid: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the name of each stage of a grid, and what its places on the axes change in ``with``."""
-    axes = grid if isinstance(grid, list) else []
-    if not axes or not all(
-        isinstance(axis, dict) and axis and all(map(_is_change, axis.values())) for axis in axes
-    ):
-        raise ValueError(f"stage {name}: grid is a list of axes, each a map of names to changes of 'with'")
-    for places in itertools.product(*(axis.items() for axis in axes)):
+    for places in itertools.product(*(axis.items() for axis in _axes(name, grid))):
         yield _cell([place for place, _ in places]), [changes or {} for _, changes in places]
+
+
+def _axes(name: str, grid: Any) -> list[dict[str, Any]]:
+    axes = grid if isinstance(grid, list) else []
+    are_axes = (isinstance(axis, dict) and axis and all(map(_is_change, axis.values())) for axis in axes)
+    if not axes or not all(are_axes):
+        raise ValueError(f"stage {name}: grid is a list of axes, each a map of names to changes of 'with'")
+    return axes
 
 
 def _is_change(value: Any) -> bool:
@@ -326,13 +339,6 @@ def _cell(places: Sequence[str]) -> str:
     if not all(parts):
         raise ValueError(f"grid: {[*places]} names a stage, so each needs letters or digits")
     return "_".join(parts)
-
-
-def _grid_of(config: Recipe, name: str, key: str | None) -> list[dict[str, Any]]:
-    if key is not None:
-        raise ValueError(f"${{grid:{name}}} are folders of one seed: in {key} take ${{every:STAGE}}")
-    axes: list[dict[str, Any]] = config["stages"][name]["grid"]
-    return axes
 
 
 def _grid_folders(axes: list[dict[str, Any]], run: Path, places: tuple[str, ...] = ()) -> Any:

@@ -1,5 +1,6 @@
 """Clipping, noise and epsilon: by hand, by sampling, and against integrals of the privacy loss."""
 
+import copy
 import itertools
 import math
 import sys
@@ -325,11 +326,16 @@ def test_the_budget_is_shared_with_the_count_of_movements_within_the_norm():
     """A replaced client moves the sum by 2 S and the count by 1: together they are as far apart as 2 S under z S."""
     torch.manual_seed(0)
     sums, counts = [], []
+    several = PrivateMean(0.5, 3.0, clip_quantile=0.5)
+    for place in range(80):  # so many that the noised share stays between 0 and 1
+        several.add(update(f"c{place}", v=[0.0 if place < 40 else 1.0] * 50))
+    partial = several.partial()
     for _ in range(3000):
         mean = PrivateMean(0.5, 3.0, clip_quantile=0.5)
-        mean.add(update("a", v=[0.0] * 50))
-        sums.append(mean.result()["v"].numpy())
-        counts.append(-math.log(mean.norm / 0.5) / 0.2 + 0.5 - 1)  # noise of the count, of one client
+        mean.merge(copy.deepcopy(partial))
+        sums.append(80 * mean.result()["v"].numpy())
+        counts.append(80 * -math.log(mean.norm / 0.5) / 0.2)  # noise of the count
+    sums = [each - np.mean(sums, axis=0) for each in sums]
     of_sum, of_count = np.std(sums), np.std(counts)
     assert of_sum == pytest.approx(0.5 * 3.0 / math.sqrt(1 - privacy.CLIP_SHARE), rel=0.01)
     assert (2 * 0.5 / of_sum) ** 2 + (1 / of_count) ** 2 == pytest.approx((2 / 3.0) ** 2, rel=0.02)
@@ -418,3 +424,18 @@ def test_in_a_federation():
     )
     assert torch.equal(noisy, again)
     assert (noisy - quiet).std().item() == pytest.approx(300 * 1e-3 / 3, rel=0.3)
+
+
+def test_much_noise_on_few_clients_does_not_carry_the_clipping_norm_away():
+    mean = PrivateMean(0.5, noise_multiplier=300.0, clip_quantile=0.5)
+    torch.manual_seed(0)
+    for _ in range(100):
+        for client in "ab":
+            mean.add(update(client, v=[0.2]))
+        mean.result()
+    assert 0.01 < mean.norm < 20
+
+
+def test_no_rounds_need_no_noise():
+    with pytest.raises(ValueError, match="no noise for no rounds: raise trainer"):
+        PrivateMean(1.0, epsilon=4.0).noise_for({(10, 1000): 0})

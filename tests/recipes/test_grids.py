@@ -69,6 +69,22 @@ def test_a_reference_to_no_grid_is_refused(tmp_path):
         stages(tmp_path, fit({"one": {}}), table=table)
 
 
+def test_axes_may_be_references(tmp_path):
+    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:runs}"}}
+    recipe = {"axes": {"one": {}, "other": None}, "stages": {"runs": fit("${axes}"), "table": table}}
+    made = {stage.name: stage for stage in recipes.stages(recipe, tmp_path, 0)}
+    assert [*made] == ["one", "other", "table"]
+    assert made["table"].arguments["methods"]["other"] == str(tmp_path / "other")
+
+
+def test_a_wrong_grid_is_named_where_a_table_refers_to_it(tmp_path):
+    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:runs}"}}
+    with pytest.raises(ValueError, match="stage runs: grid is a list of axes"):
+        stages(tmp_path, fit(3), table=table)
+    with pytest.raises(ValueError, match="no stage 'runs' with a grid"):
+        stages(tmp_path, {"fit": "selector.yaml"}, table=table)
+
+
 def test_over_seeds_a_grid_has_no_folders(tmp_path):
     recipe = {
         "stages": {"runs": fit({"one": {}})},

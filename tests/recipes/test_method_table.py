@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 
 import pytest
 from tiny_world import write_rows
@@ -290,3 +291,11 @@ def test_runs_without_groupings_or_liars_are_refused(tmp_path):
         liars_in_groups({"lies": folder}, {})
     with pytest.raises(ValueError, match="no liars"):
         liars_in_groups({"lies": folder}, {"lies": {"share": 0.0}})
+
+
+def test_all_clients_at_one_selector(tmp_path):
+    metrics = {"accuracy": 0.5, "accuracy_adapter0": 0.5}
+    runs = {"lies": grouped(tmp_path / "lies", {"a": 0, "b": 0}, **metrics)}
+    (row,) = liars_in_groups(runs, {"lies": {"clients": ["a"]}})["rows"]
+    assert (row["together"], row["of_group"]) == (1.0, 0.5)
+    assert math.isnan(row["accuracy_elsewhere"])

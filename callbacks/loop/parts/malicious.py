@@ -16,6 +16,7 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit, RebuildsUploads
 from fedlight.federation.byzantine.liars import Liars, Lie, lied
+from fedlight.federation.byzantine.whole_updates import FLTrust
 from fedlight.federation.client import moved, movement, write
 from fedlight.support.seeding import derive_seed
 
@@ -54,6 +55,11 @@ class Malicious(Part):
 
     def meet(self, run: Run) -> None:
         self._liars = self.liars.among(run.clients)
+        if isinstance(run.aggregation, FLTrust) and run.aggregation.root in self._liars:
+            raise ValueError(
+                f"aggregation.root={run.aggregation.root!r} is among the liars, and FLTrust follows it: set liars.clients "
+                "or liars.seed"
+            )
         rank_zero_info(self.liars.named(run.clients, f"{self.lie}, {self.factor:g} times"))
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:

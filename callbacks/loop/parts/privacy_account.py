@@ -53,8 +53,11 @@ class PrivacyAccount(Part):
     def attach(self, run: Run) -> None:
         """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget."""
         for end, part in self._parts.items():
-            if not self.rounds:  # it may come from another run
+            if discard := getattr(part, "partial", None):  # of an aggregation
+                discard()  # a round that was broken off has left updates
+            if not self.rounds:  # they may come from another run
                 part.norm = part.clip_norm
+                self.noise.pop(end, None)
             if part.epsilon is None:
                 continue
             if end not in self.noise:

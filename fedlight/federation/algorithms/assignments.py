@@ -82,6 +82,11 @@ class SoftGroups(Assignment):
                 "SoftGroups weights the clients' movements of a selector, and aggregation counts all clients alike, so the "
                 "selectors would become equal: take out aggregation, or set assignment=NearestGroups"
             )
+        if getattr(federation.channel, "private", None):
+            raise ValueError(
+                "SoftGroups has a client send an update of each selector, and ClipAndNoise is accounted for one in a round: "
+                "take ClipAndNoise out of the channel, or set assignment=NearestGroups"
+            )
 
     def assign(self, losses: np.ndarray, by_example: ByExample, federation: Federation) -> np.ndarray:
         _refuse_equal(losses, type(self).__name__)

@@ -269,6 +269,7 @@ class FLTrust(ComparesUpdates):
         trust = np.maximum(0.0, (units * units[place]).sum(axis=1))
         # An update that is not finite is no direction.
         trust[~np.isfinite(trust)], units[~np.isfinite(lengths)] = 0.0, 0.0
+        lengths[~np.isfinite(lengths)] = 0.0
         trust[place] = 0.0
         total = trust.sum()
         return np.asarray(lengths[place] * (trust[:, None] * units).sum(axis=0) / (total if total else 1.0))

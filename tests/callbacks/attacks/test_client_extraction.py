@@ -7,7 +7,7 @@ import pytest
 import torch
 from attacked import fit, found, loop, make_data
 
-from fedlight.callbacks.attacks.client_extraction import ClientExtraction
+from fedlight.callbacks.attacks.client_extraction import ClientExtraction, _unwritten
 from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.datamodules.text.templates import Template
 from fedlight.modules.language.adapters import Lora
@@ -244,8 +244,23 @@ def test_clients_and_modules_that_are_refused():
         prepared(client="d")
     with pytest.raises(ValueError, match=r"no client has private items: set data\.rows\.canaries"):
         prepared({"d": ROWS["d"]}, client=None)
-    with pytest.raises(ValueError, match=r"only 'a' has private items: set data\.rows\.canaries"):
+    with pytest.raises(
+        ValueError, match=r"no other client has private items that .* 'a' do not contain: set data"
+    ):
         prepared({"a": ROWS["a"], "d": ROWS["d"]}, client=None)
     with pytest.raises(ValueError, match="steps=1 needs a module with response_batch and example_losses"):
         ClientExtraction(steps=1).check_settings(Remembers(), make_data())
     ClientExtraction().check_settings(Remembers(), make_data())
+
+
+def test_items_inside_of_the_attackers_own_texts_are_not_the_others():
+    assert _unwritten(["555 0199", "4711 22"], ["call 555 0199 4711 now"]) == ["4711 22"]
+
+
+def test_an_attackers_last_step_is_looked_at(tiny_model):
+    module, data = module_of(tiny_model), make_data()
+    data.setup("fit")
+    attack = ClientExtraction(client="c0", steps=1, lr=1e30)
+    with pytest.raises(ValueError, match="the attacker's training diverged; lower it"):
+        attack.prepare(data, module)
+        attack.attack(module, None)

@@ -25,7 +25,7 @@ from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.byzantine.liars import Liars
-from fedlight.federation.byzantine.whole_updates import Krum
+from fedlight.federation.byzantine.whole_updates import FLTrust, Krum
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.flower.parts import refuse_unsupported
@@ -229,3 +229,8 @@ def test_a_deployment_refuses_simulated_lies():
     ):
         refuse_unsupported(settings)
     refuse_unsupported({**settings, "parts": []})
+
+
+def test_a_lying_root_of_fltrust_is_refused():
+    with pytest.raises(ValueError, match="root='c1' is among the liars, and FLTrust follows it"):
+        federate(clients_per_round=10, aggregation=FLTrust("c1"), parts=[Malicious(liars=GIVEN)])

@@ -14,7 +14,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Identity, uniform_cohort
+from fedlight.federation.client import Identity, Update, uniform_cohort
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon
 
@@ -212,3 +212,23 @@ def test_a_clipping_norm_goes_on_with_a_run(tmp_path):
     assert logged == norms + norms[1:]
     assert_equal(run(mean=mean)[0], whole)  # a new run begins with the first norm
     assert logged[-3:] == norms
+
+
+def test_what_a_broken_round_has_left_in_a_mean_is_not_in_the_next_run():
+    mean = PrivateMean(1.0, 1.0)
+    mean.add(Update("c5", {name: value.clone() for name, value in module().state_dict().items()}, 1.0))
+    used, _ = federate(rounds=1, clients_per_round=10, aggregation=mean)
+    fresh, _ = federate(rounds=1, clients_per_round=10, aggregation=PrivateMean(1.0, 1.0))
+    assert_equal(weights(used), weights(fresh))
+
+
+def test_noise_of_a_run_without_rounds_is_found_anew():
+    account = PrivacyAccount(PrivateMean(1.0, epsilon=8.0, delta=1e-2), Identity())
+    run = SimpleNamespace(
+        num_rounds=2, round_idx=0, clients=dict.fromkeys("abcde"), planned=SimpleNamespace(num_asked=3)
+    )
+    account.attach(run)
+    few = account.noise[""]
+    run.num_rounds = 20
+    account.attach(run)
+    assert account.noise[""] > 1.5 * few
