@@ -19,6 +19,7 @@ KINDS = {
     "str": "text",
     "bool": "true or false",
     "list": "a list",
+    "Sequence": "a list",
     "dict": "a map",
 }
 """Name of a type in the parser's messages -> its name for users."""
@@ -66,7 +67,8 @@ def one_line(
         reason = _required(key, match[1], names, in_list="[list[" in message)
         return where + reason + (f"; what {old} was given as {both} {again}" if both else "")
     if match := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
-        return where + _no_setting(match[1], match[2])
+        said = message[: match.start()] if match[1] and _is_base(match[1], message[: match.start()]) else None
+        return where + (_no_setting(match[1], match[2]) if said is None else _expected(said))
     no_class = (
         r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)",
         r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)",
@@ -124,6 +126,15 @@ def _hints(kind: Any) -> dict[str, Any]:
         return get_type_hints(kind.__init__)
     except (AttributeError, NameError, TypeError):  # NameError: an annotation for type checkers alone
         return {}
+
+
+def _is_base(path: str, before: str) -> bool:
+    """Return whether a message has tried a class derived from this one before, whose complaint is the right one."""
+    base = find_object(path)
+    tried = map(find_object, re.findall(r"Problem with given class_path '([^']+)'", before))
+    return isinstance(base, type) and any(
+        isinstance(kind, type) and kind is not base and issubclass(kind, base) for kind in tried
+    )
 
 
 def _no_setting(path: str | None, option: str) -> str:
@@ -204,7 +215,7 @@ def _expected(message: str) -> str:
 
 def _kinds(text: str) -> list[str]:
     """Return the types that the parser expects by their names for users, such as ``a number`` or ``one of a, b, 3``."""
-    types = re.findall(r"Expected an? <class ['\"](\w+)['\"]>", text)
+    types = re.findall(r"Expected an? <class ['\"](?:collections\.abc\.)?(\w+)['\"]>", text)
     kinds = [KINDS.get(name, name) for name in dict.fromkeys(types) if name != "NoneType"]
     if "float" in types and "int" in types:
         # "a number" includes whole ones.

@@ -91,6 +91,14 @@ def told(fit, caplog):
         ),
         (["--model.base=int9"], "base='int9': did you mean 'int8'?"),
         (["--model.lrr=0.1"], "model: SelectorModule has no setting 'lrr'"),
+        (
+            ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=abc"],
+            "trainer.callbacks.save_top_k: expected a whole number, given abc",
+        ),
+        (
+            ["--trainer.callbacks+=ClientExtraction", "--trainer.callbacks.targets=uploads"],
+            "trainer.callbacks.targets: expected a list, given uploads",
+        ),
         (["--federated.buffered=FedBuff"], "has no setting 'buffered'; did you mean 'fleet.buffered'?"),
         (["--feddle.x=1"], "there is no key 'feddle.x'"),
         (["--model=SelectrModule"], "model: there is no class 'SelectrModule'"),

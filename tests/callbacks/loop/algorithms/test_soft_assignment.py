@@ -17,7 +17,9 @@ from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.channel import Wire
 from fedlight.federation.client import serialized_bytes
+from fedlight.federation.privacy import ClipAndNoise
 
 LR = 0.05
 
@@ -155,6 +157,11 @@ def test_equal_selectors_are_refused_before_training(assignment):
 def test_a_robust_aggregation_is_refused():
     with pytest.raises(ValueError, match="SoftGroups weights the clients' movements"):
         run(FedBiscuit(0, 2, SoftGroups()), module=Spread(), aggregation=CoordinateMedian())
+
+
+def test_noise_at_the_client_is_refused():
+    with pytest.raises(ValueError, match="ClipAndNoise is accounted for one in a round"):
+        run(FedBiscuit(0, 2, SoftGroups()), module=Spread(), channel=Wire(up=[ClipAndNoise(1.0, 1.0)]))
 
 
 # Predictions
