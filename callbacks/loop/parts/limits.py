@@ -33,7 +33,7 @@ from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
 from fedlight.federation.aggregation import TrimsCoordinates
 from fedlight.federation.algorithm import Aggregation, Algorithm, has_own, pieces_of
-from fedlight.federation.byzantine.whole_updates import ComparesUpdates
+from fedlight.federation.byzantine.whole_updates import ComparesUpdates, FLTrust
 from fedlight.federation.client import State, Update
 from fedlight.federation.exact_sum import digest_of
 from fedlight.federation.privacy import Private
@@ -170,6 +170,12 @@ class LimitedRounds(Part):
             rank_zero_info(
                 f"limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
             )
+
+    def attach(self, run: Run) -> None:
+        """Raise ValueError if a client that the aggregation needs will be missing in some rounds."""
+        if isinstance(run.aggregation, FLTrust):
+            everybody = run.planned.num_asked >= len(run.clients)
+            run.aggregation.check([*run.clients] if everybody else [])
 
     def start_round(self, run: Run) -> None:
         """Raise ValueError for a round whose clients its aggregation has no meaning for, before they train."""

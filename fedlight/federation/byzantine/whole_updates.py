@@ -257,9 +257,9 @@ class FLTrust(ComparesUpdates):
     def check(self, clients: Sequence[str]) -> None:
         if self.root not in clients or len(clients) < 2:
             raise ValueError(
-                f"FLTrust compares updates with that of aggregation.root={self.root!r}, and those to compare are of "
-                f"{len(clients)} clients{'' if self.root in clients else ' without it'}: set root to the client with the "
-                "server's rows and federated.clients_per_round to all clients, without groups of clients; or take Krum"
+                f"FLTrust compares updates with that of aggregation.root={self.root!r} in every round, and some would lack "
+                "it, or others: set root to the client with the server's rows and federated.clients_per_round to all "
+                "clients, without groups of clients; or take Krum"
             )
 
     def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
