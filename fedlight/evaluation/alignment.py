@@ -1,4 +1,4 @@
-"""Agreement of vectors that were mapped from one encoder's space to another's, and the linear map as a baseline.
+"""Agreement of vectors that were mapped from one encoder's space to another's.
 
 For FedDCA* (Z. Wang et al., 2024, https://arxiv.org/abs/2409.20135, section 4.3), whose projector maps a small encoder's
 vectors to a large one's for retrieval: besides the cosine, does a mapped vector find its own text among held-out ones?
@@ -51,29 +51,8 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
     return Alignment(float(to_target.mean()), float((nearer == 0).mean()), float((nearer < 10).mean()))
 
 
-def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:
-    """Return the affine map with the least squared error, ``(small dimension + 1, large dimension)``; the last row: bias.
-
-    Args:
-        small: ``(texts, small dimension)``.
-        large: ``(texts, large dimension)``; row i is of the same text.
-    """
-    weights: np.ndarray = np.linalg.lstsq(_append_one(small), large, rcond=None)[0]
-    return weights
-
-
-def apply_map(weights: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """Map vectors of the small space and return unit vectors, ``(texts, large dimension)``."""
-    return unit(_append_one(small) @ weights)
-
-
 def unit(vectors: np.ndarray) -> np.ndarray:
     """Scale rows to length 1; rows of zeros stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: np.ndarray = vectors / np.maximum(lengths, 1e-12)  # else rows of zeros become NaN
     return scaled
-
-
-def _append_one(vectors: np.ndarray) -> np.ndarray:
-    # The column of ones makes the last row of the weights the bias.
-    return np.concatenate([vectors, np.ones((len(vectors), 1), dtype=vectors.dtype)], axis=1)

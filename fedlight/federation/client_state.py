@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -335,9 +335,6 @@ class ClientMemories:
         return self._folder / name
 
 
-_passing: "WeakSet[PassingMemories]" = WeakSet()
-
-
 class PassingMemories(ClientMemories):
     """Memories in a process that writes no checkpoint: above ``limit_mib`` in a temporary folder, until it ends.
 
@@ -352,14 +349,7 @@ class PassingMemories(ClientMemories):
     def __init__(self, limit_mib: float) -> None:
         stack = ExitStack()
         super().__init__(str(stack.enter_context(temporary_folder("fedlight-memories"))), limit_mib)
-        self._remove = finalize(self, stack.close)
-        _passing.add(self)
-
-    @classmethod
-    def remove_all(cls) -> None:
-        """Remove the temporary folders of this process, which is about to end without Python's own clean-up."""
-        for folder in [*_passing]:
-            folder._remove()
+        finalize(self, stack.close)
 
     @contextmanager
     def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
