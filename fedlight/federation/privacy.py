@@ -54,6 +54,7 @@ class Private:
         secret_sampling: whether the participation in a round is unknown to the observers.
         epsilon: epsilon that no run exceeds; None where ``noise_multiplier`` is given.
         clip_quantile: quantile of the movements' norms that the clipping norm follows; None where it stays.
+        norm: clipping norm of the next round.
     """
 
     secret_sampling = False
@@ -63,7 +64,7 @@ class Private:
     epsilon: float | None
     delta: float
     _noise: float | None
-    _norm: float
+    norm: float
     _is_secret = False
 
     def _take(
@@ -88,7 +89,7 @@ class Private:
         _check_delta(delta)
         self.clip_norm, self.delta, self.epsilon = clip_norm, delta, epsilon
         self.noise_multiplier = self._noise = noise_multiplier
-        self._norm = clip_norm
+        self.norm = clip_norm
 
     @property
     def noise(self) -> float:
@@ -102,15 +103,6 @@ class Private:
     @noise.setter
     def noise(self, value: float) -> None:
         self._noise = value
-
-    @property
-    def norm(self) -> float:
-        """Clipping norm of the next round."""
-        return self._norm
-
-    @norm.setter
-    def norm(self, value: float) -> None:
-        self._norm = value
 
     def keep_secret(self) -> None:
         """Draw all noise from the operating system from now on: no seed reveals it, and no run repeats it."""
@@ -222,7 +214,7 @@ class PrivateMean(Checked, Private, Aggregation):
         """
         self._take_clients([update.client_id])
         movement = update.movement
-        scale = _clipping(list(movement.values()), self._norm, f"the movement of client {update.client_id!r}")
+        scale = _clipping(list(movement.values()), self.norm, f"the movement of client {update.client_id!r}")
         self._within += scale == 1
         self._senders.update(movement.keys())
         self.sums.add(movement, scale)
@@ -248,7 +240,7 @@ class PrivateMean(Checked, Private, Aggregation):
         """Return the mean of each tensor over the clients that sent it, with noise, and start anew."""
         total, senders, clients, within = self.sums.result(), self._senders, len(self._clients), self._within
         self._senders, self._clients, self._within = Counter(), set(), 0
-        deviation = self.noise * self._norm
+        deviation = self.noise * self.norm
         if self.clip_quantile is not None:
             deviation /= math.sqrt(1 - CLIP_SHARE)
         # In the order of names, so that noise does not depend on the order of clients.
@@ -262,7 +254,7 @@ class PrivateMean(Checked, Private, Aggregation):
             )
             # A share, or much noise on few clients would carry the norm away; this costs no privacy.
             share = min(1.0, max(0.0, counted / clients))
-            self._norm *= math.exp(-CLIP_RATE * (share - self.clip_quantile))
+            self.norm *= math.exp(-CLIP_RATE * (share - self.clip_quantile))
         return total
 
     def _take_clients(self, client_ids: Sequence[str]) -> None:
