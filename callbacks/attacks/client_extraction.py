@@ -249,7 +249,7 @@ class ClientExtraction(Attack):
             optimizer = torch.optim.AdamW(trained, self.lr, weight_decay=0.0)
             # Without dropout, which would draw.
             with eval_mode(module):
-                for step in range(self.steps + 1):  # the last one looks at what the others have made
+                for step in range(self.steps + 1):  # the last one only checks the loss
                     size = min(self.batch_size, len(pairs))
                     batch = [pairs[(step * size + place) % len(pairs)] for place in range(size)]
                     loss = module.example_losses(module.response_batch(*zip(*batch, strict=True))).mean()

@@ -6,7 +6,6 @@ A Lightning command reads one file, ``stage.yaml``: the stage's config with the 
 Values never pass through a command line, where a text may be read as something else.
 """
 
-import functools
 import hashlib
 import importlib
 import inspect
@@ -207,9 +206,8 @@ class Stage:
     def _call(self) -> dict[str, Any]:
         return self.function(**self.call_arguments()) or {}
 
-    @functools.cache  # noqa: B019  it reads files, is asked six times, and a run holds its stages to the end
     def config(self) -> dict[str, Any]:
-        """Return the settings of its Lightning command, not to be changed: its config with the recipe's values merged in.
+        """Return the settings of its Lightning command: its config with the recipe's values merged into it.
 
         Raises:
             ValueError: a config cannot be read, or a key does not exist in it.

@@ -19,7 +19,7 @@ class PrivacyAccount(Part):
 
     Attributes:
         rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
-        asked: client -> number of rounds in which it was asked, on which epsilon towards the server depends.
+        asked: client -> number of rounds that asked it; epsilon towards the server follows from the largest.
         noise: noise that was found for an epsilon, by the end of its names in the log; it stays when a run is resumed.
 
     Raises:

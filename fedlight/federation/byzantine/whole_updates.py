@@ -239,7 +239,7 @@ class FLTrust(ComparesUpdates):
         root: id of the client with the server's rows.
 
     Raises:
-        ValueError: in ``result``, ``root`` is not among the clients of the round, or it is alone.
+        ValueError: before the first round, ``root`` would not be in every round; in ``result``, it is missing or alone.
 
     Examples:
         >>> import torch
