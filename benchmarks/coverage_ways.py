@@ -18,7 +18,7 @@ from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.retrieval import retrieve, retrieve_direct
 from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
-from fedlight.evaluation.alignment import apply_map, least_squares_map
+from fedlight.evaluation.alignment import unit
 from fedlight.modules.projector import ProjectorModule
 from fedlight.support.seeding import derive_seed
 
@@ -204,5 +204,16 @@ def maps(small: np.ndarray, large: np.ndarray, seed: int = 0, **options: Any) ->
     return {
         "trained": trained.project,
         "untrained": untrained.project,
-        "least squares": lambda vectors: apply_map(weights, vectors),
+        "least squares": lambda vectors: unit(_append_one(vectors) @ weights),
     }
+
+
+def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:
+    """Return the affine map with the least squared error, ``(small dimension + 1, large dimension)``; the last row: bias."""
+    weights: np.ndarray = np.linalg.lstsq(_append_one(small), large, rcond=None)[0]
+    return weights
+
+
+def _append_one(vectors: np.ndarray) -> np.ndarray:
+    # The column of ones makes the last row of the weights the bias.
+    return np.concatenate([vectors, np.ones((len(vectors), 1), dtype=vectors.dtype)], axis=1)

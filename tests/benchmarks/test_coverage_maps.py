@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from coverage_ways import fit_projector, maps
+from coverage_ways import fit_projector, least_squares_map, maps
 
 from fedlight.evaluation.alignment import alignment, unit
 
@@ -31,3 +31,12 @@ def test_it_is_a_function_of_the_seed(pairs):
     )
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+def test_the_least_squares_map_finds_the_map_that_was_used():
+    rng = np.random.default_rng(1)
+    small, weights = rng.normal(size=(50, 4)), rng.normal(size=(5, 6))
+    large = np.c_[small, np.ones(50)] @ weights
+    np.testing.assert_allclose(least_squares_map(small, large), weights, atol=1e-10)
+    small, large = small.astype(np.float32), large.astype(np.float32)
+    np.testing.assert_allclose(maps(small, large, epochs=1)["least squares"](small), unit(large), atol=1e-5)
