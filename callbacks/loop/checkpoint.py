@@ -18,6 +18,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fedlight.callbacks.loop.parts.optimizers import which_are_trained
 from fedlight.callbacks.loop.parts.part import Part
@@ -28,7 +29,6 @@ from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
 from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
-from fedlight.support.torch_parts import tensors, with_parts
 
 COPIED_MIB = 256
 """Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
@@ -59,7 +59,8 @@ class HeldState:
         self._may_refer = may_refer
         self._references: list[tuple[str, Tensor, int]] = []
         self._refers = False
-        total = sum(t.numel() * t.element_size() for t in tensors(state) if self._can_refer(t))
+        tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor) and self._can_refer(leaf)]
+        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._refers = total > copied_mib * 2**20
         self._state = self._hold(state, "")
 
@@ -102,8 +103,11 @@ class HeldState:
 
 def _containers(value: Any) -> Any:
     """Return the state with new dicts, lists and tuples around the same values."""
-    is_container = isinstance(value, dict) or type(value) in (list, tuple)
-    return with_parts(value, _containers) if is_container else value
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: _containers(item) for key, item in value.items()})
+        return made
+    return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
 
 
 def remembered(loop: Any) -> dict[str, Any]:

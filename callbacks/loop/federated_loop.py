@@ -67,7 +67,14 @@ from fedlight.callbacks.loop.visits.visit import (
     train_batches_again,
 )
 from fedlight.devices.fleet import Fleet
-from fedlight.federation.algorithm import Aggregation, Algorithm, Average, ServerOptimizer, changes_gradients
+from fedlight.federation.algorithm import (
+    Aggregation,
+    Algorithm,
+    Average,
+    ServerOptimizer,
+    aggregation_of,
+    changes_gradients,
+)
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import Channel, Client, Identity, State, build_clients, read
 from fedlight.federation.client_state import ClientMemories, PassingMemories
@@ -315,7 +322,7 @@ class FederatedLoop(LoopView):
     def _open_round(self, before: OpenRound | None = None) -> None:
         """Begin with the parameters as they are; ``before`` is the same round before callbacks have changed them."""
         state = self._run.state = read(self._parameters)
-        aggregation = self.aggregation or self.algorithm.aggregation(len(self.clients))
+        aggregation = self.aggregation or aggregation_of(self.algorithm, len(self.clients))
         clients = self._rounds.everything.clients
         for part in self._run.parts_with(Part.aggregation):
             aggregation = part.aggregation(self._run, aggregation, len(clients))

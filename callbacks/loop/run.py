@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlight.callbacks.loop.parts.buffers import BufferPolicy, put, put_back, snapshot
+from fedlight.callbacks.loop.parts.buffers import BufferPolicy, named_parts, put, put_back, snapshot
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.devices.outcomes import LEFT_OUT
@@ -21,8 +21,8 @@ from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.protocols import FederatedData, Federation, HoldsAdapters, LossesOn, SynthesizesData
 from fedlight.processes.work import for_each
 from fedlight.support.pokes import batch_before_transfer, batch_on_device, training_source
-from fedlight.support.seeding import derive_seed
-from fedlight.support.torch_parts import eval_mode, named_parts, seed_streams
+from fedlight.support.seeding import derive_seed, seed_streams
+from fedlight.support.torch_parts import eval_mode
 
 
 class NoDevices:

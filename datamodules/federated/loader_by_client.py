@@ -19,9 +19,8 @@ from fedlight.datamodules.federated.rounds import PASSES, VisitSampler, announce
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Group, Visit
 from fedlight.support.pokes import set_training_source, training_source
-from fedlight.support.seeding import derive_seed
+from fedlight.support.seeding import derive_seed, seed_streams
 from fedlight.support.settings_record import digest
-from fedlight.support.torch_parts import seed_streams
 
 MakeBatches = Callable[[Subset], Iterable[list[int]]]
 """Function from a client's own data set to its batch sampler: lists of positions in it, one pass per iteration."""

@@ -21,8 +21,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from fedlight.federation.client import Group, Visit
-from fedlight.support.seeding import derive_seed
-from fedlight.support.torch_parts import seed_streams
+from fedlight.support.seeding import derive_seed, seed_streams
 
 ClientIndices = Mapping[str, np.ndarray]
 """Client id -> indices of its examples in the pooled training set."""

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -192,6 +192,8 @@ Weighting = Literal["unbiased", "normalized", "uniform"]
 
 
 FURTHER_HOOKS = (
+    "send",
+    "aggregation",
     "check_settings",
     "prepare_round",
     "start_round",
@@ -201,18 +203,19 @@ FURTHER_HOOKS = (
     "tell",
     "hear",
 )
-"""Methods of `ChecksSettings`, `PreparesRounds`, `StartsRounds`, `MergesVisits`, `RebuildsUploads` and `TellsClients`."""
+"""Methods of `Sends`, `Aggregates`, `ChecksSettings`, `PreparesRounds`, `StartsRounds`, `MergesVisits`, `RebuildsUploads`
+and `TellsClients`."""
 
 
 class Algorithm(Checked):
     """Hooks that the federated loop calls in each round; override what differs from FedAvg.
 
-    Hooks of the server, in the order of a round: ``plan``; for each visit ``send`` and ``finish_visit``; ``aggregation``
-    and ``finish_round``. Hooks of a client, in each of its visits: ``start_visit``, ``adjust_gradients``, ``reply``. Values
-    of one visit are kept in its `Visiting`, never in attributes of the algorithm, as several visits may be under way. A few
-    algorithms have one of ``FURTHER_HOOKS``, declared in a Protocol beside its caller.
+    Hooks of the server, in the order of a round: ``plan``; ``finish_visit`` for each visit; ``finish_round``. Hooks of a
+    client, in each of its visits: ``start_visit``, ``adjust_gradients``, ``reply``. Values of one visit are kept in its
+    `Visiting`, never in attributes of the algorithm, as several visits may be under way. Some algorithms also have methods
+    of ``FURTHER_HOOKS``, each declared in a Protocol.
 
-    Before a round, the loop of a run with devices calls ``send``, ``start_visit`` and ``reply`` on meta tensors, to know how
+    Before a round, the loop of a run with devices calls `Sends`, ``start_visit`` and ``reply`` on meta tensors, to know how
     many bytes each client will send (`predict_payloads`). These three hooks depend on names and shapes, not on values.
 
     Args:
@@ -243,23 +246,10 @@ class Algorithm(Checked):
         """
         return [Visit(client.id, num_batches(client.id)) for client in cohort]
 
-    def send(self, visit: Visit, client: Client, state: State) -> State | None:
-        """Return what goes down to the client: the global state, part of it, or tensors of the algorithm's own beside it.
-
-        None in a further visit of the client in the round sends nothing: the client still has the tensors that it received.
-        """
-        return state
-
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         """Return the server's addend, given the movement (reply minus received) that reached it; None for nothing."""
         client = visiting.client
         return Update(client.id, movement, 1.0 if self.weighting == "uniform" else client.share)  # p_m
-
-    def aggregation(self, num_clients: int) -> Aggregation:
-        """Return a fresh aggregation for one round of a federation of ``num_clients``."""
-        if self.weighting == "unbiased":
-            return WeightedSum("count", scale=num_clients)  # eq. 8: M / A
-        return WeightedSum("weight")
 
     def finish_round(self, movement: State) -> State:
         """Return the part of the combined movement for the server's optimizer: all but the algorithm's own tensors."""
@@ -315,6 +305,44 @@ class Algorithm(Checked):
         away.
         """
         return trained
+
+
+@runtime_checkable
+class Sends(Protocol):
+    """Algorithm that sends something else than the global state."""
+
+    def send(self, visit: Visit, client: Client, state: State) -> State | None:
+        """Return what goes down to the client: a part of the global state, or tensors of the algorithm's own beside it.
+
+        None in a further visit of the client in the round sends nothing: the client still has the tensors that it received.
+        """
+
+
+@runtime_checkable
+class Aggregates(Protocol):
+    """Algorithm that combines updates in its own way."""
+
+    def aggregation(self, num_clients: int) -> Aggregation:
+        """Return a fresh aggregation for one round of a federation of ``num_clients``."""
+
+
+def message_to(algorithm: Algorithm, visit: Visit, client: Client, state: State) -> State | None:
+    """Return what goes down to the client, by default the global state."""
+    return algorithm.send(visit, client, state) if isinstance(algorithm, Sends) else state
+
+
+def aggregation_of(algorithm: Algorithm, num_clients: int) -> Aggregation:
+    """Return a fresh aggregation for one round, by default `weighted_sum`."""
+    if isinstance(algorithm, Aggregates):
+        return algorithm.aggregation(num_clients)
+    return weighted_sum(algorithm.weighting, num_clients)
+
+
+def weighted_sum(weighting: Weighting, num_clients: int) -> WeightedSum:
+    """Return the sum of the sampled clients' movements, weighted over a federation of ``num_clients``."""
+    if weighting == "unbiased":
+        return WeightedSum("count", scale=num_clients)  # FedBis, eq. 8: M / A
+    return WeightedSum("weight")
 
 
 def has_own(algorithm: Algorithm, hook: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, message_to
 from fedlight.federation.client import Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.ranks import cut_to_rank, rank_of
 
@@ -67,7 +67,7 @@ def _predicted(
     received, payloads = State(), []
     before: Visiting | None = None
     for visit in visits:
-        sent = algorithm.send(visit, client, state)
+        sent = message_to(algorithm, visit, client, state)
         received = received if sent is None else _shapes(sent)
         visiting = algorithm.start_visit(visit, client, received)
         visiting.before, visiting.shapes_only = before, True

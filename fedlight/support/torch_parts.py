@@ -2,26 +2,14 @@
 
 import copy
 import inspect
-import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import is_namedtuple_instance
-
-
-def seed_streams(seed: int) -> None:
-    """Seed the global random streams of Python, numpy and torch."""
-    random.seed(seed)
-    np.random.seed(seed)
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:  # torch.manual_seed takes 0.2 ms to note the seed for devices that this machine does not have
-        torch.default_generator.manual_seed(seed)
 
 
 @contextmanager
@@ -35,27 +23,6 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
-
-
-def named_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the items of ``module.named_modules()``, in the same order and a quarter of the time.
-
-    Examples:
-        >>> net = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Tanh()))
-        >>> [name for name, _ in named_parts(net)]
-        ['', '0', '1', '1.0']
-    """
-    waiting = [("", module)]
-    seen: set[nn.Module] = set()
-    while waiting:
-        name, part = waiting.pop()
-        if part in seen:
-            continue
-        seen.add(part)
-        yield name, part
-        if part._modules:  # most have none
-            start = f"{name}." if name else ""
-            waiting += [(start + key, sub) for key, sub in reversed(part._modules.items()) if sub is not None]
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
@@ -124,7 +91,7 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
     kind, groups = type(optimizer), optimizer.param_groups
     devices = ("cpu",) if kind is torch.optim.Adagrad else ("cpu", "cuda")
     if (
-        not _is_torchs_with_kernel(optimizer)
+        not is_torchs_with_kernel(optimizer)
         or any(group.get(name) is not None for group in groups for name in ("fused", "foreach"))
         or any(group.get(name) for group in groups for name in ("capturable", "differentiable"))
         or not all(
@@ -141,60 +108,12 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
         options["fused"] = True
     for state in optimizer.state.values():  # Adagrad has one before its first step
         state["step"] = state["step"].float()
-    guard_fused_kernel(optimizer)
 
 
-def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
-    """Give torch's fused kernels for the CPU gradients and states in the memory order of their parameters.
-
-    They read all numbers in the order of their memory, whatever their strides, so a gradient that has been transposed,
-    or a state from before a parameter's data were replaced, would meet other numbers. A step raises ValueError for a
-    parameter with gaps in its memory, such as some columns of a matrix.
-    """
-    if not _is_torchs_with_kernel(optimizer) or "_init_group" in vars(optimizer):
-        return
-    gather = optimizer._init_group  # type: ignore[attr-defined]
-
-    def gather_alike(
-        group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], *rest: Any
-    ) -> Any:
-        gathered = gather(group, parameters, gradients, *rest)
-        if group["fused"]:
-            # The tensors of a parameter's state are made together, so the first has the memory order of all.
-            states = rest[0] if rest and len(rest[0]) == len(parameters) else gradients
-            for i, (parameter, gradient, state) in enumerate(zip(parameters, gradients, states, strict=True)):
-                order = parameter.stride()
-                if gradient.stride() != order and parameter.is_cpu:
-                    gradients[i] = _laid_out_as(parameter, gradient)
-                if (
-                    state is not None
-                    and state is not gradient
-                    and state.stride() != order
-                    and parameter.is_cpu
-                ):
-                    for kept in (held[i] for held in rest if len(held) == len(parameters)):
-                        if kept.shape == parameter.shape:  # not the number of steps
-                            kept.data = _laid_out_as(parameter, kept)
-        return gathered
-
-    optimizer._init_group = gather_alike  # type: ignore[attr-defined]
-
-
-def _is_torchs_with_kernel(optimizer: torch.optim.Optimizer) -> bool:
+def is_torchs_with_kernel(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer's class is torch's own, not derived from it, and takes ``fused``."""
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim.") and "fused" in inspect.signature(kind).parameters
-
-
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    aligned = torch.empty_like(parameter).copy_(gradient)
-    if aligned.stride() != parameter.stride():
-        raise ValueError(
-            f"fused=True steps a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}, and torch's "
-            "kernel would also step what lies between its numbers: make it contiguous, or leave the kernel out with "
-            "fused=False"
-        )
-    return aligned
 
 
 CONTAINERS = (list, set, deque, dict, OrderedDict, defaultdict)

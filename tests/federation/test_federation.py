@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from fedlight.federation.algorithm import Average, WeightedSum
+from fedlight.federation.algorithm import Average, WeightedSum, aggregation_of
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import (
     Client,
@@ -26,7 +26,7 @@ WORK = Work(num_steps=1, lr=0.1, mean_loss=0.0, seconds=0.0)
 
 def combined(weighting, shares, deltas, num_clients):
     algorithm = FedAvg(weighting)
-    aggregation = algorithm.aggregation(num_clients)
+    aggregation = aggregation_of(algorithm, num_clients)
     for i, (share, delta) in enumerate(zip(shares, deltas, strict=True)):
         client = Client(str(i), 1, share)
         moved_by = {"w": torch.tensor([delta], dtype=torch.float64)}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithm import Algorithm, message_to
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.algorithms.fedprox import FedProx
@@ -156,7 +156,9 @@ def test_nothing_of_a_visit_is_kept_in_the_algorithm(algorithm):
     for name in "ab":
         client = Client(name, 1, 0.5, {"control": {"w": torch.full((2, 2), 3.0)}})
         visits.append(
-            algorithm.start_visit(Visit(name, 1), client, algorithm.send(Visit(name, 1), client, STATE))
+            algorithm.start_visit(
+                Visit(name, 1), client, message_to(algorithm, Visit(name, 1), client, STATE)
+            )
         )
     for visiting in visits:
         weights = {name: value + 1 for name, value in visiting.start.items()}

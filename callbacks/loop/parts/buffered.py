@@ -25,7 +25,7 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.clock import IDLE_SECONDS, Outcome, end_of, outcome_of
-from fedlight.federation.algorithm import Algorithm, WeightedSum, has_own
+from fedlight.federation.algorithm import Algorithm, WeightedSum, aggregation_of, has_own
 from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.asynchronous.schedule import Assignment, ServerStep, next_step
 from fedlight.federation.client import Client, State, Update, Visit
@@ -225,7 +225,7 @@ def refuse_by_round(algorithm: Algorithm) -> None:
                 "began in different ones",
                 remedy,
             )
-    if not isinstance(algorithm.aggregation(1), WeightedSum):
+    if not isinstance(aggregation_of(algorithm, 1), WeightedSum):
         raise refusal(
             f"{kind.__name__} has an aggregation of its own, no weighted sum of movements, and clients move from different "
             "models",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.federation.algorithm import Aggregation, WeightedSum
+from fedlight.federation.algorithm import Aggregation, WeightedSum, aggregation_of
 from fedlight.federation.client import State
 from fedlight.federation.lora.pairs import LoraPair, find_pairs
 from fedlight.federation.lora.products import ProductSums, squared_distance
@@ -69,7 +69,7 @@ class ProductError(Part):
             self._sums = inner
             return inner
         # A robust aggregation has no coefficients, so those of the algorithm count.
-        mean = run.algorithm.aggregation(len(run.clients)) if run.robust else inner
+        mean = aggregation_of(run.algorithm, len(run.clients)) if run.robust else inner
         # The weighted mean inside an aggregation knows the clients' coefficients.
         mean = getattr(mean, "mean", mean)
         if not isinstance(mean, WeightedSum):

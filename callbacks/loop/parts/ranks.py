@@ -26,7 +26,7 @@ from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
 from fedlight.federation.aggregation import TrimsCoordinates
-from fedlight.federation.algorithm import Aggregation, Algorithm, pieces_of
+from fedlight.federation.algorithm import Aggregation, Algorithm, aggregation_of, pieces_of
 from fedlight.federation.client import State
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.exact_sum import ExactSums
@@ -241,7 +241,7 @@ class Ranks(Part):
         refuse_uneven(self._team, run.trainer)
 
     def meet(self, run: Run) -> None:
-        refuse_unmergeable(self._team, run.aggregation or run.algorithm.aggregation(len(run.clients)))
+        refuse_unmergeable(self._team, run.aggregation or aggregation_of(run.algorithm, len(run.clients)))
 
     def attach(self, run: Run) -> None:
         run.gather = self._team.gather

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.run import seed_all
-from fedlight.federation.algorithm import Algorithm, ServerOptimizer
+from fedlight.federation.algorithm import Algorithm, ServerOptimizer, message_to
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import (
     Channel,
@@ -306,7 +306,7 @@ class Exchange:
         ``before`` is the client's previous visit in the round.
         """
         model = self.state if self.model_for is None else self.model_for(visit, self.state)
-        sent, num_bytes = self.algorithm.send(visit, client, model), 0
+        sent, num_bytes = message_to(self.algorithm, visit, client, model), 0
         received: State = before.received if before else {}
         if sent is not None:
             received, payload = self._send_down(sent, client)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import zeros
 
-from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum, WithLocal
+from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum, WithLocal, weighted_sum
 from fedlight.federation.algorithms.assignments import Assignment, ByExample, refuse_diverged
 from fedlight.federation.client import (
     Client,
@@ -196,7 +196,7 @@ class FedBiscuit(WithLocal):
 
     def aggregation(self, num_clients: int) -> Aggregation:
         if self._warming is not None or self.weighting != "unbiased":  # warm-up: eq. 8
-            return super().aggregation(num_clients)
+            return weighted_sum(self.weighting, num_clients)
         if self.share_alone:
             return WeightedSum("one")  # eq. 6: p_m alone
         sizes = {name: float(self._members[selector]) for name, selector in self._selector_of.items()}

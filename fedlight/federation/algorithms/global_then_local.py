@@ -51,9 +51,7 @@ class GlobalThenLocal(Algorithm):
         self._is_local = round_idx >= self.global_rounds
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
-        return (
-            self._alone.send(visit, client, state) if self._is_local else super().send(visit, client, state)
-        )
+        return self._alone.send(visit, client, state) if self._is_local else state
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         return None if self._is_local else super().finish_visit(visiting, movement, work)

@@ -27,6 +27,7 @@ from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
 from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup
+from fedlight.federation.algorithm import aggregation_of, message_to
 from fedlight.federation.algorithms.assignments import SoftGroups
 from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, State, Visit, Work, read
 from fedlight.federation.client_state import Memory
@@ -327,7 +328,7 @@ class ServerLoop(FederatedLoop):
         """Return the weight of a client's update, from numbers that the server knows."""
         # With algorithms that are summed it follows from numbers of examples, so the movement may be unknown.
         update = self.algorithm.finish_visit(sent.visitings[-1], {}, Work(0, 0.0, None, 0.0))
-        uniform = getattr(self.aggregation or self.algorithm.aggregation(1), "divide_by", "") != "weight"
+        uniform = getattr(self.aggregation or aggregation_of(self.algorithm, 1), "divide_by", "") != "weight"
         return 1.0 if update is None or uniform else update.weight
 
     def _send(self, under_way: OpenRound) -> tuple[dict[int, dict[str, Sent]], dict[int, Parcel]]:
@@ -373,7 +374,7 @@ class ServerLoop(FederatedLoop):
     def _down(self, sent: Sent, visit: Visit, state: State) -> tuple[State | None, int]:
         """Begin a visit at the server; return the state that goes down, None for nothing, and its bytes."""
         before, rank = sent.visitings[-1] if sent.visitings else None, rank_of(sent.client)
-        message, num_bytes = self.algorithm.send(visit, sent.client, state), 0
+        message, num_bytes = message_to(self.algorithm, visit, sent.client, state), 0
         received: State = before.received if before else {}
         if message is not None:
             small = cut_to_rank(message, rank)

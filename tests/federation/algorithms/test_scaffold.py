@@ -16,6 +16,7 @@ from written_out import LR, SHARES, assert_close, combined, local, recorded
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithm import aggregation_of, message_to
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Identity, Visit, Work, build_clients
@@ -34,10 +35,10 @@ class ByHand:
         federation = SimpleNamespace(clients=self.clients)
         cohort = [self.clients[name] for name in gradients]
         self.algorithm.start_round(0, cohort, federation)
-        aggregation = self.algorithm.aggregation(len(self.clients))
+        aggregation = aggregation_of(self.algorithm, len(self.clients))
         for client in cohort:
             visit = Visit(client.id, num_steps)
-            received = self.channel.down(self.algorithm.send(visit, client, self.state), client).state
+            received = self.channel.down(message_to(self.algorithm, visit, client, self.state), client).state
             visiting = self.algorithm.start_visit(visit, client, received)
             w = visiting.start["w"].clone()
             for _ in range(num_steps):

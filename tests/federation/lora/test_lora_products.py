@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import WeightedSum
+from fedlight.federation.algorithm import WeightedSum, aggregation_of
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.lora.product_average import ProductAverage, new_factors
 from fedlight.federation.client import Update
@@ -106,7 +106,7 @@ NUMBER = 10
 def sums_of(weighting, clients=CLIENTS, names=None):
     state = state_of(0)
     pairs = find_pairs(state).pairs
-    mean = FedAvg(weighting).aggregation(NUMBER)
+    mean = aggregation_of(FedAvg(weighting), NUMBER)
     sums = ProductSums(copy.deepcopy(mean), mean, pairs)
     for number, (client, share) in enumerate(clients.items()):
         trained = {
@@ -129,7 +129,7 @@ def test_the_mean_product_is_in_movement_form_with_the_weights_of_the_aggregatio
         expected = own + sum(w * (pair.product(state_of(1 + i)) - own) for i, w in enumerate(weights))
         np.testing.assert_allclose(dense(sums.terms(pair, state)), expected, atol=1e-12)
     assert len(sums.terms(pairs[0], state)) == (4 if weighting == "unbiased" else 3)
-    weighted = FedAvg(weighting).aggregation(NUMBER)
+    weighted = aggregation_of(FedAvg(weighting), NUMBER)
     for number, (client, share) in enumerate(CLIENTS.items()):
         trained = state_of(1 + number)
         weighted.add(update_of(client, 1.0 if weighting == "uniform" else share, state, trained))
@@ -179,12 +179,12 @@ def test_neither_the_order_of_clients_nor_parts_of_a_round_change_a_bit():
     names = [*CLIENTS]
     for seed in range(4):
         random.Random(seed).shuffle(names)
-        mean = FedAvg().aggregation(NUMBER)
-        parts = [ProductSums(FedAvg().aggregation(NUMBER), mean, pairs) for _ in range(2)]
+        mean = aggregation_of(FedAvg(), NUMBER)
+        parts = [ProductSums(aggregation_of(FedAvg(), NUMBER), mean, pairs) for _ in range(2)]
         for number, name in enumerate(names):
             trained = state_of(1 + [*CLIENTS].index(name))
             parts[number % 2].add(update_of(name, CLIENTS[name], state, trained))
-        together = ProductSums(FedAvg().aggregation(NUMBER), mean, pairs)
+        together = ProductSums(aggregation_of(FedAvg(), NUMBER), mean, pairs)
         pieces = (
             [piece for part in parts for piece in part.pieces()] if seed % 2 else [p.partial() for p in parts]
         )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedlight.callbacks.loop.visits.visit import RankedExchange
-from fedlight.federation.algorithm import Average
+from fedlight.federation.algorithm import Average, aggregation_of
 from fedlight.federation.algorithms.lora.flexlora import FlexLoRA, best_factors, over_holders
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.client import Client, Identity, Visit, Work
@@ -47,7 +47,7 @@ def one_round(algorithm, run, state, ranks=RANKS, round_idx=0):
     clients = [Client(name, 1, 1 / len(ranks), lora_rank=rank) for name, rank in ranks.items()]
     run.state = state
     exchange = RankedExchange(algorithm, Identity(), 0, round_idx, state, keeps_factors=True)
-    parts = [algorithm.aggregation(len(clients)) for _ in range(2)]
+    parts = [aggregation_of(algorithm, len(clients)) for _ in range(2)]
     for number, client in enumerate(clients):
         visiting, _ = exchange.down(Visit(client.id, 1), client, None)
         update, _ = exchange.up(visiting, visiting.start, WORK)

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum, Weighting, WithLocal
+from fedlight.federation.algorithm import Aggregation, Algorithm, Weighting, WithLocal, weighted_sum
 from fedlight.federation.client import Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import LoraPair, pad_to, pad_to_rank, slice_to_rank, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
@@ -90,8 +90,7 @@ class ProductAverage(WithLocal):
         return self._cut(state) if self._ranks else state
 
     def aggregation(self, num_clients: int) -> Aggregation:
-        inner = super().aggregation(num_clients)
-        assert isinstance(inner, WeightedSum)
+        inner = weighted_sum(self.weighting, num_clients)
         return ProductSums(inner, inner, self._pairs, self._to_new_factors)
 
     def _to_new_factors(self, sums: ProductSums, movement: State) -> State:

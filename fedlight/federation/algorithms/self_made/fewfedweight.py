@@ -19,7 +19,7 @@ number more that a client sends; its four bytes are not counted.
 import math
 from typing import Literal
 
-from fedlight.federation.algorithm import Aggregation, WeightedSum, Weighting
+from fedlight.federation.algorithm import Aggregation, Weighting, weighted_sum
 from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.client import State, Update, Visiting, Work
 
@@ -67,4 +67,4 @@ class FewFedWeight(FedMIT):
         return Update(client.id, movement, client.share * math.exp(-loss))
 
     def aggregation(self, num_clients: int) -> Aggregation:
-        return WeightedSum("weight") if self.by_performance else super().aggregation(num_clients)
+        return weighted_sum("normalized" if self.by_performance else self.weighting, num_clients)
