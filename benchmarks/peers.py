@@ -1,9 +1,9 @@
 """Client visits a second of fedlight and its peers: one workload, all ways of training it by turns in one run.
 
-A Llama of a million parameters with random weights and LoRA of rank 8 on all linear layers, 10 clients with 4 steps each in
-a round, no dropout, AdamW, fp32, random texts of equal length. Every way runs in separate processes, which train one round
-each by turns, so that a noisy machine disturbs all alike. By default a process has two threads of torch; two processes, and
-the one that they are compared with, have one thread each.
+A Llama of a million parameters with random weights, or the language model in the folder ``--model``, and LoRA of rank 8 on
+all linear layers; 10 clients with 4 steps each in a round, no dropout, AdamW, fp32, random texts of equal length. Every way
+runs in separate processes, which train one round each by turns, so that a noisy machine disturbs all alike. By default a
+process has two threads of torch; two processes, and the one that they are compared with, have one thread each.
 
 * visits: median client visits a second of a way's rounds.
 * ratio: median over the rounds of a way's speed to that of its reference in the same turn; low and high are its extremes.
@@ -224,6 +224,16 @@ def _try(started: dict[str, Way], name: str, work: Any) -> float | None:
         return None
 
 
+def make_model(settings: Settings, given: Path | None, threads: int, log: Path) -> float:
+    """Put the given model, or a random one, into the folder of the settings; return its number of parameters."""
+    if given is not None:
+        Path(settings.folder).symlink_to(given.resolve(strict=True))
+    making = Way("make", sys.executable, settings, threads, log)
+    weights = making.wait()
+    making.end()
+    return weights
+
+
 def compare(found: dict[tuple[str, str], list[float]], clients: int) -> list[dict[str, Any]]:
     """Rows of the table, one for each way and each further comparison; its columns are named by the size, as 2x16."""
     rows: dict[str, dict[str, Any]] = {}
@@ -269,6 +279,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("rounds", "clients", "steps", "hidden", "layers", "at_once"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
+    parser.add_argument(
+        "--model", type=Path, help="folder of a language model, in the place of the random one"
+    )
     parser.add_argument("--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES])
     parser.add_argument("--threads", type=int, default=2, help="of a way that runs in one process")
     parser.add_argument("--only", nargs="+", choices=REFERENCES, metavar="WAY", help="these ways alone")
@@ -290,9 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name in ("rounds", "clients", "steps", "hidden", "layers", "at_once")
         }
         settings = Settings(str(log / "model"), sizes, **numbers)
-        making = Way("make", sys.executable, settings, options.threads, log)
-        weights = making.wait()
-        making.end()
+        weights = make_model(settings, options.model, options.threads, log)
         print(
             f"{weights:,.0f} parameters, {settings.clients} clients x {settings.steps} steps a round, "
             f"{settings.rounds} rounds, {options.threads} threads",

@@ -89,11 +89,15 @@ class Turns:
 
 
 def save_model(settings: Settings) -> int:
-    """A random Llama with the embedded world's tokenizer; returns its number of parameters."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    """A random Llama with the embedded world's tokenizer where there is no model; returns its number of parameters."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from fedlight.toy import MODEL
 
+    if os.path.exists(settings.folder):
+        return int(
+            AutoModelForCausalLM.from_pretrained(settings.folder, dtype=torch.float32).num_parameters()
+        )
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     names = ("pad_token_id", "bos_token_id", "eos_token_id")
     config = LlamaConfig(

@@ -1,9 +1,10 @@
 """Training steps a second of fedlight's modules and of TRL's trainers: one workload, by turns in one run, no federation.
 
-A Llama of a million parameters with random weights and LoRA of rank 8 on all linear layers, without dropout; random prompts
-and responses of equal length in a fixed order; fused AdamW at a constant rate, fp32, no clipping. Nothing is logged,
-evaluated or saved; each side collates tokens in its own way. Both start from the same adapter. The run ends with an error
-where the mean losses of a round differ by more than ``--tolerance``: then they train unlike things.
+A Llama of a million parameters with random weights, or the language model in the folder ``--model``, and LoRA of rank 8 on
+all linear layers, without dropout; random prompts and responses of equal length in a fixed order; fused AdamW at a constant
+rate, fp32, no clipping. Nothing is logged, evaluated or saved; each side collates tokens in its own way. Both start from
+the same adapter. The run ends with an error where the mean losses of a round differ by more than ``--tolerance``: then they
+train unlike things.
 
 * steps: median training steps a second of a way's rounds; a round is one epoch of the data.
 * ratio: median over the rounds of fedlight's speed to TRL's in the same turn; low and high are its extremes.
@@ -30,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers import WAYS, Way, measure
+from peers import make_model, measure
 from peers_ways import VOCABULARY, Settings, Turns
 from torch import Tensor, nn
 
@@ -225,6 +226,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", nargs="+", default=["4x32", "8x128"], help="of a batch: examples x tokens")
     for name, value in (("rounds", 7), ("steps", 10), ("hidden", 128), ("layers", 4)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument(
+        "--model", type=Path, help="folder of a language model, in the place of the random one"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest relative difference of losses")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
@@ -234,9 +238,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         numbers = {name: getattr(options, name) for name in ("rounds", "steps", "hidden", "layers")}
         log = Path(folder)
         settings = Settings(str(log / "model"), sizes, **numbers)
-        making = Way("make", sys.executable, settings, options.threads, log, WAYS)
-        print(f"{making.wait():,.0f} parameters, {options.steps} steps a round", flush=True)
-        making.end()
+        weights = make_model(settings, options.model, options.threads, log)
+        print(f"{weights:,.0f} parameters, {options.steps} steps a round", flush=True)
         for task in options.only:
             ways = [f"fedlight: {task}", f"trl: {task}"]
             found = measure(ways, settings, {ways[1]: options.trl}, options.threads, log, Path(__file__))

@@ -33,14 +33,17 @@ class SetupReport:
 
     def __str__(self) -> str:
         sizes = np.array([len(indices) for indices in self.split.train.values()])
-        validation = sum(len(indices) for indices in (self.split.val or {}).values())
+        val = self.split.val or {}
+        validation = sum(map(len, val.values()))
+        both = sum(len(np.intersect1d(indices, self.split.train[client])) for client, indices in val.items())
+        trained = f" ({both:,} also trained on, of clients with one alone)" if both else ""
         singles = self.split.single_category_clients
         single = "" if singles is None else f", {singles:,} of them with one category only"
         return (
             f"{count_noun(len(sizes), 'client')} with {sizes.min():,} to {sizes.max():,} {self.kind} (median "
             f"{np.median(sizes):,.0f})"
             f"{single}, {count_noun(self.split.dropped_clients, 'client')} left out as too small; training {sizes.sum():,}, "
-            f"validation {validation:,} {self.kind}; {self.too_long:,} too long and left out, "
+            f"validation {validation:,} {self.kind}{trained}; {self.too_long:,} too long and left out, "
             f"{count_noun(self.trimmed, 'input')} cut; "
             f"padding {self.padding:.1%} of a batch ({self.padding_unsorted:.1%} if not batched by length)"
         )

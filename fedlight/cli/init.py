@@ -64,6 +64,8 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"written: {file}\nnext:    fedlight fit --config {file}\nthen:    fedlight report runs/{file.stem}"
     )
+    if draft.method not in ("fedbis", "fedbiscuit"):  # selectors compare answers and write none
+        print(f"and:     fedlight chat runs/{file.stem}")
     # Late: the import takes seconds, and the lines above need not wait for it.
     from fedlight.preflight import dry_run, finding
 

@@ -10,7 +10,7 @@ from fedlight.lightning_cli.given_once import given_at
 OF_PART = re.compile(r"(model|data|federated)\.init_args\.\w+")
 """Keys of arguments that a message may name without their value."""
 OF_LOOP = re.compile(
-    r"(?<![\w.\]'\"/=-])((?:[Ss]et|[Ll]eave|[Ll]ower|[Rr]aise|[Tt]ake out|[Tt]ake) )?([a-z]\w*(?:\.\w+)*)(?![\w'])(=?)"
+    r"(?<![\w.\]'\"/=?&-])((?:[Ss]et|[Ll]eave|[Ll]ower|[Rr]aise|[Tt]ake out|[Tt]ake) )?([a-z]\w*(?:\.\w+)*)(?![\w'])(=?)"
 )
 """A word that may be a setting of the federated loop, with a remedy's verb before it and a value's sign after it."""
 
@@ -42,6 +42,8 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         >>> config = {"data": {"init_args": {"source": "a.csv", "columns": {}, "max_tokens": 3}}}
         >>> with_full_key("a.csv, row 2: max_tokens=3 is too short", config)
         'data.init_args.source=a.csv, row 2: data.init_args.max_tokens=3 is too short'
+        >>> with_full_key("toy:votes?max_tokens=3: there is no such file", config)
+        'toy:votes?max_tokens=3: there is no such file'
         >>> with_full_key("there is no column x: set columns.input", config)
         'there is no column x: set data.init_args.columns.input'
         >>> config = {"federated": {"init_args": {"limits": {"init_args": {"rounds": 9}}}}}
@@ -74,7 +76,7 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         places = [key for key, _ in values if re.fullmatch(rf"federated\.(.+\.)?{match[2]}", key)]
         return f"{match[1]}--{places[0]} " if len(places) == 1 else match[0]
 
-    whole = re.sub(r"(?<![\w.\]-])([a-z]\w*)=(?=\S)", of_value, message)
+    whole = re.sub(r"(?<![\w.\]?&-])([a-z]\w*)=(?=\S)", of_value, message)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)=(?=\S)", of_remedy, whole)
     whole = OF_LOOP.sub(lambda match: _of_loop(match, config), whole)
     whole = re.sub(r"\b([Ss]et )([a-z]\w*)\b(?![=(]|\.init_args)", of_name, whole)

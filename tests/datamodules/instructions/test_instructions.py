@@ -179,3 +179,15 @@ def test_text_that_the_tokenizer_does_not_know_is_told_or_refused(build, unknown
         expected, match=rf"{share} of the text is unknown to the tokenizer .*set the model, and the tokenizer"
     ):
         build(rows, val_share=0.0)
+
+
+def test_validation_rows_that_are_trained_on_are_counted(tiny_model):
+    rows = [
+        {"client": client, "instruction": text, "response": "anna is kind"}
+        for client, text in zip("aab", ("is anna kind ?", "is ben rude ?", "is ben kind ?"), strict=True)
+    ]
+    data = InstructionDataModule(rows, tokenizer=tiny_model, batch_size=2)
+    data.setup("fit")
+    assert "training 2, validation 2 examples (1 also trained on, of clients with one alone);" in str(
+        data.report
+    )
