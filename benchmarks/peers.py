@@ -288,7 +288,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pfl", help="a Python that has pfl-research")
     parser.add_argument("--flower", help="a Python that has Flower with its simulation")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
+    parser.add_argument("--cpu", action="store_true", help="processor seconds, of ways with one process")
     options = parser.parse_args(argv)
+    os.environ |= {"PEERS_CLOCK": "cpu"} if options.cpu else {}
     pythons, names = {"pfl": options.pfl, "flower": options.flower}, []
     for name in options.only or REFERENCES:
         if reason := missing(name, pythons):

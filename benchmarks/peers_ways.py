@@ -23,6 +23,7 @@ from fedlight.modules.language.adapters import Lora
 
 LR = 1e-3
 VOCABULARY = 512
+CLOCK = time.process_time if os.environ.get("PEERS_CLOCK") == "cpu" else time.perf_counter
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Turns:
 
     def stop(self) -> None:
         """Take the time: what comes until the next round is no part of this one."""
-        self._seconds = time.perf_counter() - self._start
+        self._seconds = CLOCK() - self._start
 
     def end(self) -> None:
         """Report the last round of a size."""
@@ -80,7 +81,7 @@ class Turns:
     def _wait(self) -> None:
         if not sys.stdin.readline():
             raise SystemExit("peers: the measurement has ended")
-        self._start, self._seconds = time.perf_counter(), None
+        self._start, self._seconds = CLOCK(), None
 
     def _report(self) -> None:
         if self._seconds is None:

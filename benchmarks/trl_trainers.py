@@ -232,7 +232,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest relative difference of losses")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
+    parser.add_argument("--cpu", action="store_true", help="processor seconds, of ways with one process")
     options = parser.parse_args(argv)
+    os.environ |= {"PEERS_CLOCK": "cpu"} if options.cpu else {}
     sizes, rows = [list(map(int, size.split("x"))) for size in options.sizes], []
     with tempfile.TemporaryDirectory() as folder:
         numbers = {name: getattr(options, name) for name in ("rounds", "steps", "hidden", "layers")}
