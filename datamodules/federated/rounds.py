@@ -63,8 +63,7 @@ def draw_batches(
     """
     generator = np.random.default_rng(seed)
     groups = indices.reshape(-1, together)  # [groups, together]
-    size = min(batch_size // together, len(groups))  # else a small client would give no batch
-    per_pass = -(-len(groups) // size) if keeps_rest else len(groups) // size
+    size, per_pass = _cut(len(groups), batch_size // together, keeps_rest)
     batches: list[np.ndarray] = []
     while len(batches) < num_batches:
         wanted = min(per_pass, num_batches - len(batches))
@@ -74,6 +73,12 @@ def draw_batches(
         # Shuffled again, or a client would train on its short texts first.
         batches += [drawn[i * size : (i + 1) * size].reshape(-1) for i in generator.permutation(wanted)]
     return [batch.tolist() for batch in batches]
+
+
+def _cut(examples: int, most: int, keeps_rest: bool) -> tuple[int, int]:
+    """Return the examples of a batch, ``most`` where there are as many, and the batches of a pass."""
+    size = min(most, examples)  # else a small client would give no batch
+    return size, -(-examples // size) if keeps_rest else examples // size
 
 
 def batches_in_pass(examples: int, batch_size: int, together: int = 1) -> int:
@@ -191,6 +196,12 @@ class RoundPlan:
             self.together,
             keeps_rest=visit.whole_passes,
         )
+
+    def passes(self, visit: Visit) -> int:
+        """Return the passes over its client's examples that a visit begins; an example is in one batch of a pass at most."""
+        examples = len(self.indices(visit.client_id, visit.split)) // self.together
+        _, per_pass = _cut(examples, self.batch_size // self.together, visit.whole_passes)
+        return -(-visit.num_batches // per_pass)
 
 
 class PooledSampler(Sampler[list[int]]):

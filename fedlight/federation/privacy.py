@@ -51,12 +51,14 @@ class Private:
     """Part of a run with an epsilon: movements clipped to ``clip_norm``, and Gaussian noise.
 
     Attributes:
+        bounded: what ``clip_norm`` bounds.
         secret_sampling: whether the participation in a round is unknown to the observers.
         epsilon: epsilon that no run exceeds; None where ``noise_multiplier`` is given.
         clip_quantile: quantile of the movements' norms that the clipping norm follows; None where it stays.
         norm: clipping norm of the next round.
     """
 
+    bounded = "a client's movement"
     secret_sampling = False
     clip_quantile: float | None = None
     clip_norm: float
@@ -72,9 +74,7 @@ class Private:
     ) -> None:
         """Check and keep the arguments of a constructor."""
         if not 0 < clip_norm < math.inf:
-            raise ValueError(
-                f"clip_norm={clip_norm} bounds the norm of a client's movement and must be above 0"
-            )
+            raise ValueError(f"clip_norm={clip_norm} bounds the norm of {self.bounded} and must be above 0")
         if (noise_multiplier is None) == (epsilon is None):
             raise ValueError(
                 f"{type(self).__name__} has noise_multiplier={noise_multiplier} and epsilon={epsilon}: give one of them; "
