@@ -187,6 +187,11 @@ class FittedStep:
                     part = take_examples(batch, start, start + micro_batch)
                     log.num_examples = count_examples(part)
                     result = step(part, *args)
+                    if result is None and self._changes is not None:
+                        raise ValueError(
+                            f"{type(self.module).__name__}.training_step left an example out, which must not decide on "
+                            "the batch of others: have it return a loss that is 0"
+                        )
                     if result is None:  # the module asks to skip the batch
                         return None
                     loss = result["loss"] if isinstance(result, Mapping) else result

@@ -22,6 +22,7 @@ example is in memory at a time, whatever the batch.
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -90,6 +91,7 @@ class DPSGD(Private, Part):
         self._take(clip_norm, noise_multiplier, delta, epsilon)
         self._trained: set[int] = set()
         self._has_gradient = False
+        self._as_before = ExitStack()
 
     def check(self, run: Run) -> None:
         """Raise ValueError for settings under which examples have no separate gradients."""
@@ -145,49 +147,47 @@ class DPSGD(Private, Part):
         run.data.draw_by_lot()
 
     def attach(self, run: Run) -> None:
-        """Raise ValueError for a module whose trained parameters or layers do not suit, or visits to other data."""
+        """Raise ValueError for a module that normalizes over batches."""
         for name, layer in run.module.named_modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
                 raise ValueError(
                     f"DPSGD computes one example at a time, and {name} normalizes over a batch: have it in eval(), or take "
                     "GroupNorm"
                 )
-        for name, parameter in run.parameters.items():
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ValueError(
-                    f"DPSGD adds noise in fp32, and {name} is trained in {parameter.dtype}: set trainer.precision to "
-                    "bf16-mixed or 32-true"
-                )
-        self.passes(run, run.round_idx)
-        self._step = FittedStep(run.lightning_module, self)
 
     def passes(self, run: Run, round_idx: int) -> Counter[str]:
         """Return client -> passes over its examples in a round, whether or not it gets through."""
         counts: Counter[str] = Counter()
         for visit in run.planned.visits_of(round_idx, run.planned.asked(round_idx)):
-            _refuse_made(visit)
             counts[visit.client_id] += run.data.passes(visit)  # type: ignore[attr-defined]
         return counts
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         """Have the steps of a visit clip and add noise, from its first batch on."""
         [open_visit] = group.visits
-        _refuse_made(open_visit.visiting.visit)
+        visit = open_visit.visiting.visit
+        if visit.split != "train":
+            raise ValueError(
+                f"DPSGD protects training rows, and client {visit.client_id!r} trains on {visit.split!r} data, made from "
+                "them without protection: take an algorithm without such data, such as FedAvg"
+            )
         gradients = {name: torch.zeros_like(p) for name, p in open_visit.parameters.items()}
         # The algorithm takes out those of parameters that it keeps fixed, which need no noise.
         run.algorithm.adjust_gradients(open_visit.visiting, open_visit.parameters, gradients)
         self._trained = {id(open_visit.parameters[name]) for name in gradients}
         self._has_gradient = False
-        self._step.enter(run.data.examples_together, checkpointing=False)  # type: ignore[attr-defined]
+        step = FittedStep(run.lightning_module, self)
+        step.enter(run.data.examples_together, checkpointing=False)  # type: ignore[attr-defined]
+        self._as_before.callback(step.leave)
 
     def after_batch(self, run: Run, group: OpenGroup) -> None:
         self._has_gradient = False
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
-        self._step.leave()
+        self._as_before.close()
 
     def abort(self, run: Run) -> None:
-        self._step.leave()
+        self._as_before.close()
 
     # Interface for fedlight.callbacks.loop.fitted_step.ChangesGradients
 
@@ -225,12 +225,3 @@ class DPSGD(Private, Part):
             else:
                 changed.append(None)
         return changed
-
-
-def _refuse_made(visit: Visit) -> None:
-    """Raise ValueError for a visit to data that were made from a client's examples."""
-    if visit.split != "train":
-        raise ValueError(
-            f"DPSGD protects training rows, and client {visit.client_id!r} trains on {visit.split!r} data, made from "
-            "them without protection: take an algorithm without such data, such as FedAvg"
-        )
