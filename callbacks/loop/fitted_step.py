@@ -96,18 +96,18 @@ def join_results(results: Sequence[Any], shares: Sequence[float]) -> Any:
     return sum(share * result for share, result in zip(shares, results, strict=True))
 
 
+Gradients = list[Tensor | None]
+"""Gradient of each weight; None for one that no loss has reached."""
+
+
 class ChangesGradients(Protocol):
     """Change of the gradients of micro-batches before they are added up, and of their sum."""
 
-    def clipped(
-        self, gradients: Sequence[Tensor | None], weights: Sequence[Tensor], share: float
-    ) -> Sequence[Tensor | None]:
+    def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
         """Return the changed gradients of a micro-batch, which are ``share`` times those of its mean loss."""
 
-    def noised(
-        self, gradients: Sequence[Tensor | None], weights: Sequence[Tensor], share: float
-    ) -> list[Tensor | None]:
-        """Return the changed sum over the micro-batches of a batch; None for weights that no loss has reached."""
+    def noised(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
+        """Return the changed sum over the micro-batches of a batch, the first of which had this ``share``."""
 
 
 class FittedStep:
@@ -180,7 +180,7 @@ class FittedStep:
             if num_examples <= micro_batch and self._changes is None:
                 return step(batch, *args)
             weights = [weight for weight in self.module.parameters() if weight.requires_grad]
-            gradients: list[Tensor | None] = [None] * len(weights)
+            gradients: Gradients = [None] * len(weights)
             total, log, results, shares = torch.zeros(()), _Log(self.module), [], []
             with log:
                 for start in range(0, num_examples, micro_batch):
@@ -212,11 +212,9 @@ class FittedStep:
 
         return training_step
 
-    def _add_gradients(
-        self, total: list[Tensor | None], loss: Tensor, weights: Sequence[Tensor], share: float
-    ) -> None:
+    def _add_gradients(self, total: Gradients, loss: Tensor, weights: Sequence[Tensor], share: float) -> None:
         with torch.autocast(loss.device.type, enabled=False):  # as backward runs, outside of training_step
-            parts: Sequence[Tensor | None] = torch.autograd.grad(loss, weights, allow_unused=True)
+            parts: Gradients = [*torch.autograd.grad(loss, weights, allow_unused=True)]
         if self._changes is not None:
             parts = self._changes.clipped(parts, weights, share)
         for i, part in enumerate(parts):
@@ -230,7 +228,7 @@ class _HandOver(torch.autograd.Function):
     """Loss with gradients that are already known."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, gradients: Gradients, *weights: Tensor) -> Tensor:
         ctx.gradients = gradients
         return loss.clone()
 

@@ -15,15 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, 
 from fedlight.datamodules.clients.partition import Clients
 from fedlight.datamodules.clients.splits import ClientCount, count_labels
 from fedlight.datamodules.federated.client_positions import read_positions
-from fedlight.datamodules.federated.rounds import (
-    PASSES,
-    RandomOrder,
-    SequentialOrder,
-    VisitSampler,
-    announce_round,
-    make_order,
-    use_seed,
-)
+from fedlight.datamodules.federated.rounds import PASSES, VisitSampler, announce_round, make_order, use_seed
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.client import Group, Visit
 from fedlight.support.pokes import set_training_source, training_source
@@ -101,12 +93,9 @@ class ClientReading:
 
     def is_by_lot(self, clients: Clients) -> bool:
         """Return whether batches are known to depend on no example, with each example once in a pass at most."""
-        order = None if self.make_batches is not None or not self.batched else self._order
-        return (
-            isinstance(order, (SequentialOrder, RandomOrder))
-            and not (isinstance(order, RandomOrder) and order.replacement)
-            and all(order.pass_length(each) <= len(each) for each in clients.values())
-        )
+        if self.make_batches is not None or not self.batched or not self._order.is_by_lot:
+            return False
+        return all(self._order.pass_length(each) <= len(each) for each in clients.values())
 
     def batches(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
         """Return ``wanted`` batches of positions, drawn in several passes where needed; single positions if not ``batched``.
@@ -190,8 +179,6 @@ class LoaderByClient:
     settings are kept. When Lightning attaches the data of another ``fit``, the previous source is restored. Arguments as
     `ByClient`, whose ``batch_sampler`` is ``make_batches``.
     """
-
-    examples_together = 1
 
     def __init__(
         self,

@@ -249,7 +249,9 @@ OWN_BATCHES = (
 
 
 class Order(Protocol):
-    """Order of the examples in a client's passes."""
+    """Order of the examples in a client's passes; ``is_by_lot``: whether it is known to depend on none of them."""
+
+    is_by_lot: bool = False
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
         """Return the client's positions that the sampler can read."""
@@ -261,8 +263,10 @@ class Order(Protocol):
         """Yield the positions of one pass after another, without end; random ones from the generator or by the round."""
 
 
-class SequentialOrder:
+class SequentialOrder(Order):
     """Order of a `SequentialSampler` over the first ``num_examples`` of the data set: by position."""
+
+    is_by_lot = True
 
     def __init__(self, num_examples: int) -> None:
         self.num_examples = num_examples
@@ -278,7 +282,7 @@ class SequentialOrder:
             yield positions.tolist()
 
 
-class RandomOrder:
+class RandomOrder(Order):
     """Order of a `RandomSampler` or `SubsetRandomSampler` over the positions in ``source``, with or without replacement.
 
     A client gets its share of the ``num_samples`` examples in a pass of the sampler.
@@ -286,6 +290,7 @@ class RandomOrder:
 
     def __init__(self, source: np.ndarray, num_samples: int, replacement: bool = False) -> None:
         self.source, self.num_samples, self.replacement = source, num_samples, replacement
+        self.is_by_lot = not replacement
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
         return positions[np.isin(positions, self.source)]
@@ -298,7 +303,7 @@ class RandomOrder:
         return _repeat(order, positions)
 
 
-class WeightedOrder:
+class WeightedOrder(Order):
     """Order of a `WeightedRandomSampler`: random, with the weights of the client's examples."""
 
     def __init__(self, sampler: WeightedRandomSampler) -> None:
@@ -319,7 +324,7 @@ class WeightedOrder:
         return _repeat(order, positions)
 
 
-class SamplerOrder:
+class SamplerOrder(Order):
     """Order of a sampler of the user's own class: a client's examples as they come in passes over the whole data set.
 
     The sampler gets the round by ``set_epoch`` and draws from seeded global streams, or from its own ``generator``. All

@@ -21,7 +21,7 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.malicious import Malicious
 from fedlight.federation.forward.fedkseed import FedKSeed
-from fedlight.federation.privacy import ClipAndNoise, Private
+from fedlight.federation.privacy import Private
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
 from fedlight.support.settings_record import constructor_arguments
 
@@ -86,7 +86,8 @@ class Parts(FedlightCLI):
         if self.loop is None:
             raise ValueError("the config has no key federated:, so there is nothing to deploy")
         settings = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
-        for part in (settings["aggregation"], *_noised_by_nodes(settings)):
+        channel = settings["channel"]
+        for part in (settings["aggregation"], getattr(channel, "private", None), *settings["parts"]):
             if isinstance(part, Private):
                 part.keep_secret()  # server and nodes all know the seed
         return settings
@@ -127,7 +128,7 @@ def refuse_undeployable(parts: Parts) -> None:
 def refuse_unsupported(settings: dict[str, Any]) -> None:
     """Raise ValueError for settings of the loop that a deployment does not have."""
     algorithm = settings["algorithm"]
-    ranks = getattr(algorithm, "ranks", None)
+    ranks, noised = getattr(algorithm, "ranks", None), getattr(settings["channel"], "private", None)
     refused = (
         ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
         ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
@@ -139,11 +140,12 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         ),
         *(
             (
-                f"{'channel.up' if isinstance(part, ClipAndNoise) else 'parts'}={type(part).__name__}",
-                part.epsilon is not None,  # the server says how many rounds there are
+                f"{'channel.up' if part is noised else 'parts'}={type(part).__name__}",
+                isinstance(part, Private) and part.epsilon is not None,
+                # The server says how many rounds there are.
                 "a node cannot check for how many rounds an epsilon is to last: set noise_multiplier, as the emulator does",
             )
-            for part in _noised_by_nodes(settings)
+            for part in (noised, *settings["parts"])
         ),
         *(
             (f"parts={type(part).__name__}", isinstance(part, kind), f"{reason}: leave it out")
@@ -154,12 +156,6 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     for name, is_set, reason in refused:
         if is_set:
             raise not_under_flower(name, settings.get(name), reason)
-
-
-def _noised_by_nodes(settings: dict[str, Any]) -> list[Private]:
-    """Return what adds noise at the clients."""
-    made = (getattr(settings["channel"], "private", None), *settings["parts"])
-    return [part for part in made if isinstance(part, Private)]
 
 
 def asks_devices(forward: Any) -> bool:

@@ -26,9 +26,10 @@ from contextlib import ExitStack
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedlight.callbacks.loop.fitted_step import FittedStep
+from fedlight.callbacks.loop.fitted_step import FittedStep, Gradients
 from fedlight.callbacks.loop.groups.at_once import AtOnce
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.part import Part
@@ -42,13 +43,7 @@ from fedlight.federation.privacy import DELTA, Private
 
 @runtime_checkable
 class DrawsByLot(Protocol):
-    """Data whose batches depend on no example, such as those of a `FederatedDataModule`.
-
-    Attributes:
-        examples_together: neighbours in a batch that are protected as one example.
-    """
-
-    examples_together: int
+    """Data whose batches depend on no example, such as those of a `FederatedDataModule`."""
 
     def draw_by_lot(self) -> None:
         """Draw all batches by lot from now on; raise ValueError where they depend on examples."""
@@ -95,51 +90,29 @@ class DPSGD(Private, Part):
 
     def check(self, run: Run) -> None:
         """Raise ValueError for settings under which examples have no separate gradients."""
-        module, trainer, rounds = run.lightning_module, run.trainer, range(run.num_rounds)
-        for is_set, reason in (
-            (
-                sum(isinstance(part, DPSGD) for part in run.parts) > 1,
-                "is given twice in parts: leave one out",
+        name, trainer, rounds = type(run.lightning_module).__name__, run.trainer, range(run.num_rounds)
+        refused = {
+            "is given twice in parts: leave one out": sum(isinstance(part, DPSGD) for part in run.parts) > 1,
+            "needs gradients: leave federated.forward out": run.train != "backprop",
+            "trains one client at a time: set clients_at_once=1": any(
+                isinstance(p, AtOnce) for p in run.parts
             ),
-            (
-                run.train != "backprop",
-                "needs gradients, and forward trains without: leave federated.forward out",
+            f"cannot clip the gradients of {name}, whose automatic_optimization is off: have training_step return the "
+            "loss": not run.lightning_module.automatic_optimization,
+            "clips gradients without a loss scale: set trainer.precision to bf16-mixed or 32-true": (
+                trainer.precision == "16-mixed"
             ),
-            (
-                any(isinstance(part, AtOnce) for part in run.parts),
-                "trains one client at a time: set clients_at_once=1",
-            ),
-            (
-                not module.automatic_optimization,
-                f"cannot clip the gradients of {type(module).__name__}, whose automatic_optimization is off: have "
-                "training_step return the loss",
-            ),
-            (
-                trainer.precision == "16-mixed",
-                "clips gradients without a loss scale: set trainer.precision to bf16-mixed or 32-true",
-            ),
-            (
-                any(batches_per_step(trainer, round_idx) > 1 for round_idx in rounds),
-                "adds noise to each batch, and several in a step would have more than one: set "
-                "trainer.accumulate_grad_batches=1 and a larger batch, whose examples are computed one by one",
-            ),
-            (
-                isinstance(run.algorithm, UnlikeRanks),
-                f"adds noise to whole adapters, and clients of {type(run.algorithm).__name__} train parts of them: take "
-                "another algorithm, such as FedAvg",
-            ),
-            (
-                type(run.buffers) is not BufferPolicy,
-                f"protects no statistics of batches, which {type(run.buffers).__name__} is for: leave it out, and have "
-                "these layers in eval(), or take layers such as GroupNorm",
-            ),
-            (
-                not isinstance(run.data, DrawsByLot),
-                f"counts passes over examples, which {type(run.data).__name__} does not: derive it from "
-                "FederatedDataModule, or add ByClient to the trainer's callbacks",
-            ),
-        ):
-            if is_set:
+            "adds noise to each batch of a step: set trainer.accumulate_grad_batches=1 and a larger batch, which takes no "
+            "more memory": any(batches_per_step(trainer, round_idx) > 1 for round_idx in rounds),
+            f"adds noise to whole adapters, and clients of {type(run.algorithm).__name__} train parts of them: take another "
+            "algorithm, such as FedAvg": isinstance(run.algorithm, UnlikeRanks),
+            f"does not protect the statistics of {type(run.buffers).__name__}: leave it out, and have these layers in "
+            "eval(), or take layers such as GroupNorm": type(run.buffers) is not BufferPolicy,
+            f"counts passes over examples, which {type(run.data).__name__} does not: derive it from FederatedDataModule, or "
+            "add ByClient to the trainer's callbacks": not isinstance(run.data, DrawsByLot),
+        }
+        for reason, is_so in refused.items():
+            if is_so:
                 raise ValueError(f"DPSGD {reason}")
 
     def meet(self, run: Run) -> None:
@@ -149,7 +122,7 @@ class DPSGD(Private, Part):
     def attach(self, run: Run) -> None:
         """Raise ValueError for a module that normalizes over batches."""
         for name, layer in run.module.named_modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+            if isinstance(layer, _BatchNorm) and layer.training:
                 raise ValueError(
                     f"DPSGD computes one example at a time, and {name} normalizes over a batch: have it in eval(), or take "
                     "GroupNorm"
@@ -177,7 +150,7 @@ class DPSGD(Private, Part):
         self._trained = {id(open_visit.parameters[name]) for name in gradients}
         self._has_gradient = False
         step = FittedStep(run.lightning_module, self)
-        step.enter(run.data.examples_together, checkpointing=False)  # type: ignore[attr-defined]
+        step.enter(getattr(run.data, "examples_together", 1), checkpointing=False)
         self._as_before.callback(step.leave)
 
     def after_batch(self, run: Run, group: OpenGroup) -> None:
@@ -191,23 +164,16 @@ class DPSGD(Private, Part):
 
     # Interface for fedlight.callbacks.loop.fitted_step.ChangesGradients
 
-    def clipped(
-        self, gradients: Sequence[Tensor | None], weights: Sequence[Tensor], share: float
-    ) -> list[Tensor | None]:
+    def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
         """Return an example's gradients with a norm of at most ``share * clip_norm``; None for weights that stay fixed."""
-        kept = [
-            gradient if id(weight) in self._trained else None
-            for gradient, weight in zip(gradients, weights, strict=True)
-        ]
+        kept = [g if id(w) in self._trained else None for g, w in zip(gradients, weights, strict=True)]
         norm = torch.nn.utils.get_total_norm([gradient for gradient in kept if gradient is not None])
         scale = (share * self.clip_norm / norm).clamp(
             max=1.0
-        )  # a norm of 0 gives infinity; NaN ends as a divergence
+        )  # of 0 it is infinite; NaN ends as a divergence
         return [None if gradient is None else gradient * scale for gradient in kept]
 
-    def noised(
-        self, gradients: Sequence[Tensor | None], weights: Sequence[Tensor], share: float
-    ) -> list[Tensor | None]:
+    def noised(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
         """Return the sum of the examples' gradients with noise, also for weights that no example has reached."""
         if self._has_gradient:
             raise ValueError(
@@ -215,13 +181,11 @@ class DPSGD(Private, Part):
                 "another one, such as AdamW"
             )
         self._has_gradient = True
-        deviation = share * self.clip_norm * self.noise
-        changed: list[Tensor | None] = []
+        changed: Gradients = []
         for gradient, weight in zip(gradients, weights, strict=True):
+            noise = None
             if id(weight) in self._trained:
-                total = torch.zeros_like(weight) if gradient is None else gradient
                 noise = self._normal(weight.shape, weight.dtype).to(weight.device)
-                changed.append(total.add(noise, alpha=deviation))
-            else:
-                changed.append(None)
+                noise *= share * self.clip_norm * self.noise
+            changed.append(noise if noise is None or gradient is None else noise.add_(gradient))
         return changed

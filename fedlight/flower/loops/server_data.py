@@ -93,8 +93,6 @@ class ServerData(L.LightningDataModule):
 
     # Interface for fedlight.callbacks.loop.parts.dpsgd.DrawsByLot
 
-    examples_together = 1
-
     def draw_by_lot(self) -> None:
         """Do nothing: nodes draw the batches."""
 

@@ -399,7 +399,7 @@ def with_batch_norm():
         ("leave federated.forward out", {"forward": ZerothOrder()}),
         ("have training_step return the loss", {"model": Manual}),
         ("accumulate_grad_batches=1", {"settings": {"accumulate_grad_batches": 2}}),
-        ("LocalBuffers is for: leave it out", {"parts": [DPSGD(1.0, 1.0), LocalBuffers()]}),
+        ("the statistics of LocalBuffers: leave it out", {"parts": [DPSGD(1.0, 1.0), LocalBuffers()]}),
         ("net.1 normalizes over a batch", {"model": with_batch_norm}),
         ("another algorithm, such as FedAvg", {"algorithm": HetLoRA()}),
         ("several in one step, as LBFGS does", {"model": lambda: module(optimizer="LBFGS", dropout=0.0)}),
