@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from pathlib import Path
 from statistics import NormalDist
 
 import lightning as L
@@ -214,6 +215,14 @@ def test_epsilon_is_that_of_the_example_in_most_batches(local_steps):
         assert loop.privacy.passes["c0"] == passes["c0"]  # of 3 examples, all in each batch
     expected = gaussian_epsilon_of(6.0, 1e-3, max(loop.privacy.passes.values()))
     assert watch.rounds[-1] == pytest.approx([expected, 1e-3], rel=1e-5)
+
+
+def test_the_noise_of_epsilons_in_the_documentation():
+    page = (Path(__file__).parents[4] / "docs/privacy.md").read_text()
+    for epsilon in (1, 4, 8):
+        part = DPSGD(1.0, epsilon=float(epsilon))
+        noise = [f"{part.noise_for({(1, 1): times}):.1f}" for times in (1, 10, 100)]
+        assert f"| {epsilon} | {' | '.join(noise)} |" in page
 
 
 def test_each_visit_of_a_client_counts():
