@@ -168,9 +168,8 @@ class DPSGD(Private, Part):
         """Return an example's gradients with a norm of at most ``share * clip_norm``; None for weights that stay fixed."""
         kept = [g if id(w) in self._trained else None for g, w in zip(gradients, weights, strict=True)]
         norm = torch.nn.utils.get_total_norm([gradient for gradient in kept if gradient is not None])
-        scale = (share * self.clip_norm / norm).clamp(
-            max=1.0
-        )  # of 0 it is infinite; NaN ends as a divergence
+        # The quotient of a norm of 0 is infinite; NaN ends as a divergence.
+        scale = (share * self.clip_norm / norm).clamp(max=1.0)
         return [None if gradient is None else gradient * scale for gradient in kept]
 
     def noised(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:

@@ -9,6 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from fleets import make_fleet, rounds_of
 from lora_runs import LoraModule
 from lora_runs import run as run_lora
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
@@ -297,6 +298,30 @@ def test_processes_change_no_bit(monkeypatch):
     for state, counted in on_team(monkeypatch, 3, run):
         assert_equal(state, whole)
         assert counted == passes
+
+
+def test_micro_batches_of_a_device_change_no_bit(tmp_path):
+    """A device with little memory cuts batches in two; each example is computed alone on it as well."""
+    part = {"parts": [DPSGD(0.3, 1.0)]}
+    alone, _ = federate(**part)
+    rows, large, _, _ = rounds_of(fleet=make_fleet(tmp_path, large={}), **part)
+    small = {"memory_gib": (min(row["peak_bytes"] for row in rows) - 1) / 2**30}
+    cut, model, _, _ = rounds_of(fleet=make_fleet(tmp_path, small=small), **part)
+    assert {row["micro_batch"] for row in cut} == {2}
+    assert_equal(weights(large), weights(alone))
+    assert_equal(weights(model), weights(alone))
+    assert "training_step" not in vars(model)
+
+    class Breaks(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            assert "training_step" in vars(pl_module)
+            raise RuntimeError("broken off")
+
+    broken = module()
+    loop = FederatedLoop(clients_per_round=3, local_steps=2, fleet=make_fleet(tmp_path, small=small), **part)
+    with pytest.raises(RuntimeError, match="broken off"):
+        trainer(1, [loop, Breaks()]).fit(broken, FederatedWrapper(Numbers(), ten_clients))
+    assert "training_step" not in vars(broken)
 
 
 def test_secret_noise_is_another_in_each_run():
