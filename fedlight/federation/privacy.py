@@ -69,10 +69,13 @@ class Private:
     norm: float
     _is_secret = False
 
-    def _take(
-        self, clip_norm: float, noise_multiplier: float | None, delta: float, epsilon: float | None
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        delta: float = DELTA,
+        epsilon: float | None = None,
     ) -> None:
-        """Check and keep the arguments of a constructor."""
         if not 0 < clip_norm < math.inf:
             raise ValueError(f"clip_norm={clip_norm} bounds the norm of {self.bounded} and must be above 0")
         if (noise_multiplier is None) == (epsilon is None):
@@ -195,7 +198,7 @@ class PrivateMean(Checked, Private, Aggregation):
         epsilon: float | None = None,
         clip_quantile: float | None = None,
     ) -> None:
-        self._take(clip_norm, noise_multiplier, delta, epsilon)
+        super().__init__(clip_norm, noise_multiplier, delta, epsilon)
         if clip_quantile is not None and not 0 < clip_quantile < 1:
             raise ValueError(
                 f"clip_quantile={clip_quantile} is a share of the movements and must be in (0, 1)"
@@ -290,15 +293,6 @@ class ClipAndNoise(Private, Codec):
     """
 
     movements_only = True
-
-    def __init__(
-        self,
-        clip_norm: float,
-        noise_multiplier: float | None = None,
-        delta: float = DELTA,
-        epsilon: float | None = None,
-    ) -> None:
-        self._take(clip_norm, noise_multiplier, delta, epsilon)
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         scale = _clipping([values], self.clip_norm, "the movement")

@@ -22,7 +22,6 @@ example is in memory at a time, whatever the batch.
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -38,7 +37,7 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Visit
-from fedlight.federation.privacy import DELTA, Private
+from fedlight.federation.privacy import Private
 
 
 @runtime_checkable
@@ -75,18 +74,9 @@ class DPSGD(Private, Part):
     """
 
     bounded = "an example's gradient"
-
-    def __init__(
-        self,
-        clip_norm: float,
-        noise_multiplier: float | None = None,
-        delta: float = DELTA,
-        epsilon: float | None = None,
-    ) -> None:
-        self._take(clip_norm, noise_multiplier, delta, epsilon)
-        self._trained: set[int] = set()
-        self._has_gradient = False
-        self._as_before = ExitStack()
+    _trained: frozenset[int] = frozenset()
+    _has_gradient = False
+    _step: FittedStep | None = None
 
     def check(self, run: Run) -> None:
         """Raise ValueError for settings under which examples have no separate gradients."""
@@ -147,20 +137,20 @@ class DPSGD(Private, Part):
         gradients = {name: torch.zeros_like(p) for name, p in open_visit.parameters.items()}
         # The algorithm takes out those of parameters that it keeps fixed, which need no noise.
         run.algorithm.adjust_gradients(open_visit.visiting, open_visit.parameters, gradients)
-        self._trained = {id(open_visit.parameters[name]) for name in gradients}
+        self._trained = frozenset(id(open_visit.parameters[name]) for name in gradients)
         self._has_gradient = False
-        step = FittedStep(run.lightning_module, self)
-        step.enter(getattr(run.data, "examples_together", 1), checkpointing=False)
-        self._as_before.callback(step.leave)
+        self._step = FittedStep(run.lightning_module, self)
+        self._step.enter(getattr(run.data, "examples_together", 1), checkpointing=False)
 
     def after_batch(self, run: Run, group: OpenGroup) -> None:
         self._has_gradient = False
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
-        self._as_before.close()
+        self.abort(run)
 
     def abort(self, run: Run) -> None:
-        self._as_before.close()
+        if self._step is not None:
+            self._step.leave()
 
     # Interface for fedlight.callbacks.loop.fitted_step.ChangesGradients
 
