@@ -261,15 +261,19 @@ def test_the_noise_follows_from_an_epsilon_and_a_resumed_run_keeps_it(tmp_path, 
     half.fit(module(), FederatedWrapper(Numbers(), ten_clients))
     half.save_checkpoint(tmp_path / "half.ckpt")
     assert first.rounds_done == 2
-    # With more rounds than planned the budget ends the run, at the latest where another round would exceed it.
+    # With more rounds than planned the budget ends the run. The fifth round asks no client with the most passes.
     resumed, again, rest = budget(40, saved=tmp_path / "end.ckpt", ckpt=tmp_path / "half.ckpt")
     assert again.privacy.noise == loop.privacy.noise
-    assert again.rounds_done >= 4
+    assert again.rounds_done == 5
     assert rest[-1][0] <= 30
     assert "would exceed epsilon=30" in caplog.text
-    if again.rounds_done == 4:
-        assert_equal(resumed, whole)
-        assert again.privacy.passes == loop.privacy.passes
+    most = max(loop.privacy.passes.values())
+    assert max(again.privacy.passes.values()) == most
+    in_sixth = again._rounds.visits_of(5, again._rounds.asked(5))
+    assert max((again.privacy.passes + Counter(visit.client_id for visit in in_sixth)).values()) > most
+    given, _ = federate(rounds=5, parts=[DPSGD(1.0, loop.privacy.noise["_example"])])
+    assert_equal(resumed, weights(given))
+    assert not torch.equal(resumed["net.0.weight"], whole["net.0.weight"])
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path):
@@ -298,6 +302,12 @@ def test_processes_change_no_bit(monkeypatch):
     for state, counted in on_team(monkeypatch, 3, run):
         assert_equal(state, whole)
         assert counted == passes
+
+
+def test_a_client_with_an_example_that_is_not_finite_is_left_out():
+    _, rows, _, loop = fit(TwoParts(), Points(broken={"c": float("nan")}), rounds=1, parts=[DPSGD(1.0, 1.0)])
+    assert {row["client"]: row["reason"] for row in rows} == {"a": "", "b": "", "c": "diverged", "d": ""}
+    assert loop.privacy.passes["c"] == 3  # it took part
 
 
 def test_micro_batches_of_a_device_change_no_bit(tmp_path):
