@@ -157,7 +157,8 @@ def privacy_of(last: Mapping[str, float]) -> list[Privacy]:
         >>> privacy_of({"fed/epsilon": 3.5, "fed/delta": 1e-5})
         [Privacy(towards='observers of the models', epsilon=3.5, delta=1e-05)]
     """
-    ends = {"": "observers of the models", "_local": "the server"}  # as the privacy account logs them
+    # As the privacy account logs them.
+    ends = {"": "observers of the models", "_local": "the server", "_example": "everybody for one example"}
     return [
         Privacy(towards, float(last[f"fed/epsilon{end}"]), float(last[f"fed/delta{end}"]))
         for end, towards in ends.items()

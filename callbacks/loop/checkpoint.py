@@ -321,9 +321,9 @@ class RoundStart(L.Callback):
         loop.left.forget()
         call_again(module)
         train_batches_again(module)
-        loop._run.devices.restore()
         for part in loop._run.parts_with(Part.abort):
             part.abort(loop._run)
+        loop._run.devices.restore()  # parts have entered the visit after the device
         if loop._round is not None:
             loop._round.training.take(module, 0)
             write(loop._round.opened, loop._parameters)

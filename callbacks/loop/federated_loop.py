@@ -152,7 +152,7 @@ class FederatedLoop(LoopView):
         self._optimizers = optimizers.FreshOptimizers()
         self._limits = LimitedRounds(self.limits, self.deployed)
         self._buffered = buffered_part(fleet, clients_per_round, seed)
-        self.privacy = privacy_part(aggregation, self.channel)
+        self.privacy = privacy_part(aggregation, self.channel, parts)
         self._at_once = at_once_part(clients_at_once)
         self._forward = forward_part(forward, fleet, aggregation)
         self.clients: dict[str, Client] = {}

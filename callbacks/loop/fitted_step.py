@@ -12,7 +12,7 @@ https://arxiv.org/abs/1604.06174.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -96,6 +96,20 @@ def join_results(results: Sequence[Any], shares: Sequence[float]) -> Any:
     return sum(share * result for share, result in zip(shares, results, strict=True))
 
 
+Gradients = list[Tensor | None]
+"""Gradient of each weight; None for one that no loss has reached."""
+
+
+class ChangesGradients(Protocol):
+    """Change of the gradients of micro-batches before they are added up, and of their sum."""
+
+    def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
+        """Return the changed gradients of a micro-batch, which are ``share`` times those of its mean loss."""
+
+    def noised(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
+        """Return the changed sum over the micro-batches of a batch, the first of which had this ``share``."""
+
+
 class FittedStep:
     """A module's ``training_step`` in less memory, with the same gradients up to rounding.
 
@@ -103,11 +117,12 @@ class FittedStep:
     mappings, lists and tuples, has one row per example. Lists of other values with one entry per example are cut alike;
     everything else in a batch is given to every micro-batch. The step is called once for each micro-batch, so dropout and
     in-batch statistics are drawn per micro-batch. Its metrics are logged once, combined over the micro-batches; a
-    torchmetrics object has the right value over the epoch, but shows the last micro-batch's value for this step.
+    torchmetrics object has the right value over the epoch, but shows the last micro-batch's value for this step. With
+    ``changes``, the gradients are changed, also those of a batch that is a single micro-batch.
     """
 
-    def __init__(self, module: L.LightningModule) -> None:
-        self.module = module
+    def __init__(self, module: L.LightningModule, changes: ChangesGradients | None = None) -> None:
+        self.module, self._changes = module, changes
         self._as_before = ExitStack()
 
     def enter(self, micro_batch: int | None, checkpointing: bool) -> None:
@@ -162,26 +177,33 @@ class FittedStep:
     def _in_parts(self, step: Callable[..., Any], micro_batch: int) -> Callable[..., Any]:
         def training_step(batch: Any, *args: Any) -> Any:
             num_examples = count_examples(batch)
-            if num_examples <= micro_batch:
+            if num_examples <= micro_batch and self._changes is None:
                 return step(batch, *args)
             weights = [weight for weight in self.module.parameters() if weight.requires_grad]
-            gradients: list[Tensor | None] = [None] * len(weights)
+            gradients: Gradients = [None] * len(weights)
             total, log, results, shares = torch.zeros(()), _Log(self.module), [], []
             with log:
                 for start in range(0, num_examples, micro_batch):
                     part = take_examples(batch, start, start + micro_batch)
                     log.num_examples = count_examples(part)
                     result = step(part, *args)
+                    if result is None and self._changes is not None:
+                        raise ValueError(
+                            f"{type(self.module).__name__}.training_step left an example out, which must not decide on "
+                            "the batch of others: have it return a loss that is 0"
+                        )
                     if result is None:  # the module asks to skip the batch
                         return None
                     loss = result["loss"] if isinstance(result, Mapping) else result
                     shares.append(log.num_examples / num_examples)  # n_i / n
                     if torch.is_grad_enabled():  # not in a forward-only visit
-                        self._add_gradients(gradients, loss * shares[-1], weights)
+                        self._add_gradients(gradients, loss * shares[-1], weights, shares[-1])
                     total = total.to(loss) + shares[-1] * loss.detach()
                     results.append(_detached(result))
                     del result, loss  # they hold activations
             if torch.is_grad_enabled():
+                if self._changes is not None:
+                    gradients = self._changes.noised(gradients, weights, shares[0])
                 # Lightning clears the gradients after training_step and only then goes backward.
                 total = _HandOver.apply(total, gradients, *weights)
             return (
@@ -190,9 +212,11 @@ class FittedStep:
 
         return training_step
 
-    def _add_gradients(self, total: list[Tensor | None], loss: Tensor, weights: Sequence[Tensor]) -> None:
+    def _add_gradients(self, total: Gradients, loss: Tensor, weights: Sequence[Tensor], share: float) -> None:
         with torch.autocast(loss.device.type, enabled=False):  # as backward runs, outside of training_step
-            parts = torch.autograd.grad(loss, weights, allow_unused=True)
+            parts: Gradients = [*torch.autograd.grad(loss, weights, allow_unused=True)]
+        if self._changes is not None:
+            parts = self._changes.clipped(parts, weights, share)
         for i, part in enumerate(parts):
             if part is not None:
                 before = total[i]
@@ -204,7 +228,7 @@ class _HandOver(torch.autograd.Function):
     """Loss with gradients that are already known."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, gradients: Gradients, *weights: Tensor) -> Tensor:
         ctx.gradients = gradients
         return loss.clone()
 

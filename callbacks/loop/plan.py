@@ -244,10 +244,10 @@ class RoundPlanner:
             self.planned = round_idx
         accumulation = self.accumulation(round_idx)
         if self.buffered is None:
-            visits = self._visits_of(round_idx, self.asked(round_idx))
+            visits = self.visits_of(round_idx, self.asked(round_idx))
             visits = run.devices.admit(round_idx, now_seconds, visits, parameters)
         else:
-            visits = self.buffered.plan(round_idx, now_seconds, self._visits_of, run.devices, parameters)
+            visits = self.buffered.plan(round_idx, now_seconds, self.visits_of, run.devices, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         at_once = 1 if self.at_once is None else self.at_once(visits, run.devices.kind, round_idx)
         self.bundles = _alone(visits) if at_once == 1 else form_bundles(visits, at_once, run.devices.kind)
@@ -275,7 +275,7 @@ class RoundPlanner:
         """Numbers of the first batches of visits, in one process or in this one."""
         return [*self.everything.begins, *self.schedule.begins]
 
-    def _visits_of(self, round_idx: int, clients: Sequence[Client]) -> list[Visit]:
+    def visits_of(self, round_idx: int, clients: Sequence[Client]) -> list[Visit]:
         """Return the visits that the algorithm plans for the clients asked in a round."""
         num_batches = visit_lengths(self.local_steps, self.accumulation(round_idx), self.data.num_batches)
         return self._whole(self.algorithm.plan(round_idx, clients, num_batches))

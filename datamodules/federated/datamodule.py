@@ -119,6 +119,16 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         """Return the number of examples of each visit in the next batch of several visits."""
         return self.plan.counts.popleft()
 
+    # Interface for fedlight.callbacks.loop.parts.dpsgd.DrawsByLot
+
+    def draw_by_lot(self) -> None:
+        """Draw batches by lot alone, not by the lengths of the examples."""
+        self.plan.lengths = None
+
+    def passes(self, visit: Visit) -> int:
+        """Return the passes over its client's examples that a visit begins."""
+        return self.plan.passes(visit)
+
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
         """Return the shape of each batch of a visit, before it is read."""
         shapes = []

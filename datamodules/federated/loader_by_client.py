@@ -90,6 +90,12 @@ class ClientReading:
         """Return the number of batches in one pass over a client's examples, at least 1."""
         return max(1, self._count(positions))
 
+    def is_by_lot(self, clients: Clients) -> bool:
+        """Return whether batches are known to depend on no example, with each example once in a pass at most."""
+        if self.make_batches is not None or not self.batched or not self._order.is_by_lot:
+            return False
+        return all(self._order.pass_length(each) <= len(each) for each in clients.values())
+
     def batches(self, client_id: str, positions: np.ndarray, round_idx: int, wanted: int) -> list[Any]:
         """Return ``wanted`` batches of positions, drawn in several passes where needed; single positions if not ``batched``.
 
@@ -276,6 +282,18 @@ class LoaderByClient:
     def next_counts(self) -> list[int]:
         """Return the number of examples of each visit in the next batch of several visits."""
         return self._visits.counts.popleft()
+
+    def draw_by_lot(self) -> None:
+        """Raise ValueError for a loader whose batches may depend on the examples, or repeat one in a pass."""
+        if not self._reading.is_by_lot(self._indices):
+            raise ValueError(
+                "DPSGD counts on batches that no example decides, each example once in a pass: give the training loader a "
+                "batch_size and shuffle=True, and no sampler of another kind"
+            )
+
+    def passes(self, visit: Visit) -> int:
+        """Return the passes over its client's examples that a visit begins."""
+        return -(-visit.num_batches // self.num_batches(visit.client_id))
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:
         """Return the number of examples in each batch of a visit; ValueError where the loader makes no batches."""

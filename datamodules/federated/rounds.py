@@ -62,8 +62,7 @@ def draw_batches(
     """
     generator = np.random.default_rng(seed)
     groups = indices.reshape(-1, together)  # [groups, together]
-    size = min(batch_size // together, len(groups))  # else a small client would give no batch
-    per_pass = -(-len(groups) // size) if keeps_rest else len(groups) // size
+    size, per_pass = _cut(len(groups), batch_size // together, keeps_rest)
     batches: list[np.ndarray] = []
     while len(batches) < num_batches:
         wanted = min(per_pass, num_batches - len(batches))
@@ -73,6 +72,12 @@ def draw_batches(
         # Shuffled again, or a client would train on its short texts first.
         batches += [drawn[i * size : (i + 1) * size].reshape(-1) for i in generator.permutation(wanted)]
     return [batch.tolist() for batch in batches]
+
+
+def _cut(examples: int, most: int, keeps_rest: bool) -> tuple[int, int]:
+    """Return the examples of a batch, ``most`` where there are as many, and the batches of a pass."""
+    size = min(most, examples)  # else a small client would give no batch
+    return size, -(-examples // size) if keeps_rest else examples // size
 
 
 def batches_in_pass(examples: int, batch_size: int, together: int = 1) -> int:
@@ -191,6 +196,12 @@ class RoundPlan:
             keeps_rest=visit.whole_passes,
         )
 
+    def passes(self, visit: Visit) -> int:
+        """Return the passes over its client's examples that a visit begins; an example is in one batch of a pass at most."""
+        examples = len(self.indices(visit.client_id, visit.split)) // self.together
+        _, per_pass = _cut(examples, self.batch_size // self.together, visit.whole_passes)
+        return -(-visit.num_batches // per_pass)
+
 
 class PooledSampler(Sampler[list[int]]):
     """Sampler of the full batches of all clients' examples, shuffled anew for each epoch; arguments as `draw_batches`.
@@ -237,7 +248,9 @@ OWN_BATCHES = (
 
 
 class Order(Protocol):
-    """Order of the examples in a client's passes."""
+    """Order of the examples in a client's passes; ``is_by_lot``: whether it is known to depend on none of them."""
+
+    is_by_lot: bool = False
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
         """Return the client's positions that the sampler can read."""
@@ -249,8 +262,10 @@ class Order(Protocol):
         """Yield the positions of one pass after another, without end; random ones from the generator or by the round."""
 
 
-class SequentialOrder:
+class SequentialOrder(Order):
     """Order of a `SequentialSampler` over the first ``num_examples`` of the data set: by position."""
+
+    is_by_lot = True
 
     def __init__(self, num_examples: int) -> None:
         self.num_examples = num_examples
@@ -266,7 +281,7 @@ class SequentialOrder:
             yield positions.tolist()
 
 
-class RandomOrder:
+class RandomOrder(Order):
     """Order of a `RandomSampler` or `SubsetRandomSampler` over the positions in ``source``, with or without replacement.
 
     A client gets its share of the ``num_samples`` examples in a pass of the sampler.
@@ -274,6 +289,7 @@ class RandomOrder:
 
     def __init__(self, source: np.ndarray, num_samples: int, replacement: bool = False) -> None:
         self.source, self.num_samples, self.replacement = source, num_samples, replacement
+        self.is_by_lot = not replacement
 
     def readable(self, positions: np.ndarray) -> np.ndarray:
         return positions[np.isin(positions, self.source)]
@@ -286,7 +302,7 @@ class RandomOrder:
         return _repeat(order, positions)
 
 
-class WeightedOrder:
+class WeightedOrder(Order):
     """Order of a `WeightedRandomSampler`: random, with the weights of the client's examples."""
 
     def __init__(self, sampler: WeightedRandomSampler) -> None:
@@ -307,7 +323,7 @@ class WeightedOrder:
         return _repeat(order, positions)
 
 
-class SamplerOrder:
+class SamplerOrder(Order):
     """Order of a sampler of the user's own class: a client's examples as they come in passes over the whole data set.
 
     The sampler gets the round by ``set_epoch`` and draws from seeded global streams, or from its own ``generator``. All

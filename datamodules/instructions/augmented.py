@@ -93,6 +93,15 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         self.public = PublicRows()
         self._rest: list[dict[str, str]] = []
 
+    def draw_by_lot(self) -> None:
+        """Draw batches by lot alone; raise ValueError where a client's rows decide which rows are added."""
+        if self.augmentation is not None:
+            raise ValueError(
+                f"DPSGD does not protect what {type(self.augmentation).__name__} learns from a client's rows: leave "
+                "data.augmentation out"
+            )
+        super().draw_by_lot()
+
     def _read_own_rows(self) -> list[dict[str, str]]:
         rows = super()._read_own_rows()
         if self.private_rows is None:

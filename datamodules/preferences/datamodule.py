@@ -152,6 +152,14 @@ class PreferenceDataModule(FederatedDataModule):
         has_types = self.form == "pair" and "token_type_ids" in self.tokenizer.model_input_names
         return collate_choices(examples, padding, has_types)
 
+    def draw_by_lot(self) -> None:
+        """Draw batches by lot alone; raise ValueError where the two orders of a vote are in different batches."""
+        if self.examples_each > self.examples_together:
+            raise ValueError(
+                "DPSGD protects one example, and each vote is two, one for each order: set data.format.twins_together=true"
+            )
+        super().draw_by_lot()
+
     def examples_digest(self) -> str:
         """Return a digest of the examples of each client; in form features of their answers, votes and encoder, too."""
         if not isinstance(self.train_set, FeatureExamples):

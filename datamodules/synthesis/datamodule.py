@@ -208,6 +208,13 @@ class SyntheticInstructionDataModule(InstructionDataModule):
 
     # Interface for the loop and the loader
 
+    def draw_by_lot(self) -> None:
+        """Raise ValueError: candidates are made of a client's rows, and nothing hides which."""
+        raise ValueError(
+            f"DPSGD protects training alone, and {type(self).__name__} makes examples of clients' rows: take "
+            "InstructionDataModule, with an algorithm such as FedAvg"
+        )
+
     def num_batches(self, client_id: str, split: str = "train") -> int:
         """Return the number of batches in one pass; 0 for ``synthetic`` without candidates."""
         if split not in (SYNTHETIC, MIXED):

@@ -51,12 +51,14 @@ class Private:
     """Part of a run with an epsilon: movements clipped to ``clip_norm``, and Gaussian noise.
 
     Attributes:
+        bounded: what ``clip_norm`` bounds.
         secret_sampling: whether the participation in a round is unknown to the observers.
         epsilon: epsilon that no run exceeds; None where ``noise_multiplier`` is given.
         clip_quantile: quantile of the movements' norms that the clipping norm follows; None where it stays.
         norm: clipping norm of the next round.
     """
 
+    bounded = "a client's movement"
     secret_sampling = False
     clip_quantile: float | None = None
     clip_norm: float
@@ -67,14 +69,15 @@ class Private:
     norm: float
     _is_secret = False
 
-    def _take(
-        self, clip_norm: float, noise_multiplier: float | None, delta: float, epsilon: float | None
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        delta: float = DELTA,
+        epsilon: float | None = None,
     ) -> None:
-        """Check and keep the arguments of a constructor."""
         if not 0 < clip_norm < math.inf:
-            raise ValueError(
-                f"clip_norm={clip_norm} bounds the norm of a client's movement and must be above 0"
-            )
+            raise ValueError(f"clip_norm={clip_norm} bounds the norm of {self.bounded} and must be above 0")
         if (noise_multiplier is None) == (epsilon is None):
             raise ValueError(
                 f"{type(self).__name__} has noise_multiplier={noise_multiplier} and epsilon={epsilon}: give one of them; "
@@ -195,7 +198,7 @@ class PrivateMean(Checked, Private, Aggregation):
         epsilon: float | None = None,
         clip_quantile: float | None = None,
     ) -> None:
-        self._take(clip_norm, noise_multiplier, delta, epsilon)
+        super().__init__(clip_norm, noise_multiplier, delta, epsilon)
         if clip_quantile is not None and not 0 < clip_quantile < 1:
             raise ValueError(
                 f"clip_quantile={clip_quantile} is a share of the movements and must be in (0, 1)"
@@ -290,15 +293,6 @@ class ClipAndNoise(Private, Codec):
     """
 
     movements_only = True
-
-    def __init__(
-        self,
-        clip_norm: float,
-        noise_multiplier: float | None = None,
-        delta: float = DELTA,
-        epsilon: float | None = None,
-    ) -> None:
-        self._take(clip_norm, noise_multiplier, delta, epsilon)
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         scale = _clipping([values], self.clip_norm, "the movement")

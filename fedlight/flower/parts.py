@@ -86,7 +86,8 @@ class Parts(FedlightCLI):
         if self.loop is None:
             raise ValueError("the config has no key federated:, so there is nothing to deploy")
         settings = {name: getattr(self.loop, name) for name in constructor_arguments(FederatedLoop)}
-        for part in (settings["aggregation"], getattr(settings["channel"], "private", None)):
+        channel = settings["channel"]
+        for part in (settings["aggregation"], getattr(channel, "private", None), *settings["parts"]):
             if isinstance(part, Private):
                 part.keep_secret()  # server and nodes all know the seed
         return settings
@@ -137,10 +138,14 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
         ),
-        (
-            "channel.up=ClipAndNoise",
-            noised is not None and noised.epsilon is not None,  # the server says how many rounds there are
-            "a node cannot check for how many rounds an epsilon is to last: set noise_multiplier, as the emulator finds it",
+        *(
+            (
+                f"{'channel.up' if part is noised else 'parts'}={type(part).__name__}",
+                isinstance(part, Private) and part.epsilon is not None,
+                # The server says how many rounds there are.
+                "a node cannot check for how many rounds an epsilon is to last: set noise_multiplier, as the emulator does",
+            )
+            for part in (noised, *settings["parts"])
         ),
         *(
             (f"parts={type(part).__name__}", isinstance(part, kind), f"{reason}: leave it out")

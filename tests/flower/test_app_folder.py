@@ -111,6 +111,14 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
             "federated.channel.up=ClipAndNoise does not work under Flower: a node cannot check",
         ),
         (
+            [
+                "--federated.parts+=DPSGD",
+                "--federated.parts.clip_norm=1.0",
+                "--federated.parts.epsilon=4.0",
+            ],
+            "federated.parts=DPSGD does not work under Flower: a node cannot check",
+        ),
+        (
             ["--federated.algorithm=FedKSeed", "--federated.forward=ZerothOrder"],
             "federated.algorithm=FedKSeed does not work under Flower",
         ),

@@ -1,5 +1,7 @@
 """Noise and cohorts of a deployment: no seed reveals them, and all else is as in the emulator."""
 
+from collections import Counter
+
 import pytest
 import torch
 from nodes_here import Here, deploy, emulate, left_by, two_nodes, visits_of
@@ -42,6 +44,25 @@ def test_the_seed_does_not_give_a_nodes_noise(tmp_path, monkeypatch):
     assert first_replies(seeded[0][2]) == first_replies(seeded[1][2])
     assert first_replies(seeded[0][2])[0] == visits
     assert left_by(*seeded[0][:2]) == left_by(*emulate("noised", tmp_path / "emulated"))
+
+
+def test_the_seed_does_not_give_the_noise_of_single_examples(tmp_path, monkeypatch):
+    """The server counts at most a pass for each step, because it does not know how many steps a pass has."""
+    ends = [run_deployed("noised_examples", tmp_path / name) for name in ("first", "second")]
+    assert left_by(*ends[0][:2])[0] != left_by(*ends[1][:2])[0]
+    counted, steps = ends[0][1].privacy.passes, Counter()
+    for row in visits_of(tmp_path / "first" / "server"):
+        steps[row["client"]] += int(row["steps"])
+    assert counted == steps
+    monkeypatch.setattr(Private, "keep_secret", lambda self: None)
+    seeded = run_deployed("noised_examples", tmp_path / "third")
+    emulated = emulate("noised_examples", tmp_path / "emulated")
+    assert weights(seeded[0]) == weights(emulated[0])
+    assert all(times <= counted[client] for client, times in emulated[1].privacy.passes.items())
+
+
+def weights(module):
+    return torch.nn.utils.parameters_to_vector(module.parameters()).tolist()
 
 
 def test_the_seed_gives_neither_noise_nor_cohorts_of_a_private_mean(tmp_path):

@@ -21,6 +21,7 @@ from shared_runs import KINDS, Adapted, Choosing, Kind, digest
 from stacked import Points
 
 from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.parts.dpsgd import DPSGD
 from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.datamodules.clients.partition import Partition
@@ -175,6 +176,7 @@ MORE_KINDS = {
     "all_uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "clients_per_round": 10}),
     "noised": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 2.0, delta=0.01))}),
     "noised_by_none": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.0, delta=0.01))}),
+    "noised_examples": lambda root: Kind({"parts": [DPSGD(0.5, 2.0, delta=0.01)]}),
     "budget": lambda root: Kind({"aggregation": PrivateMean(0.5, delta=0.01, epsilon=20.0)}),
     "all_noised": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.1)), "clients_per_round": 10}),
 }

@@ -65,7 +65,7 @@ class Buffered(Part):
             raise refusal(
                 "epsilon is computed for cohorts that are drawn uniformly in each round, and here the devices decide who "
                 "arrives when",
-                "take the private aggregation or ClipAndNoise out",
+                "take the private aggregation, ClipAndNoise or DPSGD out",
             )
         for callback in run.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GradientAccumulationScheduler):

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 
 
-def privacy_part(aggregation: Aggregation | None, channel: Channel) -> "PrivacyAccount | None":
-    """Return the account of a private aggregation or channel."""
-    if aggregation is None and type(channel) is Identity:
+def privacy_part(
+    aggregation: Aggregation | None, channel: Channel, parts: Sequence[Part]
+) -> "PrivacyAccount | None":
+    """Return the account of a private aggregation, channel or part."""
+    if aggregation is None and type(channel) is Identity and not parts:
         return None
     from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 
-    account = PrivacyAccount(aggregation, channel)
+    account = PrivacyAccount(aggregation, channel, parts)
     return account if account.is_private else None
 
 

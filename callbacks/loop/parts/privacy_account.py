@@ -1,4 +1,4 @@
-"""Privacy account of a run: epsilon after each round, of a private aggregation or channel, and its end at a budget."""
+"""Privacy account of a run: epsilon after each round, of a private aggregation, channel or part, and its end at a budget."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,39 +15,47 @@ from fedlight.federation.privacy import Private, Rounds, gaussian_epsilon
 
 
 class PrivacyAccount(Part):
-    """Privacy account of a run with a private aggregation or channel.
+    """Privacy account of a run with a private aggregation or channel, or with a private part, which protects examples.
 
     Attributes:
         rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
         asked: client -> number of rounds that asked it; epsilon towards the server follows from the largest.
+        passes: client -> number of passes over its examples; epsilon of an example follows from the largest.
         noise: noise that was found for an epsilon, by the end of its names in the log; it stays when a run is resumed.
 
     Raises:
         ModuleNotFoundError: something is private and the accountant is not installed.
     """
 
-    def __init__(self, aggregation: Aggregation | None, channel: Channel) -> None:
+    def __init__(
+        self, aggregation: Aggregation | None, channel: Channel, further: Sequence[Part] = ()
+    ) -> None:
         self.rounds: Counter[tuple[int, int]] = Counter()
         self.asked: Counter[str] = Counter()
+        self.passes: Counter[str] = Counter()
         self.noise: dict[str, float] = {}
         parts: dict[str, object] = {"": aggregation, "_local": getattr(channel, "private", None)}
+        parts["_example"] = next((part for part in further if isinstance(part, Private)), None)
         self._parts = {end: part for end, part in parts.items() if isinstance(part, Private)}
         for part in self._parts.values():
             gaussian_epsilon(1.0, part.delta, times=0)  # asks whether the accountant is installed
 
     @property
     def is_private(self) -> bool:
-        """Whether the aggregation or the channel promises differential privacy."""
+        """Whether the aggregation, the channel or a part promises differential privacy."""
         return bool(self._parts)
 
     def meet(self, run: Run) -> None:
-        """Raise ValueError unless delta < 1 / clients: otherwise revealing one client whole would be private."""
-        clients = len(run.clients)
-        for part in self._parts.values():
-            if part.delta * clients >= 1:
+        """Raise ValueError unless delta < 1 / clients, or 1 / examples: else to reveal one whole would be private."""
+        for end, part in self._parts.items():
+            most, whose, given = len(run.clients), "clients", "all that one of them holds"
+            if end == "_example":
+                most = max(client.num_examples for client in run.clients.values())
+                whose, given = "examples of a client", "one of them"
+            if part.delta * most >= 1:
                 raise ValueError(
-                    f"{type(part).__name__}: delta={part.delta:g} is not below one over the {clients:,} clients, so that "
-                    f"giving away all that one of them holds would count as private: set it to {0.1 / clients:.0e} or less"
+                    f"{type(part).__name__}: delta={part.delta:g} is not below one over the {most:,} {whose}, so that "
+                    f"giving away {given} would count as private: set it to {0.1 / most:.0e} or less"
                 )
 
     def attach(self, run: Run) -> None:
@@ -76,6 +84,8 @@ class PrivacyAccount(Part):
             raise ValueError(f"{reason}: set trainer.min_epochs={run.round_idx} or less")
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
+        if "_example" in self._parts:
+            self.passes.update(self._uses("_example", run, run.round_idx))
         # Dropouts count, because they were sampled.
         spent = self.after([client.id for client in run.planned.asked(run.round_idx)], len(run.clients))
         changing = {end: part for end, part in self._parts.items() if part.clip_quantile is not None}
@@ -90,7 +100,8 @@ class PrivacyAccount(Part):
 
         Returns:
             ``epsilon`` and ``delta`` towards observers of the models, ``epsilon_local`` and ``delta_local`` towards the
-                server, of the client that was asked most often; absent where nothing is private.
+                server, of the client that was asked most often, ``epsilon_example`` and ``delta_example`` of an example of
+                the client with the most passes; absent where nothing is private.
         """
         self.rounds[len(asked), clients] += 1
         if "_local" in self._parts:
@@ -103,14 +114,21 @@ class PrivacyAccount(Part):
     def _counted(self, end: str, run: Any = None, coming: Sequence[int] = ()) -> Rounds:
         """Return the rounds so far, and coming ones by their numbers, as an end's epsilon depends on them."""
         if end:
-            asked = Counter(self.asked)
+            uses = Counter(self.passes if end == "_example" else self.asked)
             for round_idx in coming:
-                asked.update(client.id for client in run.planned.asked(round_idx))
-            return {(1, 1): max(asked.values(), default=0)}
+                uses.update(self._uses(end, run, round_idx))
+            return {(1, 1): max(uses.values(), default=0)}
         rounds = Counter(self.rounds)
         if coming:
             rounds[run.planned.num_asked, len(run.clients)] += len(coming)
         return rounds
+
+    def _uses(self, end: str, run: Run, round_idx: int) -> Counter[str]:
+        """Return client -> how often a round uses what an end protects."""
+        part: Any = self._parts[end]
+        if end == "_example":
+            return Counter(part.passes(run, round_idx))
+        return Counter(client.id for client in run.planned.asked(round_idx))
 
     def _exceeded(self, run: Run) -> str:
         """Return the reason why no further round may be trained; empty if one may."""
@@ -135,13 +153,15 @@ class PrivacyAccount(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, noise and clipping norms, for a checkpoint."""
-        counts = {"rounds": dict(self.rounds), "asked": dict(self.asked)}
+        counts = {name: dict(getattr(self, name)) for name in ("rounds", "asked", "passes")}
         norms = {end: part.norm for end, part in self._parts.items()}
         return {**counts, "noise": dict(self.noise), "norms": norms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.rounds, self.asked = Counter(state.get("rounds", {})), Counter(state.get("asked", {}))
+        self.rounds, self.asked, self.passes = (
+            Counter(state.get(name, {})) for name in ("rounds", "asked", "passes")
+        )
         self.noise = dict(state.get("noise", {}))
         for end, part in self._parts.items():
             part.norm = state.get("norms", {}).get(end, part.clip_norm)

@@ -91,6 +91,15 @@ class ServerData(L.LightningDataModule):
         """Return 1: how many batches a visit has is the node's."""
         return 1
 
+    # Interface for fedlight.callbacks.loop.parts.dpsgd.DrawsByLot
+
+    def draw_by_lot(self) -> None:
+        """Do nothing: nodes draw the batches."""
+
+    def passes(self, visit: Visit) -> int:
+        """Return the most passes that a visit can begin: a pass has at least one batch."""
+        return visit.num_batches
+
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
         """Do nothing: nodes read the batches."""
 

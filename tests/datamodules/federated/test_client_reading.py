@@ -278,3 +278,24 @@ def test_without_batching_every_example_is_a_batch():
     found = reading(batch_size=None)
     assert batches(found, wanted=6) == [*A, A[0]]
     assert found.num_batches(OWN["b"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("is_by_lot", "settings"),
+    [
+        (True, {}),
+        (True, {"shuffle": True}),
+        (True, {"shuffle": True, "drop_last": True}),
+        (True, {"sampler": SubsetRandomSampler(range(N))}),
+        (True, {"sampler": RandomSampler(SET, num_samples=10)}),
+        (False, {"sampler": RandomSampler(SET, num_samples=100)}),  # five permutations, without a break
+        (False, {"sampler": RandomSampler(SET, replacement=True)}),
+        (False, {"sampler": WeightedRandomSampler(torch.ones(N), N, replacement=False)}),
+        (False, {"sampler": Longest()}),
+        (False, {"batch_size": None}),
+        (False, {"make_batches": lambda own: BatchSampler(SequentialSampler(own), 2, False)}),
+    ],
+)
+def test_batches_that_no_example_decides(is_by_lot, settings):
+    found = reading(**settings)
+    assert found.is_by_lot(found.readable(OWN)) == is_by_lot

@@ -159,3 +159,18 @@ def test_the_examples_of_a_group_are_asked_for_when_it_begins():
     plan.further["a", "synthetic"], plan.further["b", "synthetic"] = np.array([8, 9]), np.array([10, 11])
     last = next(batches)
     assert (sorted(last[:2]), sorted(last[2:])) == ([8, 9], [10, 11])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("examples", [2, 6, 8, 14, 20])
+@pytest.mark.parametrize("wanted", [1, 3, 7])
+def test_an_example_is_in_a_batch_of_each_pass_at_most(whole, together, examples, wanted):
+    plan = RoundPlan({"a": np.arange(examples)}, batch_size=4, seed=0, together=together)
+    visit = Visit("a", wanted, whole_passes=whole)
+    most = 0
+    for round_idx in range(30):
+        batches = plan.batches(visit, round_idx)
+        assert all(len({*batch}) == len(batch) for batch in batches)
+        most = max(most, *np.bincount(np.concatenate(batches)))
+    assert plan.passes(visit) == most

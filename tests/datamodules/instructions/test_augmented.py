@@ -297,3 +297,11 @@ def test_a_folder_that_takes_no_record_is_refused_before_anything_is_chosen(buil
     with pytest.raises(OSError, match=r"augmentation_folder=.*record cannot be written \("):
         build(augmentation, augmentation_folder=str(tmp_path / "file" / "record"))
     assert augmentation.calls == 0
+
+
+def test_rows_that_a_clients_rows_choose_are_not_by_lot(build):
+    with pytest.raises(
+        ValueError, match=r"what Every learns from a client's rows: leave data\.augmentation out"
+    ):
+        build(Every()).draw_by_lot()
+    build(None).draw_by_lot()

@@ -280,3 +280,8 @@ def test_clients_rows_are_what_self_generation_shows(build):
         prompts = [prompt for prompt in model.first if next(iter(own)) + "\n" in prompt]
         assert len(prompts) == 3
         assert all(f": {word}\n" in prompt for prompt in prompts for word in own)
+
+
+def test_candidates_are_not_by_lot(build):
+    with pytest.raises(ValueError, match="makes examples of clients' rows: take InstructionDataModule"):
+        build().draw_by_lot()

@@ -11,6 +11,7 @@ from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.split import Split
+from fedlight.federation.client import Visit
 
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
 ANSWER = "POST: {prompt} ANSWER:"
@@ -282,3 +283,24 @@ def test_votes_that_the_tokenizer_does_not_know_are_refused_for_training(build):
     rows = [{**row, "response_a": f"gut{row['response_a']}", "response_b": "schlecht"} for row in make_rows()]
     with pytest.raises(ValueError, match="67% of the text is unknown to the tokenizer"):
         build(rows)
+
+
+def test_batches_by_lot_do_not_depend_on_lengths(build):
+    """And a selector's vote, shown in both orders, has to be one example of a batch."""
+    rows = make_rows()
+    longer = [
+        {**row, "response_a": f"{row['response_a']} good good"} if n % 3 else row
+        for n, row in enumerate(rows)
+    ]
+    drawn = []
+    for each in (rows, longer):
+        datamodule = build(each, view="dpo")
+        bucketed = datamodule.plan.batches(Visit("u0", 3), 0)
+        datamodule.draw_by_lot()
+        drawn.append((bucketed, datamodule.plan.batches(Visit("u0", 3), 0)))
+    assert drawn[0][1] == drawn[1][1]
+    assert drawn[0][0] != drawn[1][0]
+    assert datamodule.passes(Visit("u0", 3)) == 2
+    with pytest.raises(ValueError, match="each vote is two, one for each order"):
+        build(view="selector").draw_by_lot()
+    build(view="selector", twins_together=True).draw_by_lot()

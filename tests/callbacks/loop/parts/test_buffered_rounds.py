@@ -146,7 +146,7 @@ def test_the_whole_schedule_is_known_before_the_first_batch(tmp_path):
             own.meet(loop._run)
             devices = DeviceEmulation(loop.fleet, 5, loop.seed, loop._run.devices._payloads, loop._run)
             for idx in range(8):
-                own.plan(idx, now, loop._rounds._visits_of, devices, loop._parameters)
+                own.plan(idx, now, loop._rounds.visits_of, devices, loop._parameters)
                 own.finish_round(loop._run, SimpleNamespace(exchange=SimpleNamespace(state={})), {})
                 now = own._step.end_seconds
                 for one in (*own._step.dropouts, *own._step.arrivals):
