@@ -16,6 +16,7 @@ from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
+from fedlight.flower.loops.validation import to_send
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
 from fedlight.flower.secure.refusals import refuse_unsummable
@@ -80,6 +81,7 @@ class Node:
         head = asked.header
         action, run = value_of(head, "action", str), value_of(head, "run", str)
         answers = {"join": self._join, "prepare": self._prepare, "losses": self._losses, "visit": self._visit}
+        answers["validate"] = self._validate
         if self._secure:  # this node's own setting: no message of the server can turn the masks off
             answers = {"join": self._join, "visit": self._masked_visit}
             answers |= dict.fromkeys(("keys", "shares", "unmask"), self._secure_step)
@@ -139,6 +141,10 @@ class Node:
             entry |= {"training": sums if self._counts else _means(sums)}
             visits.append(entry)
         return {"visits": visits, "lost": loop.lost}, payloads
+
+    def _validate(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
+        loop, _ = self._run_round(asked)
+        return {"validated": to_send(loop.validated, self._counts)}, {}
 
     def _secure_step(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         secrets, action = self._secrets(asked), asked.header["action"]

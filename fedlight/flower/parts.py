@@ -17,6 +17,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
+from fedlight.callbacks.logs.client_data import ClientData
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.malicious import Malicious
@@ -30,8 +32,6 @@ OF_SERVER = (
     SaveConfigCallback,
 )
 """Callbacks that a node leaves to the server, beside fedlight's own."""
-OF_ROWS = ("ClientAccuracy", "ClientData")
-"""fedlight's callbacks that read the clients' rows, which the server has not."""
 ASKS_DEVICES = "only_where_needed asks emulated devices: leave it out"
 """Why a deployment does not train so, with the remedy."""
 EMULATED_PARTS = {
@@ -109,8 +109,35 @@ def kept_by_node(callback: Callback) -> bool:
 
 
 def kept_by_server(callback: Callback) -> bool:
-    """Return whether the server uses a callback: any that does not read the clients' rows."""
-    return type(callback).__name__ not in OF_ROWS
+    """Return whether the server uses a callback: any that needs no rows of clients, and no models that stay with them."""
+    if isinstance(callback, ClientAccuracy):
+        return not callback.own_models
+    return not isinstance(callback, ClientData)
+
+
+def judge_of(parts: Parts, trainer: L.Trainer, secure: bool) -> ClientAccuracy | None:
+    """Return the callback that gets the results of the nodes' validation; None, and the reason in the log, without one.
+
+    Raises:
+        ValueError: only a part of the rows would be validated.
+    """
+    judge = next((each for each in parts.callbacks if isinstance(each, ClientAccuracy)), None)
+    if judge is None or trainer.limit_val_batches == 0:
+        return None
+    if secure or has_rows_for_validation(parts.datamodule):
+        reason = (
+            "secure-aggregation hides single clients"
+            if secure
+            else "data.split.val_source has the server's rows"
+        )
+        rank_zero_info(f"ClientAccuracy: nodes validate nothing, because {reason}")
+        return None
+    if trainer.limit_val_batches != 1 or trainer.check_val_every_n_epoch is None:
+        raise ValueError(
+            "ClientAccuracy has nodes validate all their rows after a round: leave trainer.limit_val_batches out, and set "
+            "trainer.check_val_every_n_epoch to a number of rounds"
+        )
+    return judge
 
 
 def refuse_undeployable(parts: Parts) -> None:

@@ -18,6 +18,7 @@ import lightning as L
 import numpy as np
 import torch
 
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop import plan
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.groups.bundles import Bundle
@@ -34,7 +35,7 @@ from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn
-from fedlight.flower.loops import replies
+from fedlight.flower.loops import replies, validation
 from fedlight.flower.loops.node_loop import TellsClients, base_digest, rates_of
 from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
@@ -106,12 +107,19 @@ class ServerLoop(FederatedLoop):
     planner_type, run_type, deployed = ServerPlanner, ServerRun, True
 
     def connect(
-        self, nodes: Nodes, asks: Mapping[str, Any], versions: Mapping[str, str], secure: bool = False
+        self,
+        nodes: Nodes,
+        asks: Mapping[str, Any],
+        versions: Mapping[str, str],
+        secure: bool = False,
+        judge: ClientAccuracy | None = None,
     ) -> None:
         """Take the nodes; ``asks`` and ``versions`` are those of `Nodes.welcome`, for nodes that join later.
 
-        With ``secure`` the nodes mask their replies, and the server learns the sum alone.
+        With ``secure`` the nodes mask their replies, and the server learns the sum alone. With ``judge``, to which their
+        results are given, they validate the global model on their own rows.
         """
+        self.judge = judge
         self.nodes, self._asks, self._versions, self._secure = nodes, asks, versions, secure
         self.secret_seed = secrets.randbits(128)
         self.last: dict[str, int] = {}
@@ -277,6 +285,28 @@ class ServerLoop(FederatedLoop):
         self._run.log({"dropped": float(dropped)})
         self._run.log({"wire_bytes_down": float(traffic.down), "wire_bytes_up": float(traffic.up)})
         super()._finish_round(trainer, module, under_way)
+        every = trainer.check_val_every_n_epoch or 1
+        if self.judge is not None and (trainer.current_epoch + 1) % every == 0:
+            self._validate(trainer, module, self.judge)
+
+    def _validate(self, trainer: L.Trainer, module: L.LightningModule, judge: ClientAccuracy) -> None:
+        """Have nodes validate the new global model on the rows of all their clients; log and write the results."""
+        homes = self.nodes.homes([*self.clients])
+        parcels = self._parcels(homes, self.rounds_done - 1, read(self._parameters), {})
+        results: dict[str, validation.Validated] = {}
+        for node, answer in self.nodes.ask("validate", parcels).items():
+            take = partial(
+                validation.read_validated, clients=homes[node], most_metrics=self.nodes.bounds.metrics
+            )
+            try:
+                results |= self.nodes.read(answer, take)
+            except Refused as error:
+                logger.warning("node %s has not validated its clients: %s", node, error)
+        ordered = {name: results[name] for name in self.clients if name in results}
+        means, tallies = validation.means_of(ordered, self.limits)
+        means["fed/not_validated"] = float(len(self.clients) - len(results))
+        module.log_dict(means, on_step=False, on_epoch=True, batch_size=1)
+        judge.take(trainer, module, tallies)
 
     def _visit_masked(
         self, under_way: OpenRound, homes: Mapping[int, Mapping[str, Sent]], parcels: Mapping[int, Parcel]
