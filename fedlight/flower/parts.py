@@ -115,7 +115,7 @@ def kept_by_server(callback: Callback) -> bool:
     return not isinstance(callback, ClientData)
 
 
-def judge_of(parts: Parts, trainer: L.Trainer, secure: bool) -> ClientAccuracy | None:
+def judge_of(parts: Parts, trainer: L.Trainer) -> ClientAccuracy | None:
     """Return the callback that gets the results of the nodes' validation; None, and the reason in the log, without one.
 
     Raises:
@@ -124,13 +124,8 @@ def judge_of(parts: Parts, trainer: L.Trainer, secure: bool) -> ClientAccuracy |
     judge = next((each for each in parts.callbacks if isinstance(each, ClientAccuracy)), None)
     if judge is None or trainer.limit_val_batches == 0:
         return None
-    if secure or has_rows_for_validation(parts.datamodule):
-        reason = (
-            "secure-aggregation hides single clients"
-            if secure
-            else "data.split.val_source has the server's rows"
-        )
-        rank_zero_info(f"ClientAccuracy: nodes validate nothing, because {reason}")
+    if has_rows_for_validation(parts.datamodule):
+        rank_zero_info("ClientAccuracy: nodes validate nothing: data.split.val_source has rows of the server")
         return None
     if trainer.limit_val_batches != 1 or trainer.check_val_every_n_epoch is None:
         raise ValueError(

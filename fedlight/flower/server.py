@@ -65,7 +65,7 @@ def serve(
         "sizes": getattr(algorithm, "weighting", "") != "uniform",
         "groups": isinstance(getattr(algorithm, "assignment", None), KnownGroups),
     }
-    loop.connect(nodes, asks, versions(), secure, judge_of(parts, trainer, secure))
+    loop.connect(nodes, asks, versions(), secure, judge_of(parts, trainer))
     data = ServerData(loop, parts.datamodule)
     if not data.validates:
         rank_zero_info(

@@ -6,14 +6,14 @@ from copy import deepcopy
 
 import pytest
 from judges import MARGINS, Grouping, Judge, Margins
-from nodes_here import ALL_KINDS, Here, Kind, MadeParts, deploy, emulate, two_nodes
+from nodes_here import ALL_KINDS, Here, Kind, MadeParts, deploy, emulate, make_node, two_nodes
 from tiny_world import tiny_selector
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Tally
 from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.flower.loops.validation import Validated, means_of, to_send
-from fedlight.flower.messages import Parcel
+from fedlight.flower.loops.validation import Validated, mean_vote, means_of, sum_of_votes, to_send, votes_of
+from fedlight.flower.messages import Parcel, Refused
 from fedlight.flower.node import Node
 from fedlight.flower.parts import judge_of
 from fedlight.flower.server import serve
@@ -25,9 +25,11 @@ LIFTED = Limits(share=None, norm=None)  # the emulator has none
 METRICS = [f"val/{own}client_{name}" for own in ("", "own_") for name in ("mean", "worst_tenth", "std")]
 
 
-def judged(algorithm=Grouping, selectors=3, data=Margins, callbacks=lambda: [ClientAccuracy()], **settings):
+def judged(
+    algorithm=Grouping, selectors=3, data=Margins, callbacks=lambda: [ClientAccuracy()], loop=None, **settings
+):
     return Kind(
-        {"algorithm": algorithm(), "clients_per_round": 2, "local_steps": 2, "limits": LIFTED},
+        {"algorithm": algorithm(), "clients_per_round": 2, "local_steps": 2, "limits": LIFTED} | (loop or {}),
         lambda: Judge(selectors),
         data,
         settings={"limit_val_batches": 1.0, **settings},
@@ -67,6 +69,9 @@ def test_the_numbers_are_the_emulators(tmp_path, kind, selectors, every):
     for metric in METRICS if selectors == 3 else METRICS[:3]:
         assert logged[metric] == expected[metric]
     assert logged["fed/not_validated"] == 0
+    last = [one for one in there.of("validate") if one.asked.header["round"] == every * (3 // every) - 1]
+    assert logged["fed/validation_bytes_down"] == sum(one.asked.num_bytes for one in last)
+    assert logged["fed/validation_bytes_up"] == sum(one.answer.num_bytes for one in last)
     right = sum(float(row["accuracy"]) * int(row["examples"]) for row in rows(tmp_path / "server")[-4:])
     assert float(logged["val/accuracy"]) == pytest.approx(right / 10)
 
@@ -132,6 +137,19 @@ def test_results_that_do_not_fit_are_refused_and_the_others_are_taken(tmp_path, 
     assert module.trainer.callback_metrics["fed/not_validated"] == len(served)
 
 
+def test_fewer_selectors_than_there_are_groups_do_not_end_the_run(tmp_path, kind):
+    def change(message):
+        answer = deepcopy(message.answer)
+        for entry in answer.header.get("validated", {}).values():
+            entry["tally"]["correct"] = [1.0]
+        return answer
+
+    there = Here(two_nodes(kind(), tmp_path), change)
+    module, loop = deploy("judged", tmp_path / "server", there, 3)
+    assert loop.rounds_done == 3
+    assert module.trainer.callback_metrics["fed/not_validated"] == 4
+
+
 def test_results_of_another_client_are_refused(tmp_path, kind):
     def change(message):
         if message.asked.header["action"] == "validate" and message.node == 1:
@@ -187,18 +205,78 @@ class WithRows(Margins):
     val_rows = ("rows.jsonl", "train")
 
 
+def test_that_nodes_validate_nothing_beside_the_servers_rows_is_said(tmp_path, kind, caplog):
+    caplog.set_level("INFO")
+    parts = MadeParts([f"--kind={kind(data=WithRows)}", f"--trainer.default_root_dir={tmp_path}"], bool)
+    assert judge_of(parts, parts.new_trainer([parts.loop])) is None
+    assert "nodes validate nothing: data.split.val_source has rows of the server" in caplog.text
+
+
+def masked_run(tmp_path, change=lambda message: message.answer):
+    nodes = {n: make_node("judged", tmp_path / f"node{n}", (n, 3), secure=True) for n in range(3)}
+    there = Here(nodes, change)
+    module, loop = deploy("judged", tmp_path / "server", there, 2, secure=True)
+    return module.trainer.callback_metrics, loop, there
+
+
+def everybody(kind):
+    """FedAvg with all four clients in a round, one or two on each of three nodes."""
+    kind(algorithm=FedAvg, loop={"clients_per_round": 4})
+
+
+def test_of_masked_results_the_mean_alone_reaches_the_server(tmp_path, kind):
+    everybody(kind)
+    module, _ = emulate("judged", tmp_path / "emulated", 2)
+    logged, loop, there = masked_run(tmp_path)
+    assert not loop.nodes.refused
+    assert logged["val/client_mean"] == module.trainer.callback_metrics["val/client_mean"]
+    assert 0 < logged["val/client_mean"] < 1
+    assert logged["fed/not_validated"] == 0
+    assert not {"val/client_std", "val/client_worst_tenth", "val/accuracy"} & logged.keys()
+    assert not (tmp_path / "server/clients.csv").exists()
+    for one in there.of("validate"):
+        fields = {"format", "action", "run", "round", "nonce", "validated"}
+        assert (one.answer.header.keys(), [*one.answer.payloads]) == (fields, ["masked"])
+        assert {*one.answer.header["validated"]} <= {*MARGINS}
+
+
+def other(header=None, payloads=None):
+    def change(message):
+        if (message.asked.header["action"], message.node) != ("validate", 1):
+            return message.answer
+        given = message.answer.header if header is None else message.answer.header | {"validated": header}
+        return Parcel(given, message.answer.payloads if payloads is None else payloads)
+
+    return change
+
+
 @pytest.mark.parametrize(
-    ("data", "secure", "reason"),
+    ("change", "reason"),
     [
-        (Margins, True, "secure-aggregation hides single clients"),
-        (WithRows, False, "data.split.val_source has"),
+        (other(header=["zoe"]), "it has validated other clients than it was asked for"),
+        (other(header=[7]), "it has validated other clients than it was asked for"),
+        (other(payloads={}), "its masked sum is not 2 elements of 24 bytes"),
+        (
+            other(payloads={"masked": b"1" * 48}),
+            "the sum of the nodes is not that of the clients that have taken part",
+        ),
     ],
 )
-def test_why_nodes_validate_nothing_is_said(tmp_path, kind, caplog, data, secure, reason):
-    caplog.set_level("INFO")
-    parts = MadeParts([f"--kind={kind(data=data)}", f"--trainer.default_root_dir={tmp_path}"], bool)
-    assert judge_of(parts, parts.new_trainer([parts.loop]), secure) is None
-    assert f"nodes validate nothing, because {reason}" in caplog.text
+def test_a_broken_masked_sum_leaves_a_round_without_validation(tmp_path, kind, change, reason):
+    everybody(kind)
+    logged, loop, _ = masked_run(tmp_path, change)
+    assert loop.rounds_done == 2
+    assert any(each.startswith(reason) for each in loop.nodes.refused)
+    assert "val/client_mean" not in logged
+    assert logged["fed/not_validated"] == 4
+
+
+def test_a_mean_that_is_no_share_is_refused():
+    assert mean_vote(sum_of_votes({"a": 0.5, "b": 1.0}).partial()) == 0.75
+    with pytest.raises(Refused, match="the mean share of right answers is 2: a node has sent another sum"):
+        mean_vote(sum_of_votes({"a": 3.0, "b": 1.0}).partial())
+    with pytest.raises(Refused, match="gives no 'vote'"):
+        votes_of({"a": Validated({"val/loss": (1.0, 1)}, None)})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Subset
 
 from fedlight.callbacks.logs.client_accuracy import (
@@ -24,9 +25,14 @@ from fedlight.callbacks.logs.client_accuracy import (
 )
 from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.callbacks.loop.run import ValidatesByClient
+from fedlight.federation.algorithm import WeightedSum
+from fedlight.federation.client import Update
 from fedlight.flower.loops.replies import MOST_STEPS, refuse_many, sums_of
 from fedlight.flower.messages import Parcel, Refused, value_of
+from fedlight.flower.secure.ring import BYTES, PAYLOAD, Ring, from_bytes
 
+OF_VOTES = {"vote": (1,)}
+"""Shapes of the sum that secure aggregation takes of a validation."""
 MOST_SELECTORS = 1000
 """Most selectors of a module that a node may report on."""
 
@@ -99,11 +105,53 @@ def _tally(entry: Mapping[str, Any]) -> Tally | None:
     return Tally(examples, correct, vote)
 
 
-def means_of(results: Mapping[str, Validated], limits: Limits) -> tuple[dict[str, float], dict[str, Tally]]:
+def votes_of(results: Mapping[str, Validated]) -> dict[str, float]:
+    """Return each client's share of right answers; raise Refused where a module gives none, since losses are not summed."""
+    votes = {name: None if each.tally is None else each.tally.vote for name, each in results.items()}
+    if None in votes.values():
+        raise Refused(
+            "its validation step gives no 'vote', and secure-aggregation sums nothing else of a validation"
+        )
+    return {name: vote for name, vote in votes.items() if vote is not None}
+
+
+def sum_of_votes(votes: Mapping[str, float]) -> WeightedSum:
+    """Return a sum in which each client counts alike."""
+    total = WeightedSum("weight")
+    for name, vote in votes.items():
+        total.add(Update(name, {"vote": torch.tensor([vote], dtype=torch.float64)}, 1.0))
+    return total
+
+
+def read_masked_votes(answer: Parcel, clients: Sequence[str]) -> tuple[list[str], Ring]:
+    """Return the validated clients of a node and its masked sum; raise Refused for anything else."""
+    names, data = value_of(answer.header, "validated", list), answer.payloads.get(PAYLOAD, b"")
+    texts = all(isinstance(name, str) for name in names)
+    if not texts or len({*names}) != len(names) or not {*names} <= {*clients}:
+        raise Refused("it has validated other clients than it was asked for")
+    if len(data) != 2 * BYTES or len(answer.payloads) != 1:
+        raise Refused(f"its masked sum is not 2 elements of {BYTES} bytes")
+    return names, from_bytes(data)
+
+
+def mean_vote(partial: Mapping[str, Any]) -> float:
+    """Return the mean over clients of an unmasked sum; raise Refused for one that is no share."""
+    total = WeightedSum("weight")
+    total.merge(partial)
+    mean = float(total.result()["vote"])
+    if not 0 <= mean <= 1:
+        raise Refused(f"the mean share of right answers is {mean:g}: a node has sent another sum")
+    return mean
+
+
+def means_of(
+    results: Mapping[str, Validated], limits: Limits, least: int = 1
+) -> tuple[dict[str, float], dict[str, Tally]]:
     """Return weighted means over clients, by name, and the shares of right answers of those that agree on the selectors.
 
     A client counts with its number of rows, at most with ``limits.share`` of all. A name counts if more than half of the
-    clients have it, and so does a number of selectors: a node could make others up.
+    clients have it, and a number of selectors if most clients have it, and it is at least ``least``: a node could make
+    others up.
 
     Examples:
         >>> results = {name: Validated({"val/loss": (loss, n)}, None) for name, loss, n in [("a", 2.0, 2), ("b", 6.0, 2)]}
@@ -121,7 +169,7 @@ def means_of(results: Mapping[str, Validated], limits: Limits) -> tuple[dict[str
                 limits,
             )
     tallies = {client: each.tally for client, each in results.items() if each.tally is not None}
-    usual = min(multimode(len(each.correct) for each in tallies.values()), default=0)
+    usual = min(multimode(n for each in tallies.values() if (n := len(each.correct)) >= least), default=0)
     tallies = {client: each for client, each in tallies.items() if len(each.correct) == usual}
     votes = {client: each.vote for client, each in tallies.items() if each.vote is not None}
     if votes:
