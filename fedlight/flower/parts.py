@@ -115,19 +115,25 @@ def kept_by_server(callback: Callback) -> bool:
     return not isinstance(callback, ClientData)
 
 
-def judge_of(parts: Parts, trainer: L.Trainer) -> ClientAccuracy | None:
+def judge_of(parts: Parts, trainer: Any) -> ClientAccuracy | None:
     """Return the callback that gets the results of the nodes' validation; None, and the reason in the log, without one.
+
+    Args:
+        parts: objects of the config.
+        trainer: the trainer, or its settings.
 
     Raises:
         ValueError: only a part of the rows would be validated.
     """
     judge = next((each for each in parts.callbacks if isinstance(each, ClientAccuracy)), None)
-    if judge is None or trainer.limit_val_batches == 0:
+    limit = trainer.limit_val_batches
+    if judge is None or limit == 0:
         return None
     if has_rows_for_validation(parts.datamodule):
         rank_zero_info("ClientAccuracy: nodes validate nothing: data.split.val_source has rows of the server")
         return None
-    if trainer.limit_val_batches != 1 or trainer.check_val_every_n_epoch is None:
+    is_whole = limit is None or (isinstance(limit, float) and limit == 1)  # an integer 1 is one batch
+    if not is_whole or trainer.check_val_every_n_epoch is None:
         raise ValueError(
             "ClientAccuracy has nodes validate all their rows after a round: leave trainer.limit_val_batches out, and set "
             "trainer.check_val_every_n_epoch to a number of rounds"
@@ -140,6 +146,7 @@ def refuse_undeployable(parts: Parts) -> None:
     refuse_unsupported(parts.settings())
     if not has_rows_for_validation(parts.datamodule):
         refuse_unknown_monitors(parts.callbacks)
+        judge_of(parts, parts.config["fit"].trainer)
     if parts.config["fit"].trainer.precision == "16-mixed":
         raise ValueError(
             "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"

@@ -280,7 +280,12 @@ def test_a_mean_that_is_no_share_is_refused():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"limit_val_batches": 2}, {"check_val_every_n_epoch": None, "val_check_interval": 2}]
+    "settings",
+    [
+        {"limit_val_batches": 1},
+        {"limit_val_batches": 0.5},
+        {"check_val_every_n_epoch": None, "val_check_interval": 2},
+    ],
 )
 def test_a_part_of_the_rows_is_refused_before_a_node_is_asked(tmp_path, kind, settings):
     there = Here(two_nodes(kind(**settings), tmp_path))
