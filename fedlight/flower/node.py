@@ -70,6 +70,7 @@ class Node:
             refuse_unsummable(self._settings)
         # The server learns numbers of examples only where the algorithm weights clients by them.
         self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
+        self._validates = "ClientAccuracy" in self._parts.left_out
         self._parts.say_left_out("node", "which are the server's")
 
     def answer(self, asked: Parcel) -> Parcel:
@@ -81,14 +82,13 @@ class Node:
         head = asked.header
         action, run = value_of(head, "action", str), value_of(head, "run", str)
         answers = {"join": self._join, "prepare": self._prepare, "losses": self._losses, "visit": self._visit}
-        answers["validate"] = self._validate
+        answers |= {"validate": self._validate} if self._validates else {}
         if self._secure:  # this node's own setting: no message of the server can turn the masks off
-            answers = {"join": self._join, "visit": self._masked_visit, "validate": self._masked_validate}
+            answers = {"join": self._join, "visit": self._masked_visit}
+            answers |= {"validate": self._masked_validate} if self._validates else {}
             answers |= dict.fromkeys(("keys", "shares", "unmask"), self._secure_step)
         if action not in answers:
-            raise Refused(
-                f"the action {action!r:.40} is unknown, or not one of this node's secure-aggregation"
-            )
+            raise Refused(f"the action {action!r:.40} is unknown, or this node's settings do not allow it")
         header, payloads = answers[action](asked)
         given: dict[str, Any] = {name: head[name] for name in ("round", "nonce") if name in head}
         return Parcel({"format": FORMAT, "action": action, "run": run, **given, **header}, payloads)

@@ -295,7 +295,11 @@ def test_a_part_of_the_rows_is_refused_before_a_node_is_asked(tmp_path, kind, se
 
 
 def test_without_the_callback_nodes_are_not_asked(tmp_path, kind):
-    there = Here(two_nodes(kind(callbacks=tuple), tmp_path))
+    there = Here(two_nodes(kind(callbacks=tuple, algorithm=FedAvg), tmp_path))
     deploy("judged", tmp_path / "server", there, 1)
     assert not there.of("validate")
     assert {one.asked.header["action"] for one in there.messages} == {"join", "visit"}
+    for secure in (False, True):  # a server with other settings learns no accuracies
+        node = make_node("judged", tmp_path / f"other{secure}", secure=secure)
+        with pytest.raises(Refused, match="'validate' is unknown, or this node's settings do not allow it"):
+            node.answer(Parcel({"action": "validate", "run": "r"}))
