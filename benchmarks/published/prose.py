@@ -19,6 +19,7 @@ QUOTING = (
     "docs/papers/fedbiscuit.md",
     "docs/privacy.md",
     "docs/real_votes.md",
+    "docs/threats.md",
     "fedlight/toy/README.md",
 )
 NUMBER = re.compile(r"(?<![\w.])(\d+(?:,\d{3})*\.\d+(?:e-?\d+)?|\d+(?:\.\d+)?(?= ?%))(?![\w]|\.\d)")

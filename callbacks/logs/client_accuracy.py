@@ -6,8 +6,7 @@ has weights for mixing the selectors, ``log_odds``, ``(batch, U)``, are those of
 ``log_odds``, ``orders`` and ``labels``, ``(batch,)``, a client's own model is also judged with both orders averaged.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -109,6 +108,51 @@ class Outcomes:
         return judge_both_orders(self.orders, odds * (2 * self.labels[:, None] - 1), self.labels)
 
 
+@dataclass(frozen=True)
+class Tally:
+    """Results of one client's examples.
+
+    Attributes:
+        examples: number of examples.
+        correct: share that each of U selectors answers right, ``(U,)``, in [0, 1].
+        vote: share that their majority answers right; None without a vote.
+        mixed: share that the client's mixture of selectors answers right; None without weights or log-odds.
+    """
+
+    examples: int
+    correct: Sequence[float]
+    vote: float | None = None
+    mixed: float | None = None
+
+
+def tally(
+    outcomes: Outcomes, indices: Indices, weights: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, Tally]:
+    """Return the results of each client with an example in the pass.
+
+    Args:
+        outcomes: of a pass over examples.
+        indices: client -> positions of its examples.
+        weights: client -> its weights for mixing the selectors.
+
+    Examples:
+        >>> outcomes = Outcomes(np.array([[True], [False], [True]]), np.array([True, False, True]), None)
+        >>> tally(outcomes, {"u": np.array([0, 1])})
+        {'u': Tally(examples=2, correct=[0.5], vote=0.5, mixed=None)}
+    """
+    votes = {} if outcomes.vote is None else per_client(outcomes.vote[:, None], indices)
+    tallies = {}
+    for client, shares in per_client(outcomes.correct, indices).items():
+        # A pass may end before the last example, as with limit_val_batches.
+        seen = indices[client][indices[client] < len(outcomes.correct)]
+        mixed = None
+        if weights and client in weights and outcomes.log_odds is not None:
+            mixed = float((mix_log_odds(outcomes.log_odds[seen], weights[client]) > 0).mean())
+        vote = float(votes[client][0]) if votes else None
+        tallies[client] = Tally(len(seen), shares.tolist(), vote, mixed)
+    return tallies
+
+
 class ClientAccuracy(RoundLog):
     """Lightning callback that logs and writes the accuracy on each client's validation and test examples.
 
@@ -196,6 +240,16 @@ class ClientAccuracy(RoundLog):
         if trainer.state.fn != "fit":
             self._replace("validate", rows)
             return
+        self._append(trainer, rows)
+
+    def take(self, trainer: L.Trainer, module: L.LightningModule, tallies: Mapping[str, Tally]) -> None:
+        """Log and write the results of a validation that the clients' devices have made."""
+        if tallies:
+            self._append(trainer, self._log(trainer, module, "val", tallies))
+        else:
+            self._say_once("no device has sent results of validation rows")
+
+    def _append(self, trainer: L.Trainer, rows: Sequence[Record]) -> None:
         self._table.append([{"stage": "val", "round": trainer.current_epoch, **row} for row in rows])
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -211,7 +265,7 @@ class ClientAccuracy(RoundLog):
 
         def measure(client: str) -> tuple[list[bool], list[float], list[int]] | None:
             """Return, for a client, which single orders are right, which examples in both, and the comparisons of these."""
-            outcomes = _stack_outcomes(
+            outcomes = stack_outcomes(
                 outputs_of_own_model(trainer, pl_module, self._loop, self._data, client)
             )
             selector, mixed = selectors.get(client), weights.get(client)
@@ -251,7 +305,7 @@ class ClientAccuracy(RoundLog):
     def _evaluate(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> list[Record]:
         """Log the accuracies of the finished pass and return a row for each client."""
         data = trainer.datamodule  # type: ignore[attr-defined]
-        outcomes, self._outputs = _stack_outcomes(self._outputs), []
+        outcomes, self._outputs = stack_outcomes(self._outputs), []
         indices = _client_indices(data, stage)
         if outcomes is None:
             self._say_once(f"the {stage} step of {type(module).__name__} gives no 'correct' and 'vote'")
@@ -260,35 +314,32 @@ class ClientAccuracy(RoundLog):
         elif trainer.world_size > 1:
             self._say_once("several processes share the examples")
         else:
-            return self._log(trainer, module, stage, outcomes, indices)
+            tallies = tally(outcomes, indices, weights_of(self._grouping) or self._weights)
+            return self._log(trainer, module, stage, tallies)
         return []
 
     def _log(
-        self, trainer: L.Trainer, module: L.LightningModule, stage: str, outcomes: Outcomes, indices: Indices
+        self, trainer: L.Trainer, module: L.LightningModule, stage: str, tallies: Mapping[str, Tally]
     ) -> list[Record]:
-        num_selectors = outcomes.correct.shape[1]
+        num_selectors = max((len(each.correct) for each in tallies.values()), default=0)
         selectors, known = self._own_selectors(num_selectors), known_groups(trainer)
         weights = (weights_of(self._grouping) or self._weights) if selectors else {}
-        if weights and outcomes.log_odds is None:
+        if any(each.mixed is None for client, each in tallies.items() if client in weights):
             self._say_once(
-                f"the {stage} step of {type(module).__name__} gives no 'log_odds', by which a client's selectors are mixed",
+                f"no 'log_odds' of the {stage} step of {type(module).__name__} are here to mix those of a client",
                 "no own accuracy",
             )
-            selectors = {}
-        votes = {} if outcomes.vote is None else per_client(outcomes.vote[:, None], indices)
+            selectors, weights = {}, {}
         rows = []
-        for client, shares in per_client(outcomes.correct, indices).items():
-            # A pass may end before the last example, as with limit_val_batches.
-            examples = int((indices[client] < len(outcomes.correct)).sum())
+        for client, each in tallies.items():
             selector = selectors.get(client)
             index = 0 if num_selectors == 1 else selector  # a single selector is everybody's
-            accuracy = float(votes[client][0]) if votes else None
-            own_accuracy = None if index is None else float(shares[index])
-            if client in weights and outcomes.log_odds is not None:
-                seen = indices[client][indices[client] < len(outcomes.log_odds)]
-                own_accuracy = float((mix_log_odds(outcomes.log_odds[seen], weights[client]) > 0).mean())
-            rows.append(client_row(client, examples, accuracy, selector, own_accuracy, known))
-        metrics = spread([float(row["accuracy"]) for row in rows], self.worst) if votes else {}
+            own_accuracy = None if index is None else each.correct[index]
+            if client in weights:
+                own_accuracy = each.mixed
+            rows.append(client_row(client, each.examples, each.vote, selector, own_accuracy, known))
+        voted = [each.vote for each in tallies.values() if each.vote is not None]
+        metrics = spread(voted, self.worst) if voted else {}
         if own_accuracies := [float(row["own_accuracy"]) for row in rows if row["selector"] != ""]:
             metrics |= {f"own_{name}": value for name, value in spread(own_accuracies, self.worst).items()}
         named = {f"{stage}/{name}": value for name, value in metrics.items()}
@@ -360,7 +411,7 @@ def _why_no_own(
     return f"{type(module).__name__}.test_step gives no {name}"
 
 
-def _stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
+def stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
     """Return the outcomes of a pass; None where a step gave none."""
     if not outputs or not all(isinstance(output, Mapping) and "correct" in output for output in outputs):
         return None
@@ -431,29 +482,42 @@ def outputs_of_own_model(
     """
     assert data.test_client_indices is not None
     indices = data.test_client_indices[client_id]
-    batches = [indices[i : i + data.eval_batch_size] for i in range(0, len(indices), data.eval_batch_size)]
-    outputs = []
-    with (
-        parameters_of(module, loop.own_state(client_id) or {}),  # {}: the global model
-        eval_mode(module),
-        without_logging(module),
-    ):
-        for batch_idx, places in enumerate(batches):
-            batch = ready(module, data.collate([data.test_set[int(place)] for place in places]))
-            # Under the precision that Lightning's test has.
-            with torch.no_grad(), trainer.precision_plugin.test_step_context():
-                outputs.append(module.test_step(batch, batch_idx))
-    return outputs
+    starts = range(0, len(indices), data.eval_batch_size)
+    places = [indices[start : start + data.eval_batch_size] for start in starts]
+    batches = (data.collate([data.test_set[int(place)] for place in each]) for each in places)
+    with parameters_of(module, loop.own_state(client_id) or {}):  # {}: the global model
+        # Under the precision that Lightning's test has.
+        return run_steps(module, module.test_step, trainer.precision_plugin.test_step_context, batches)[0]
 
 
-@contextmanager
-def without_logging(module: L.LightningModule) -> Iterator[None]:
-    """Let steps run outside of Lightning's loops, where ``self.log`` is refused; their metrics end empty, as before."""
-    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+Sums = dict[str, tuple[float, int]]
+"""Name of a logged value -> its sum over examples, and their number."""
+
+
+def run_steps(
+    module: L.LightningModule, step: Callable[[Any, int], Any], context: Any, batches: Iterable[Any]
+) -> tuple[list[Any], Sums]:
+    """Return the outputs of an evaluation step on batches, and sums of the means that it logs, outside of Lightning's loops.
+
+    Metrics of torchmetrics and values without a batch size have no sum and are left out; metrics end empty.
+    """
+    outputs, sums = [], Sums()
+
+    def log(name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
+        if batch_size is not None and not isinstance(value, Metric):
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = total + float(value) * batch_size, count + batch_size
+
+    module.log = log  # type: ignore[method-assign]  # Lightning's is refused outside of its loops
     try:
-        yield
+        with eval_mode(module):
+            for batch_idx, batch in enumerate(batches):
+                here = ready(module, batch)
+                with torch.no_grad(), context():
+                    outputs.append(step(here, batch_idx))
     finally:
         del module.log
         for part in module.modules():
             if isinstance(part, Metric):
                 part.reset()
+    return outputs, sums

@@ -100,7 +100,7 @@ def left_out(parts: Parts) -> list[str]:
         name for each in parts.callbacks if (name := type(each).__name__) not in (*of_node, *parts.left_out)
     ]
     sentences = {
-        "left out, since they read the clients' rows, which no server has": parts.left_out,
+        "left out, since they need the clients' rows or models, which no server has": parts.left_out,
         "run at the server alone": only,
     }
     return [f"{words}: {', '.join(names)}" for words, names in sentences.items() if names]

@@ -4,6 +4,7 @@ Flower's client holds a reply in memory before an app sees it: each object of it
 many times. `Meter` looks at each response of the SuperLink before its body is read.
 """
 
+import importlib.metadata
 import json
 import math
 import threading
@@ -12,18 +13,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import Array, Message, MessageType
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-)
 
 from fedlight.flower.messages import Bounds, Parcel, Refused
 from fedlight.flower.records import from_record, to_record
 
 POLL_SECONDS = 1.0
+TESTED = "flwr>=1.41,<1.43"
+"""Versions of Flower that the tests have run with."""
 LEAST_BYTES = 256
 """What a response counts at least, so that a reply cannot have any number of empty objects."""
 
@@ -35,15 +33,23 @@ class Meter:
     """Hook of Flower's HTTP client that refuses a reply which is too large.
 
     Args:
-        grid: Flower's grid; one without HTTP, that of a simulation, has its replies in memory already.
+        grid: Flower's grid; that of a simulation is not measured, since it has its replies in memory already.
+
+    Raises:
+        ValueError: Flower's HTTP client is not at the place where it was in the tested versions.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._lock = threading.Lock()
         self.allow(0, Bounds())
-        # Flower has no public way to its HTTP client; tests notice where these names change.
-        if (client := getattr(grid, "_runtime_client", None)) is not None:
-            client._client.event_hooks["response"].append(self)
+        if type(grid).__name__ == "InMemoryGrid":
+            return
+        try:  # Flower has no public way to its HTTP client
+            grid._runtime_client._client.event_hooks["response"].append(self)
+        except (AttributeError, KeyError) as error:
+            raise ValueError(
+                f"replies cannot be measured over flwr {importlib.metadata.version('flwr')}: install {TESTED}"
+            ) from error
 
     def allow(self, due: int, bounds: Bounds) -> None:
         """Start counting a reply; tensors of ``due`` bytes are expected in it."""
@@ -66,25 +72,71 @@ class Meter:
             self._read += max(num_bytes, LEAST_BYTES)
             self._bounds.refuse_larger(self._read, self._due)
         if action == "pull-object":
-            name = PullObjectRequest.FromString(response.request.content).object_id
-            content = PullObjectResponse.FromString(response.read()).object_content
+            name, content = third_field(response.request.content).decode(), third_field(response.read())
             with self._lock:
                 self._count(name, content)
 
     def _count(self, name: str, content: bytes) -> None:
         if not content:  # not there yet
             return
-        kind, children, _ = get_object_head_values_from_object_content(content)
+        kind, children, body = parts_of(content)
         if kind == "ArrayChunk":
             self._chunks[name] = len(content)
             self._whole += len(content) * self._used[name]
         elif kind == "Array":
-            named = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            named = json.loads(body)["arraychunk_ids"]
             # Objects come in any order: a chunk counts when the later of the two, it or the array that names it, is there.
             for chunk, number in Counter(children[i] for i in named).items():
                 self._used[chunk] += number
                 self._whole += self._chunks.get(chunk, 0) * number
         self._bounds.refuse_larger(self._whole, self._due)
+
+
+def third_field(message: bytes) -> bytes:
+    """Return the bytes in field 3 of a message in protobuf's encoding, empty without it.
+
+    Flower has the name of an object there in a request, and the object itself in the response. All other fields of both are
+    whole numbers or bytes. Encoding: https://protobuf.dev/programming-guides/encoding.
+
+    Raises:
+        ValueError: a field is of another kind.
+        IndexError: the message ends too early.
+
+    Examples:
+        >>> third_field(bytes([8, 1, 26, 3]) + b"abc" + bytes([16, 172, 2]))
+        b'abc'
+    """
+    place, value = 0, b""
+
+    def number() -> int:
+        nonlocal place
+        total, shift = 0, 0
+        while True:  # seven bits a byte, the lowest first
+            byte = message[place]
+            place, total, shift = place + 1, total | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return total
+
+    while place < len(message):
+        key, size = number(), number()
+        if key & 7 not in (0, 2):
+            raise ValueError(f"a field has the kind {key & 7}")
+        if key & 7 == 2:  # bytes after their length, else a number that is read
+            value = message[place : place + size] if key >> 3 == 3 else value
+            place += size
+    return value
+
+
+def parts_of(content: bytes) -> tuple[str, list[str], bytes]:
+    """Return the kind of one of Flower's objects, the names of its children, and its body.
+
+    Examples:
+        >>> parts_of(b"Array 6a,7b 4" + bytes(1) + b"body")
+        ('Array', ['6a', '7b'], b'body')
+    """
+    head, _, body = content.partition(b"\0")
+    kind, children, _ = head.decode().split(" ")
+    return kind, children.split(",") if children else [], body
 
 
 class OverGrid:

@@ -16,6 +16,7 @@ from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
+from fedlight.flower.loops.validation import OF_VOTES, sum_of_votes, to_send, votes_of
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
 from fedlight.flower.secure.refusals import refuse_unsummable
@@ -69,6 +70,7 @@ class Node:
             refuse_unsummable(self._settings)
         # The server learns numbers of examples only where the algorithm weights clients by them.
         self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
+        self._validates = "ClientAccuracy" in self._parts.left_out
         self._parts.say_left_out("node", "which are the server's")
 
     def answer(self, asked: Parcel) -> Parcel:
@@ -80,13 +82,13 @@ class Node:
         head = asked.header
         action, run = value_of(head, "action", str), value_of(head, "run", str)
         answers = {"join": self._join, "prepare": self._prepare, "losses": self._losses, "visit": self._visit}
+        answers |= {"validate": self._validate} if self._validates else {}
         if self._secure:  # this node's own setting: no message of the server can turn the masks off
             answers = {"join": self._join, "visit": self._masked_visit}
+            answers |= {"validate": self._masked_validate} if self._validates else {}
             answers |= dict.fromkeys(("keys", "shares", "unmask"), self._secure_step)
         if action not in answers:
-            raise Refused(
-                f"the action {action!r:.40} is unknown, or not one of this node's secure-aggregation"
-            )
+            raise Refused(f"the action {action!r:.40} is unknown, or this node's settings do not allow it")
         header, payloads = answers[action](asked)
         given: dict[str, Any] = {name: head[name] for name in ("round", "nonce") if name in head}
         return Parcel({"format": FORMAT, "action": action, "run": run, **given, **header}, payloads)
@@ -140,6 +142,10 @@ class Node:
             visits.append(entry)
         return {"visits": visits, "lost": loop.lost}, payloads
 
+    def _validate(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
+        loop, _ = self._run_round(asked)
+        return {"validated": to_send(loop.validated, self._counts)}, {}
+
     def _secure_step(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
         secrets, action = self._secrets(asked), asked.header["action"]
         if action == "keys":
@@ -154,12 +160,15 @@ class Node:
         visits = [_entry(loop, row) for row in loop.visit_records]
         if len(loop.lost) == len(loop.task.shares):
             raise Refused(next(iter(loop.lost.values())))
-        values, rounded = encode(loop.summed, loop.shapes)
-        if rounded:
-            logger.warning(
-                "%s of %s sums have bits below 2^%s, which are rounded away", rounded, values.shape[1], UNIT
-            )
-        return {"visits": visits, "lost": loop.lost}, {PAYLOAD: to_bytes(secrets.mask(asked, values))}
+        return {"visits": visits, "lost": loop.lost}, _masked(asked, secrets, loop.summed, loop.shapes)
+
+    def _masked_validate(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Validate, and return the masked sum of the clients' accuracies, with their names."""
+        secrets = self._secrets(asked)
+        secrets.take_letters(asked)
+        loop, _ = self._run_round(asked)
+        votes = votes_of(loop.validated)
+        return {"validated": [*votes]}, _masked(asked, secrets, sum_of_votes(votes).partial(), OF_VOTES)
 
     def _secrets(self, asked: Parcel) -> "NodeSecrets":
         from fedlight.flower.secure.node_side import NodeSecrets  # it needs the extra flower
@@ -221,6 +230,18 @@ class Node:
             raise Refused(f"client {missing[0]} has no rows on this node, which is to serve it")
         wanted = sorted(known if self._wanted is None else self._wanted)
         return wanted[self._part[0] :: self._part[1]]
+
+
+def _masked(
+    asked: Parcel, secrets: "NodeSecrets", partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, bytes]:
+    """Return the payload with a masked sum over the node's clients."""
+    values, rounded = encode(partial, shapes)
+    if rounded:
+        logger.warning(
+            "%s of %s sums have bits below 2^%s, which are rounded away", rounded, values.shape[1], UNIT
+        )
+    return {PAYLOAD: to_bytes(secrets.mask(asked, values))}
 
 
 def _payload(asked: Parcel, name: Any) -> bytes | None:

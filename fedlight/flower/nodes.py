@@ -218,6 +218,27 @@ class Nodes:
                 return Refused(f"refused: its {name} is not that of what was asked")
         return answer
 
+    def collect(
+        self,
+        action: str,
+        parcels: Mapping[int, Parcel],
+        take: Callable[[Parcel, Any], T],
+        asked: Mapping[int, Any],
+        timeout: float | None = None,
+    ) -> tuple[dict[int, T], dict[int, str]]:
+        """Ask nodes; return node -> result of ``take`` for its answer and its value of ``asked``, and -> reason for none."""
+        taken, reasons = dict[int, T](), dict[int, str]()
+        for node, answer in self.ask(action, parcels, timeout).items():
+            try:
+                if isinstance(answer, Refused):  # counted by ask
+                    raise answer
+                taken[node] = take(answer, asked[node])
+            except Refused as error:
+                reasons[node] = str(error)
+                if error is not answer:
+                    self.count_refused(reasons[node])
+        return taken, reasons
+
     def read(self, answer: Parcel | Refused, take: Callable[[Parcel], T]) -> T:
         """Return what ``take`` finds in an answer; raise Refused, and count it, where it is not as it was due."""
         if isinstance(answer, Refused):  # counted by ask

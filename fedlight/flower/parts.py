@@ -17,6 +17,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
+from fedlight.callbacks.logs.client_data import ClientData
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.malicious import Malicious
@@ -30,8 +32,6 @@ OF_SERVER = (
     SaveConfigCallback,
 )
 """Callbacks that a node leaves to the server, beside fedlight's own."""
-OF_ROWS = ("ClientAccuracy", "ClientData")
-"""fedlight's callbacks that read the clients' rows, which the server has not."""
 ASKS_DEVICES = "only_where_needed asks emulated devices: leave it out"
 """Why a deployment does not train so, with the remedy."""
 EMULATED_PARTS = {
@@ -110,8 +110,36 @@ def kept_by_node(callback: Callback) -> bool:
 
 
 def kept_by_server(callback: Callback) -> bool:
-    """Return whether the server uses a callback: any that does not read the clients' rows."""
-    return type(callback).__name__ not in OF_ROWS
+    """Return whether the server uses a callback: any that needs no rows of clients, and no models that stay with them."""
+    if isinstance(callback, ClientAccuracy):
+        return not callback.own_models
+    return not isinstance(callback, ClientData)
+
+
+def judge_of(parts: Parts, trainer: Any) -> ClientAccuracy | None:
+    """Return the callback that gets the results of the nodes' validation; None, and the reason in the log, without one.
+
+    Args:
+        parts: objects of the config.
+        trainer: the trainer, or its settings.
+
+    Raises:
+        ValueError: only a part of the rows would be validated.
+    """
+    judge = next((each for each in parts.callbacks if isinstance(each, ClientAccuracy)), None)
+    limit = trainer.limit_val_batches
+    if judge is None or limit == 0:
+        return None
+    if has_rows_for_validation(parts.datamodule):
+        rank_zero_info("ClientAccuracy: nodes validate nothing: data.split.val_source has rows of the server")
+        return None
+    is_whole = limit is None or (isinstance(limit, float) and limit == 1)  # an integer 1 is one batch
+    if not is_whole or trainer.check_val_every_n_epoch is None:
+        raise ValueError(
+            "ClientAccuracy has nodes validate all their rows after a round: leave trainer.limit_val_batches out, and set "
+            "trainer.check_val_every_n_epoch to a number of rounds"
+        )
+    return judge
 
 
 def refuse_undeployable(parts: Parts) -> None:
@@ -119,6 +147,7 @@ def refuse_undeployable(parts: Parts) -> None:
     refuse_unsupported(parts.settings())
     if not has_rows_for_validation(parts.datamodule):
         refuse_unknown_monitors(parts.callbacks)
+        judge_of(parts, parts.config["fit"].trainer)
     if parts.config["fit"].trainer.precision == "16-mixed":
         raise ValueError(
             "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"

@@ -14,7 +14,7 @@ from fedlight.flower.loops.server_loop import ServerLoop
 from fedlight.flower.messages import Bounds
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
-from fedlight.flower.parts import Parts, kept_by_server, refuse_unknown_monitors, refuse_unsupported
+from fedlight.flower.parts import Parts, judge_of, kept_by_server, refuse_unknown_monitors, refuse_unsupported
 from fedlight.flower.secure.refusals import refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -54,7 +54,7 @@ def serve(
     refuse_unsupported(settings)
     if secure:
         refuse_unsummable(settings, parts.callbacks)
-    parts.say_left_out("server", "which read the clients' rows")
+    parts.say_left_out("server", "which need the clients' rows or models")
     # A run that goes on takes its old name from the checkpoint.
     nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds, bounds=bounds or Bounds())
     loop = ServerLoop(**(settings | {"clients_at_once": 1}))  # it is the nodes'
@@ -65,11 +65,16 @@ def serve(
         "sizes": getattr(algorithm, "weighting", "") != "uniform",
         "groups": isinstance(getattr(algorithm, "assignment", None), KnownGroups),
     }
-    loop.connect(nodes, asks, versions(), secure)
+    loop.connect(nodes, asks, versions(), secure, judge_of(parts, trainer))
     data = ServerData(loop, parts.datamodule)
     if not data.validates:
         rank_zero_info(
             "no validation at the server: it has no rows, and data.split.val_source names none for it"
+            + (
+                ": nodes validate on theirs"
+                if loop.judge
+                else "; ClientAccuracy has nodes validate on theirs"
+            )
         )
         refuse_unknown_monitors(parts.callbacks)
     folder = Path(trainer.default_root_dir)

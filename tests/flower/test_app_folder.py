@@ -28,7 +28,7 @@ def app(tmp_path_factory) -> Path:
         "flower", "init", "--config", "selector.yaml", str(folder), "--federated.local_steps=3"
     )
     assert outcome.code == 0, outcome.err
-    assert "read the clients' rows, which no server has: ClientData" in outcome.out
+    assert "need the clients' rows or models, which no server has: ClientData" in outcome.out
     assert "run at the server alone: RoundProgress, VisitLog, AdapterExport, ModelCheckpoint" in outcome.out
     return folder
 
@@ -132,6 +132,10 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
         (
             ["--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val/loss}}"],
             "monitors val/loss",
+        ),
+        (
+            ["--trainer.callbacks+={class_path: ClientAccuracy}", "--trainer.limit_val_batches=2"],
+            "leave trainer.limit_val_batches out",
         ),
     ],
 )

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs fedlight[flower]")
 from superlink_stub import MIB, SuperLink
 
 from fedlight.flower import client_app, grid
-from fedlight.flower.grid import OverGrid
+from fedlight.flower.grid import OverGrid, parts_of, third_field
 from fedlight.flower.messages import FORMAT, Bounds, Parcel, Refused
 from fedlight.flower.records import from_record, to_record
 
@@ -99,6 +99,43 @@ def test_a_reply_with_broken_objects_is_refused_and_the_others_are_read(change):
     found = asked(link)
     assert str(found[3]).startswith("refused: Flower cannot read it (")
     assert found[5].header["node"] == 5
+
+
+def test_objects_are_read_as_flower_reads_them():
+    """Requests, responses and objects of a reply, by Flower's own readers."""
+    objects = pytest.importorskip("flwr.supercore.inflatable.inflatable_object")
+    link = SuperLink([3], lambda node: Parcel({"format": FORMAT}, {"p0": DIFFERENT, "p1": b""}))
+    exchanged = []
+    link.pull_object = lambda content: (
+        exchanged.append((content, SuperLink.pull_object(link, content))) or exchanged[-1][1]
+    )
+    asked(link, due=len(DIFFERENT))
+    for request, response in exchanged:
+        content = third_field(response.SerializeToString())
+        assert content == response.object_content == link.objects[third_field(request).decode()]
+        kind, children, body = parts_of(content)
+        assert (kind, children, len(body)) == objects.get_object_head_values_from_object_content(content)
+    kinds = {parts_of(response.object_content)[0] for _, response in exchanged}
+    assert kinds == {"Message", "RecordDict", "ConfigRecord", "ArrayRecord", "Array", "ArrayChunk"}
+    assert third_field(type(exchanged[0][1])(object_found=True).SerializeToString()) == b""
+
+
+@pytest.mark.parametrize(
+    ("message", "error"), [(b"\x1a", IndexError), (b"\xff", IndexError), (b"\x1d\x01", ValueError)]
+)
+def test_a_broken_message_is_noticed(message, error):
+    with pytest.raises(error):
+        third_field(message)
+
+
+def test_another_client_of_flower_is_refused_with_the_remedy():
+    class Other:
+        _runtime_client = SimpleNamespace(_client=SimpleNamespace(hooks=[]))
+
+    with pytest.raises(
+        ValueError, match=r"replies cannot be measured over flwr [\d.]+: install flwr>=1\.41,<1\.43"
+    ):
+        OverGrid(Other())
 
 
 def at_node(created_at, ttl, monkeypatch):

@@ -287,6 +287,34 @@ def untrained(folder):
     ).model
 
 
+# Shares of secrets
+
+
+@pytest.mark.parametrize(("threshold", "number"), [(2, 3), (4, 6), (66, 100)])
+def test_any_shares_from_the_threshold_on_give_the_secret_and_fewer_do_not(threshold, number):
+    secret = masks.new_secret()
+    shares = masks.split(secret, threshold, number)
+    assert {len(share) for share in shares} == {masks.SHARE_BYTES}
+    for some in (shares[:threshold], shares[-threshold:], shares[::-1][:threshold]):
+        assert masks.join(some) == secret
+    assert masks.join(shares[1:threshold]) != secret
+    with pytest.raises(Refused, match="two shares of a secret have the same holder"):
+        masks.join([shares[0], shares[0]])
+
+
+def test_shares_are_those_of_flowers_own_sharing():
+    shamir = pytest.importorskip("flwr.common.secure_aggregation.crypto.shamir")
+    secret = masks.new_secret()
+    padded = shamir.create_shares(secret, 3, 5)  # a third block holds the padding
+    assert masks.join([share[: masks.SHARE_BYTES] for share in padded[1:4]]) == secret
+    assert (
+        shamir.combine_shares(
+            [a + b[-16:] for a, b in zip(masks.split(secret, 3, 5), padded, strict=True)][:3]
+        )
+        == secret
+    )
+
+
 # A node
 
 

@@ -16,6 +16,7 @@ IMPORT_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "lm-eval": "lm_eval",
     "mkdocs-material": "mkdocs",  # which it brings
+    "pycryptodome": "Crypto",
     "pyyaml": "yaml",
     "rouge-score": "rouge_score",
     "scikit-learn": "sklearn",

@@ -36,7 +36,7 @@ DONE = (
         "quickstart",
         "real_votes",
     ),
-    *("recipes", "reports", "reproduction", "side_by_side", "stability", "watching"),
+    *("recipes", "reports", "reproduction", "side_by_side", "stability", "threats", "watching"),
     *("papers/coverage", "papers/fedbiscuit", "papers/feddca", "papers/fewfedpit"),
     *("../README", "../CONTRIBUTING", "../SECURITY", "../CHANGELOG"),
     *("algorithms", "results", "results/fedbiscuit", "results/feddca", "results/fewfedpit", "results/system"),

@@ -34,6 +34,7 @@ from fedlight.federation.client import (
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.payloads import Payloads, predict_payloads
 from fedlight.federation.protocols import LossesOn
+from fedlight.flower.loops.validation import Validated, validate_clients
 from fedlight.flower.messages import Refused, layout_of, read_payload, write_payload
 from fedlight.support.settings_record import digest
 
@@ -58,7 +59,7 @@ class Task:
     """A server's task for a node in a round.
 
     Attributes:
-        action: ``join``, ``prepare``, ``losses`` or ``visit``.
+        action: ``join``, ``prepare``, ``losses``, ``visit`` or ``validate``.
         round_idx: the round.
         num_rounds: rounds of the whole run.
         shares: client that takes part -> its share of all examples.
@@ -161,6 +162,7 @@ class NodeLoop(FederatedLoop):
     Attributes:
         replies: client and visit's label -> reply of the visit.
         losses: client -> losses under each adapter that was asked for.
+        validated: client -> results of its validation rows.
         sums: client -> sums and counts of its training metrics, for each visit.
         diverged: client -> why its work of the round is left out.
         lost: client -> why it cannot be visited: its memory is gone or damaged.
@@ -179,6 +181,7 @@ class NodeLoop(FederatedLoop):
         self.rounds_done = task.round_idx
         self.replies: dict[tuple[str, str], Reply] = {}
         self.losses: dict[str, list[np.ndarray]] = {}
+        self.validated: dict[str, Validated] = {}
         self.sums: dict[str, list[Any]] = {}
         self.diverged: dict[str, str] = {}
         self.lost: dict[str, str] = {}
@@ -218,6 +221,8 @@ class NodeLoop(FederatedLoop):
         if self.task.action == "losses":
             losses = self._run.adapter_losses(*self.task.losses_on)
             self.losses = {client: [by_client[client] for by_client in losses] for client in self.clients}
+        if self.task.action == "validate":
+            self.validated = validate_clients(trainer, pl_module, [*self.task.shares])
         if self.task.action != "visit":
             raise Answered
 

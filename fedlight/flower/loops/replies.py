@@ -78,10 +78,7 @@ def check_reply(
             raise Refused("its visits are no list of visits")
         if entry["client"] not in asked:
             raise Refused(f"it has a visit of client {entry['client']!r:.60}, which it was not asked for")
-        if (number := len(value_of(entry, "training", dict))) > most_metrics:
-            raise Refused(
-                f"a visit has {number:,} training metrics, more than max-metrics={most_metrics} in the app's settings"
-            )
+        refuse_many("a visit", entry, "training", most_metrics)
         if isinstance(entry.get("payload"), str):
             named.append(entry["payload"])
     if sorted(named) != sorted(answer.payloads):
@@ -129,7 +126,7 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
         if not 0 <= steps < MOST_STEPS or not 0 <= seconds < MOST_STEPS:
             raise Refused(f"client {name} has made {steps} steps in {seconds} s")
         arrived.works.append(Work(steps, 0.0, loss, float(seconds)))
-        arrived.metrics.append(_metrics(entry))
+        arrived.metrics.append(sums_of(entry, "training"))
         if arrived.diverged or masked:
             continue
         label = entry.get("payload")
@@ -194,16 +191,24 @@ def _up_layout(channel: Channel, due: tuple[tuple[str, Size, bool], ...]) -> Lay
         return layout_of(channel.message_up(received, reply, Client("", 1, 1.0)))
 
 
-def _metrics(entry: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
-    """Return sums and counts of a visit's training metrics."""
+def refuse_many(owner: str, entry: Mapping[str, Any], key: str, most: int) -> None:
+    """Raise Refused for an entry with more than ``most`` metrics under a key."""
+    if (number := len(value_of(entry, key, dict))) > most:
+        raise Refused(
+            f"{owner} has {number:,} {key} metrics, more than max-metrics={most} in the app's settings"
+        )
+
+
+def sums_of(entry: Mapping[str, Any], key: str) -> dict[str, tuple[float, int]]:
+    """Return sums over examples and counts of the metrics under a key; raise Refused for anything else."""
     metrics = {}
-    for name, pair in value_of(entry, "training", dict).items():
+    for name, pair in value_of(entry, key, dict).items():
         if not isinstance(pair, list) or len(pair) != 2 or not 0 < len(name) <= 100 or not name.isprintable():
-            raise Refused("its training metrics are no sums and counts")
+            raise Refused(f"its {key} metrics are no sums and counts")
         values = {"its sum": pair[0], "its count": pair[1]}
         total, count = value_of(values, "its sum", (int, float)), value_of(values, "its count", int)
         if not 0 < count < MOST_STEPS or abs(total) > MOST_VALUE:
-            raise Refused(f"its training metrics have the sum {total:g} over {count} examples")
+            raise Refused(f"its {key} metrics have the sum {total:g} over {count} examples")
         metrics[name] = (float(total), count)
     return metrics
 

@@ -12,12 +12,13 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import lightning as L
 import numpy as np
 import torch
 
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop import plan
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.groups.bundles import Bundle
@@ -35,13 +36,14 @@ from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn
-from fedlight.flower.loops import replies
+from fedlight.flower.loops import replies, validation
 from fedlight.flower.loops.node_loop import TellsClients, base_digest, rates_of
 from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
 from fedlight.flower.messages import Parcel, Refused, write_payload
 from fedlight.flower.nodes import Nodes, Traffic
 
+T = TypeVar("T")
 logger = logging.getLogger("fedlight")
 
 
@@ -107,12 +109,19 @@ class ServerLoop(FederatedLoop):
     planner_type, run_type, deployed = ServerPlanner, ServerRun, True
 
     def connect(
-        self, nodes: Nodes, asks: Mapping[str, Any], versions: Mapping[str, str], secure: bool = False
+        self,
+        nodes: Nodes,
+        asks: Mapping[str, Any],
+        versions: Mapping[str, str],
+        secure: bool = False,
+        judge: ClientAccuracy | None = None,
     ) -> None:
         """Take the nodes; ``asks`` and ``versions`` are those of `Nodes.welcome`, for nodes that join later.
 
-        With ``secure`` the nodes mask their replies, and the server learns the sum alone.
+        With ``secure`` the nodes mask their replies, and the server learns the sum alone. With ``judge``, to which their
+        results are given, they validate the global model on their own rows.
         """
+        self.judge = judge
         self.nodes, self._asks, self._versions, self._secure = nodes, asks, versions, secure
         self.secret_seed = secrets.randbits(128)
         self.last: dict[str, int] = {}
@@ -176,16 +185,13 @@ class ServerLoop(FederatedLoop):
 
     def prepare(self, round_idx: int, client_ids: Sequence[str]) -> dict[str, int]:
         """Let clients make candidates; return how many each keeps. Who does not is left out of the round."""
-        made: dict[str, int] = {}
         homes = self.nodes.homes(client_ids)
         parcels = self._parcels(homes, round_idx, self._global, {})
-        for node, answer in self.nodes.ask("prepare", parcels).items():
-            try:
-                made |= self.nodes.read(answer, partial(replies.read_made, clients=homes[node]))
-            except Refused as error:
-                for name in homes[node]:
-                    self._run.devices.drop(name, f"{DROPPED}: {error}")  # type: ignore[attr-defined]
-        return made | {name: 0 for name in client_ids if name not in made}
+        made, reasons = self.nodes.collect("prepare", parcels, replies.read_made, homes)
+        for node, reason in reasons.items():
+            for name in homes[node]:
+                self._run.devices.drop(name, f"{DROPPED}: {reason}")  # type: ignore[attr-defined]
+        return dict.fromkeys(client_ids, 0) | _joined(made)
 
     def ask_losses(self, on: LossesOn, adapters: Sequence[str], state: State) -> list[dict[str, np.ndarray]]:
         """Return the losses of all clients under each adapter, as their nodes have found them.
@@ -200,12 +206,7 @@ class ServerLoop(FederatedLoop):
         fields = {"losses_on": on, "adapters": [*adapters], "by_example": by_example}
         parcels = self._parcels(homes, self.rounds_done, state, fields)
         take = partial(replies.read_losses, adapters=len(adapters), by_example=by_example)
-        scored: dict[str, list[np.ndarray]] = {}
-        for node, answer in self.nodes.ask("losses", parcels).items():
-            try:
-                scored |= self.nodes.read(answer, partial(take, clients=homes[node]))
-            except Refused as error:
-                logger.warning("node %s has not scored its clients: %s", node, error)
+        scored = _joined(self._collect("losses", parcels, take, homes))
         if not scored:
             raise ValueError(
                 "no client was scored, without which nobody can be grouped: start their nodes, and run the app again; it "
@@ -219,6 +220,13 @@ class ServerLoop(FederatedLoop):
             scored[name] = [np.array([loss]) for loss in before[name]] if name in before else means
         self._run.log({"unscored": float(len(missing))})
         return [{name: scored[name][u] for name in self.clients} for u in range(len(adapters))]
+
+    def _collect(self, action: str, parcels: Mapping[int, Parcel], take: Any, homes: Any) -> dict[int, Any]:
+        """Ask nodes, and return their results; a line of the log names those without."""
+        taken, reasons = self.nodes.collect(action, parcels, take, homes)
+        for node, reason in reasons.items():
+            logger.warning("node %s does not answer to %r: %s", node, action, reason)
+        return taken
 
     def _parcels(
         self, homes: Mapping[int, Sequence[str]], round_idx: int, state: State, fields: Mapping[str, Any]
@@ -278,6 +286,58 @@ class ServerLoop(FederatedLoop):
         self._run.log({"dropped": float(dropped)})
         self._run.log({"wire_bytes_down": float(traffic.down), "wire_bytes_up": float(traffic.up)})
         super()._finish_round(trainer, module, under_way)
+        every = trainer.check_val_every_n_epoch or 1
+        if self.judge is not None and (trainer.current_epoch + 1) % every == 0:
+            self._validate(trainer, module, self.judge)
+
+    def _validate(self, trainer: L.Trainer, module: L.LightningModule, judge: ClientAccuracy) -> None:
+        """Have nodes validate the new global model on the rows of all their clients; log and write the results."""
+        homes = self.nodes.homes([*self.clients])
+        parcels = self._parcels(homes, self.rounds_done - 1, read(self._parameters), {})
+        if self._secure:
+            self._log_validated(module, *self._validate_masked(homes, parcels))
+            return
+        take = partial(validation.read_validated, most_metrics=self.nodes.bounds.metrics)
+        results = _joined(self._collect("validate", parcels, take, homes))
+        ordered = {name: results[name] for name in self.clients if name in results}
+        least = 1 + max(getattr(self.algorithm, "groups", {}).values(), default=0)
+        means, tallies = validation.means_of(ordered, self.limits, least)
+        odd = sum(each.tally is not None for each in ordered.values()) - len(tallies)
+        self._log_validated(module, means, len(results) - odd)
+        judge.take(trainer, module, tallies)
+
+    def _validate_masked(
+        self, homes: Mapping[int, Sequence[str]], parcels: Mapping[int, Parcel]
+    ) -> tuple[dict[str, float], int]:
+        """Have nodes validate and mask their sums; return the mean over clients, and the number of these."""
+        from fedlight.flower.secure import server_side  # it needs the extra flower
+
+        secure_round = server_side.SecureRound(self.nodes, self.rounds_done - 1)
+        due = server_side.masked_bytes(validation.OF_VOTES)
+        opened = secure_round.open({node: replace(each, due_bytes=due) for node, each in parcels.items()})
+        answers = self._collect("validate", opened, validation.read_masked_votes, homes)
+        clients: list[str] = []
+        for node, (names, masked) in answers.items():
+            secure_round.add(node, masked, len(names))
+            clients += names
+        if not clients:
+            return {}, 0
+        try:
+            total = server_side.decoded(secure_round.total(), validation.OF_VOTES, [1.0] * len(clients))
+            return {"val/client_mean": validation.mean_vote(total)}, len(clients)
+        except Refused as error:
+            self.nodes.count_refused(str(error))
+            logger.warning("round %s: no validation: %s", self.rounds_done, error)
+            return {}, 0
+
+    def _log_validated(self, module: L.LightningModule, means: dict[str, float], clients: int) -> None:
+        traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
+        counted = {
+            "fed/not_validated": float(len(self.clients) - clients),
+            "fed/validation_bytes_down": float(traffic.down),
+            "fed/validation_bytes_up": float(traffic.up),
+        }
+        module.log_dict(means | counted, on_step=False, on_epoch=True, batch_size=1)
 
     def _visit_masked(
         self, under_way: OpenRound, homes: Mapping[int, Mapping[str, Sent]], parcels: Mapping[int, Parcel]
@@ -296,13 +356,10 @@ class ServerLoop(FederatedLoop):
         opened = secure_round.open({node: replace(each, due_bytes=due) for node, each in parcels.items()})
         arrived: dict[str, Arrived] = {}
         lost: dict[str, str] = {}
-        for node, answer in self.nodes.ask("visit", opened).items():
-            take = partial(server_side.read_masked, sent=homes[node], shapes=shapes, channel=self.channel)
-            try:
-                works, reasons, masked = self.nodes.read(answer, take)
-            except Refused as error:
-                secure_round.reasons[node] = str(error)
-                continue
+        take = partial(server_side.read_masked, shapes=shapes, channel=self.channel)
+        taken, refused = self.nodes.collect("visit", opened, take, homes)
+        secure_round.reasons |= refused
+        for node, (works, reasons, masked) in taken.items():
             arrived |= works
             lost |= {name: f"{DROPPED}: {reason}" for name, reason in reasons.items()}
             secure_round.add(node, masked, sum(not work.diverged for work in works.values()))
@@ -480,3 +537,8 @@ class ServerLoop(FederatedLoop):
         kept = state_dict["nodes"]
         self.nodes.run, self.last, self.outlines = kept["run"], dict(kept["last"]), dict(kept["outlines"])
         self._saved = self._saved_before = dict(self.last)
+
+
+def _joined(by_node: Mapping[int, Mapping[str, T]]) -> dict[str, T]:
+    """Return the results of all clients."""
+    return {name: each for results in by_node.values() for name, each in results.items()}

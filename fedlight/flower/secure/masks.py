@@ -1,28 +1,30 @@
 """Cryptographic parts of secure aggregation, all of them those of well-kept libraries.
 
 Keys are agreed on by X25519 and HKDF with SHA-256, masks are streams of ChaCha20, shares are sealed by ChaCha20-Poly1305
-(package cryptography), and secrets are shared by Shamir's scheme (pycryptodome, through Flower). A key is used once: for one
-pair of nodes in one round and for one purpose.
+(package cryptography), and secrets are shared by Shamir's scheme over GF(2^128) (package pycryptodome). A key is used once:
+for one pair of nodes in one round and for one purpose.
 """
 
 import hashlib
 import os
 
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 
 from fedlight.flower.messages import Refused
 from fedlight.flower.secure.ring import BYTES, Ring, from_bytes
 
 KEY_BYTES = 32
 """Of a private or public key, and of a seed."""
-SHARE_BYTES = 52
-"""Of a share of a secret of 32 bytes: the number of its holder and three blocks of 16."""
+HOLDER_BYTES, BLOCK_BYTES = 4, 16
+"""Of the number of a share's holder, and of a field element."""
+SHARE_BYTES = HOLDER_BYTES + KEY_BYTES
+"""Of a share: the number of its holder, and an element for each block of the secret."""
 NONCE_BYTES, TAG_BYTES = 12, 16
 LETTER_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 """Of a sealed letter with two shares."""
@@ -84,20 +86,27 @@ def unseal(key: bytes, letter: bytes, about: str) -> bytes:
 
 
 def split(secret: bytes, threshold: int, number: int) -> list[bytes]:
-    """Return shares of a secret for ``number`` holders; any ``threshold`` of them give it back, fewer tell nothing."""
-    return create_shares(secret, threshold, number)
+    """Return shares of a secret of `KEY_BYTES` for holders 1 to ``number``; any ``threshold`` of them give it back."""
+    shares = [holder.to_bytes(HOLDER_BYTES, "little") for holder in range(1, number + 1)]
+    for start in range(0, KEY_BYTES, BLOCK_BYTES):
+        for holder, block in Shamir.split(threshold, number, secret[start : start + BLOCK_BYTES], ssss=False):
+            shares[holder - 1] += block
+    return shares
 
 
 def join(shares: list[bytes]) -> bytes:
-    """Return the secret behind shares, or other bytes if they are wrong or too few.
+    """Return the secret behind shares of `SHARE_BYTES`, or other bytes if they are wrong or too few.
 
     Raises:
-        Refused: they cannot belong together.
+        Refused: two of them have the same holder.
     """
+    holders = [int.from_bytes(share[:HOLDER_BYTES], "little") for share in shares]
+    starts = range(HOLDER_BYTES, SHARE_BYTES, BLOCK_BYTES)
+    blocks = [[share[start:][:BLOCK_BYTES] for share in shares] for start in starts]
     try:
-        return combine_shares(shares)
-    except (ValueError, IndexError, ZeroDivisionError) as error:
-        raise Refused("shares of nodes do not belong together") from error
+        return b"".join(Shamir.combine([*zip(holders, block, strict=True)], ssss=False) for block in blocks)
+    except ValueError as error:
+        raise Refused("two shares of a secret have the same holder") from error
 
 
 def threshold_of(nodes: int) -> int:

@@ -92,7 +92,7 @@ class SecureRound:
 
         None of them stays where they are too few.
         """
-        keys = self._ask("keys", {node: {} for node in parcels}, lambda node, answer: _public(answer.header))
+        keys = self._ask("keys", {node: {} for node in parcels}, lambda answer, node: _public(answer.header))
         if len(keys) < LEAST_NODES:
             return self._too_few(parcels, len(keys), LEAST_NODES)
         self._names = {node: str(place + 1) for place, node in enumerate(sorted(keys))}
@@ -152,22 +152,20 @@ class SecureRound:
     def _ask(self, action: str, fields: Mapping[int, dict[str, Any]], take: Any) -> dict[int, Any]:
         """Ask nodes for a step; return what ``take`` finds in their answers, and keep the reasons of the others."""
         parcels = {node: Parcel({"round": self._round, **values}) for node, values in fields.items()}
-        taken = {}
-        for node, answer in self._nodes.ask(action, parcels, self._nodes.join_seconds).items():
-            try:
-                taken[node] = self._nodes.read(answer, partial(take, node))
-            except Refused as error:
-                self.reasons[node] = str(error)
+        taken, reasons = self._nodes.collect(
+            action, parcels, take, {node: node for node in fields}, self._nodes.join_seconds
+        )
+        self.reasons |= reasons
         return taken
 
-    def _letters_of(self, node: int, answer: Parcel) -> dict[str, str]:
+    def _letters_of(self, answer: Parcel, node: int) -> dict[str, str]:
         given = value_of(answer.header, "letters", dict)
         if given.keys() != self._public.keys() - {self._names[node]}:
             raise Refused("its letters are not one to each other node")
         return {name: hex_of(given, name, masks.LETTER_BYTES).hex() for name in given}
 
     def _shares_of(
-        self, node: int, answer: Parcel, alive: Sequence[str], gone: Sequence[str]
+        self, answer: Parcel, node: int, alive: Sequence[str], gone: Sequence[str]
     ) -> dict[str, dict[str, bytes]]:
         shares = {}
         for key, due in (("seeds", alive), ("masks", gone)):
@@ -175,8 +173,8 @@ class SecureRound:
             if given.keys() != {*due}:
                 raise Refused("its shares are not one of each node")
             shares[key] = {name: hex_of(given, name, masks.SHARE_BYTES) for name in due}
-            holder = int(self._names[node]).to_bytes(4, "little")
-            if any(share[:4] != holder for share in shares[key].values()):
+            holder = int(self._names[node]).to_bytes(masks.HOLDER_BYTES, "little")
+            if any(share[: masks.HOLDER_BYTES] != holder for share in shares[key].values()):
                 raise Refused("its shares are not its own")  # one share twice cannot be combined
         return shares
 

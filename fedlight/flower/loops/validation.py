@@ -1,0 +1,182 @@
+"""Validation of the global model on the clients' own rows: the numbers of a node, and the server's checks and means.
+
+A node runs the module's ``validation_step`` on the validation rows of each client that it serves. It sends shares of right
+answers, sums of the means that the step logs, and numbers of rows. The server asks after each round that Lightning would
+validate, if ``trainer.callbacks`` has `ClientAccuracy`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import multimode
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from fedlight.callbacks.logs.client_accuracy import (
+    Sums,
+    Tally,
+    run_steps,
+    stack_outcomes,
+    tally,
+)
+from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.run import ValidatesByClient
+from fedlight.federation.algorithm import WeightedSum
+from fedlight.federation.client import Update
+from fedlight.flower.loops.replies import MOST_STEPS, refuse_many, sums_of
+from fedlight.flower.messages import Parcel, Refused, value_of
+from fedlight.flower.secure.ring import BYTES, PAYLOAD, Ring, from_bytes
+
+OF_VOTES = {"vote": (1,)}
+"""Shapes of the sum that secure aggregation takes of a validation."""
+MOST_SELECTORS = 1000
+"""Most selectors of a module that a node may report on."""
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Results of a client's validation rows: sums of logged means, and the shares of right answers, None without these."""
+
+    sums: Sums
+    tally: Tally | None
+
+
+def validate_clients(
+    trainer: L.Trainer, module: L.LightningModule, clients: Sequence[str]
+) -> dict[str, Validated]:
+    """Return the results of those of the clients that have validation rows; none where rows are not known by client."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    positions = (data.val_client_indices if isinstance(data, ValidatesByClient) else None) or {}
+    loader = data.val_dataloader() if positions else None
+    if not isinstance(loader, DataLoader):
+        return {}
+    results = {}
+    for name in clients:
+        places = positions.get(name, ())
+        if len(places):
+            rows = Subset(loader.dataset, [int(place) for place in places])
+            batches = DataLoader(rows, loader.batch_size, collate_fn=loader.collate_fn)
+            context = trainer.precision_plugin.val_step_context
+            outputs, sums = run_steps(module, module.validation_step, context, batches)
+            outcomes = stack_outcomes(outputs)
+            everything = {name: np.arange(len(places))}
+            results[name] = Validated(sums, None if outcomes is None else tally(outcomes, everything)[name])
+    return results
+
+
+def to_send(results: Mapping[str, Validated], counts: bool) -> dict[str, Any]:
+    """Return results as plain values; without ``counts`` each client counts as one row, so that nobody learns how many."""
+    return {
+        name: {
+            "validation": {k: [s, n] if counts else [s / n, 1] for k, (s, n) in each.sums.items()},
+            "tally": None if each.tally is None else asdict(each.tally) | ({} if counts else {"examples": 1}),
+        }
+        for name, each in results.items()
+    }
+
+
+def read_validated(answer: Parcel, clients: Sequence[str], most_metrics: int) -> dict[str, Validated]:
+    """Return the results in a node's answer; raise Refused for anything but finite numbers of these clients."""
+    given = value_of(answer.header, "validated", dict)
+    results = {}
+    for name, entry in given.items():
+        if name not in clients or not isinstance(entry, dict):
+            raise Refused(f"it has validated {name!r:.60}, which it was not asked for")
+        refuse_many("a client", entry, "validation", most_metrics)
+        results[name] = Validated(sums_of(entry, "validation"), _tally(entry))
+    return results
+
+
+def _tally(entry: Mapping[str, Any]) -> Tally | None:
+    given = value_of(entry, "tally", (dict, type(None)))
+    if given is None:
+        return None
+    examples, correct = value_of(given, "examples", int), value_of(given, "correct", list)
+    vote = value_of(given, "vote", (float, type(None)))
+    if not 0 < examples < MOST_STEPS or not 0 < len(correct) <= MOST_SELECTORS:
+        raise Refused(f"its validation has {examples} rows and {len(correct)} selectors")
+    for share in [*correct, *([] if vote is None else [vote])]:
+        if not 0 <= value_of({"a share of right answers": share}, "a share of right answers", float) <= 1:
+            raise Refused(f"its share of right answers is {share:g}")
+    return Tally(examples, correct, vote)
+
+
+def votes_of(results: Mapping[str, Validated]) -> dict[str, float]:
+    """Return each client's share of right answers; raise Refused where a module gives none, since losses are not summed."""
+    votes = {name: None if each.tally is None else each.tally.vote for name, each in results.items()}
+    if None in votes.values():
+        raise Refused(
+            "its validation step gives no 'vote', and secure-aggregation sums nothing else of a validation"
+        )
+    return {name: vote for name, vote in votes.items() if vote is not None}
+
+
+def sum_of_votes(votes: Mapping[str, float]) -> WeightedSum:
+    """Return a sum in which each client counts alike."""
+    total = WeightedSum("weight")
+    for name, vote in votes.items():
+        total.add(Update(name, {"vote": torch.tensor([vote], dtype=torch.float64)}, 1.0))
+    return total
+
+
+def read_masked_votes(answer: Parcel, clients: Sequence[str]) -> tuple[list[str], Ring]:
+    """Return the validated clients of a node and its masked sum; raise Refused for anything else."""
+    names, data = value_of(answer.header, "validated", list), answer.payloads.get(PAYLOAD, b"")
+    texts = all(isinstance(name, str) for name in names)
+    if not texts or len({*names}) != len(names) or not {*names} <= {*clients}:
+        raise Refused("it has validated other clients than it was asked for")
+    if len(data) != 2 * BYTES or len(answer.payloads) != 1:
+        raise Refused(f"its masked sum is not 2 elements of {BYTES} bytes")
+    return names, from_bytes(data)
+
+
+def mean_vote(partial: Mapping[str, Any]) -> float:
+    """Return the mean over clients of an unmasked sum; raise Refused for one that is no share."""
+    total = WeightedSum("weight")
+    total.merge(partial)
+    mean = float(total.result()["vote"])
+    if not 0 <= mean <= 1:
+        raise Refused(f"the mean share of right answers is {mean:g}: a node has sent another sum")
+    return mean
+
+
+def means_of(
+    results: Mapping[str, Validated], limits: Limits, least: int = 1
+) -> tuple[dict[str, float], dict[str, Tally]]:
+    """Return weighted means over clients, by name, and the shares of right answers of those that agree on the selectors.
+
+    A client counts with its number of rows, at most with ``limits.share`` of all. A name counts if more than half of the
+    clients have it, and a number of selectors if most clients have it, and it is at least ``least``: a node could make
+    others up.
+
+    Examples:
+        >>> results = {name: Validated({"val/loss": (loss, n)}, None) for name, loss, n in [("a", 2.0, 2), ("b", 6.0, 2)]}
+        >>> means_of(results, Limits())
+        ({'val/loss': 2.0}, {})
+    """
+    names = {name for each in results.values() for name in each.sums}
+    means = {}
+    for name in sorted(names):
+        there = {client: each.sums[name] for client, each in results.items() if name in each.sums}
+        if 2 * len(there) > len(results):
+            means[name] = _mean(
+                {client: s / n for client, (s, n) in there.items()},
+                {c: n for c, (_, n) in there.items()},
+                limits,
+            )
+    tallies = {client: each.tally for client, each in results.items() if each.tally is not None}
+    usual = min(multimode(n for each in tallies.values() if (n := len(each.correct)) >= least), default=0)
+    tallies = {client: each for client, each in tallies.items() if len(each.correct) == usual}
+    votes = {client: each.vote for client, each in tallies.items() if each.vote is not None}
+    if votes:
+        means["val/accuracy"] = _mean(votes, {client: tallies[client].examples for client in votes}, limits)
+    return means, tallies
+
+
+def _mean(values: Mapping[str, float], claimed: Mapping[str, int], limits: Limits) -> float:
+    weights = limits.believed(claimed, len(claimed))
+    return math.fsum(values[name] * weights[name] for name in values) / sum(weights.values())

@@ -1,0 +1,305 @@
+"""Validation on the nodes' own rows: the emulator's numbers, and no more than a share of them by one client."""
+
+import csv
+import json
+from copy import deepcopy
+
+import pytest
+from judges import MARGINS, Grouping, Judge, Margins
+from nodes_here import ALL_KINDS, Here, Kind, MadeParts, deploy, emulate, make_node, two_nodes
+from tiny_world import tiny_selector
+
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Tally
+from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.flower.loops.validation import Validated, mean_vote, means_of, sum_of_votes, to_send, votes_of
+from fedlight.flower.messages import Parcel, Refused
+from fedlight.flower.node import Node
+from fedlight.flower.parts import judge_of
+from fedlight.flower.server import serve
+from fedlight.lightning_cli.cli import lightning_cli
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+
+LIFTED = Limits(share=None, norm=None)  # the emulator has none
+METRICS = [f"val/{own}client_{name}" for own in ("", "own_") for name in ("mean", "worst_tenth", "std")]
+
+
+def judged(
+    algorithm=Grouping, selectors=3, data=Margins, callbacks=lambda: [ClientAccuracy()], loop=None, **settings
+):
+    return Kind(
+        {"algorithm": algorithm(), "clients_per_round": 2, "local_steps": 2, "limits": LIFTED} | (loop or {}),
+        lambda: Judge(selectors),
+        data,
+        settings={"limit_val_batches": 1.0, **settings},
+        callbacks=callbacks,
+    )
+
+
+@pytest.fixture
+def kind(monkeypatch):
+    """Function that defines the kind of run ``judged``."""
+
+    def define(**how):
+        monkeypatch.setitem(ALL_KINDS, "judged", lambda root: judged(**how))
+        return "judged"
+
+    return define
+
+
+def rows(folder):
+    """Return the rows without the known groups, which a server learns only where it assigns by them."""
+    read = csv.DictReader((folder / "clients.csv").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key != "group"} for row in read]
+
+
+@pytest.mark.parametrize(("selectors", "every"), [(3, 1), (1, 2)])
+def test_the_numbers_are_the_emulators(tmp_path, kind, selectors, every):
+    algorithm = Grouping if selectors == 3 else FedAvg
+    name = kind(algorithm=algorithm, selectors=selectors, check_val_every_n_epoch=every)
+    module, _ = emulate(name, tmp_path / "emulated")
+    there = Here(two_nodes(name, tmp_path))
+    deployed, loop = deploy(name, tmp_path / "server", there)
+    assert not loop.nodes.refused
+    assert len(there.of("validate")) == 2 * (3 // every)
+    assert rows(tmp_path / "server") == rows(tmp_path / "emulated")
+    assert len(rows(tmp_path / "server")) == 4 * (3 // every)
+    expected, logged = module.trainer.callback_metrics, deployed.trainer.callback_metrics
+    for metric in METRICS if selectors == 3 else METRICS[:3]:
+        assert logged[metric] == expected[metric]
+    assert logged["fed/not_validated"] == 0
+    last = [one for one in there.of("validate") if one.asked.header["round"] == every * (3 // every) - 1]
+    assert logged["fed/validation_bytes_down"] == sum(one.asked.num_bytes for one in last)
+    assert logged["fed/validation_bytes_up"] == sum(one.answer.num_bytes for one in last)
+    right = sum(float(row["accuracy"]) * int(row["examples"]) for row in rows(tmp_path / "server")[-4:])
+    assert float(logged["val/accuracy"]) == pytest.approx(right / 10)
+
+
+def test_a_config_of_the_package_logs_the_emulators_means(tiny_model, tmp_path):
+    more = "--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy"
+    emulated = lightning_cli(["fit", *tiny_selector(tiny_model, tmp_path / "emulated", more)])
+    args = tiny_selector(tiny_model, tmp_path / "server", more)
+    there = Here({n: Node(args, {}, tmp_path / f"node{n}", part=(n, 2)) for n in range(2)})
+    trainer, _ = serve(args, there, wait_seconds=0)
+    assert rows(tmp_path / "server") == rows(tmp_path / "emulated")
+    for name in ("val/loss", "val/accuracy", *METRICS[:3]):
+        assert float(trainer.callback_metrics[name]) == pytest.approx(
+            float(emulated.trainer.callback_metrics[name]), rel=1e-5
+        )
+
+
+def changed(value):
+    """Return a change of the results that node 1 sends of its first client."""
+
+    def change(message):
+        if (message.asked.header["action"], message.node) != ("validate", 1):
+            return message.answer
+        header = deepcopy(message.answer.header)
+        first = min(header["validated"])
+        header["validated"][first] = value(header["validated"][first])
+        return Parcel(header, message.answer.payloads)
+
+    return change
+
+
+def with_tally(**fields):
+    return lambda entry: entry | {"tally": entry["tally"] | fields}
+
+
+HOSTILE = {
+    "no_entry": lambda entry: 5,
+    "no_tally": lambda entry: {"validation": {}, "tally": []},
+    "no_metrics": lambda entry: {"tally": None},
+    "more_than_right": with_tally(vote=1.5),
+    "less_than_wrong": with_tally(correct=[-0.1, 0.5, 0.5]),
+    "a_text": with_tally(correct=["1", "1", "1"]),
+    "no_selector": with_tally(correct=[]),
+    "many_selectors": with_tally(correct=[1.0] * 1001),
+    "no_rows": with_tally(examples=0),
+    "a_billion_rows": with_tally(examples=10**9),
+    "a_truth_value": with_tally(examples=True),
+    "an_infinite_sum": lambda entry: entry | {"validation": {"val/loss": [1e300, 1]}},
+    "no_count": lambda entry: entry | {"validation": {"val/loss": [1.0, 0]}},
+    "a_long_name": lambda entry: entry | {"validation": {"x" * 101: [1.0, 1]}},
+    "many_metrics": lambda entry: entry | {"validation": {f"m{i}": [1.0, 1] for i in range(101)}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_results_that_do_not_fit_are_refused_and_the_others_are_taken(tmp_path, kind, name):
+    there = Here(two_nodes(kind(), tmp_path), changed(HOSTILE[name]))
+    module, loop = deploy("judged", tmp_path / "server", there, 1)
+    assert loop.rounds_done == 1
+    assert sum(loop.nodes.refused.values()) == 1
+    served = json.loads(json.dumps(there.of("validate")[0].asked.header["shares"]))
+    assert {row["client"] for row in rows(tmp_path / "server")} == {*MARGINS} - {*served}
+    assert module.trainer.callback_metrics["fed/not_validated"] == len(served)
+
+
+def test_fewer_selectors_than_there_are_groups_do_not_end_the_run(tmp_path, kind):
+    def change(message):
+        answer = deepcopy(message.answer)
+        for entry in answer.header.get("validated", {}).values():
+            entry["tally"]["correct"] = [1.0]
+        return answer
+
+    there = Here(two_nodes(kind(), tmp_path), change)
+    module, loop = deploy("judged", tmp_path / "server", there, 3)
+    assert loop.rounds_done == 3
+    assert module.trainer.callback_metrics["fed/not_validated"] == 4
+
+
+def test_results_of_another_client_are_refused(tmp_path, kind):
+    def change(message):
+        if message.asked.header["action"] == "validate" and message.node == 1:
+            results = message.answer.header["validated"]
+            return Parcel(message.answer.header | {"validated": {"zoe": next(iter(results.values()))}})
+        return message.answer
+
+    there = Here(two_nodes(kind(), tmp_path), change)
+    _, loop = deploy("judged", tmp_path / "server", there, 1)
+    assert [*loop.nodes.refused] == ["it has validated 'zoe', which it was not asked for"]
+
+
+def test_one_client_has_no_more_than_its_share_of_the_means():
+    results = {f"c{i}": Validated({"val/loss": (10.0, 10)}, Tally(10, [0.5], 0.5)) for i in range(9)}
+    liar = Validated({"val/loss": (3e9, 10**9 - 1), "val/made_up": (1.0, 1)}, Tally(10**9 - 1, [1.0], 1.0))
+    means, tallies = means_of({**results, "liar": liar}, Limits(share=0.3))
+    most = int(10 * 9 * 0.3 / 0.7)  # examples that count, beside ninety of the others
+    assert means == pytest.approx(
+        {"val/loss": (90 + 3 * most) / (90 + most), "val/accuracy": (45 + most) / (90 + most)}, rel=1e-6
+    )
+    assert len(tallies) == 10
+
+
+def test_a_number_of_selectors_that_few_have_does_not_count():
+    results = {name: Validated({}, Tally(2, [0.5, 1.0], None)) for name in "abc"}
+    results["d"] = Validated({}, Tally(2, [1.0] * 3, 1.0))
+    means, tallies = means_of(results, Limits())
+    assert (means, [*tallies]) == ({}, ["a", "b", "c"])
+    assert means_of({}, Limits()) == ({}, {})
+
+
+def test_numbers_of_rows_are_not_sent_where_all_clients_count_alike():
+    sent = to_send({"a": Validated({"val/loss": (6.0, 4)}, Tally(4, [0.25], 0.25))}, counts=False)
+    tally = {"examples": 1, "correct": [0.25], "vote": 0.25, "mixed": None}
+    assert sent == {"a": {"validation": {"val/loss": [1.5, 1]}, "tally": tally}}
+
+
+class NoClients(Margins):
+    def __init__(self):
+        super().__init__(knows=False)
+
+
+def test_nodes_that_do_not_know_whose_rows_they_are_send_nothing_and_that_is_said(tmp_path, kind, caplog):
+    caplog.set_level("INFO")
+    there = Here(two_nodes(kind(data=NoClients), tmp_path))
+    module, loop = deploy("judged", tmp_path / "server", there)
+    assert not loop.nodes.refused
+    assert caplog.text.count("no device has sent results of validation rows") == 1
+    assert module.trainer.callback_metrics["fed/not_validated"] == 4
+
+
+class WithRows(Margins):
+    val_rows = ("rows.jsonl", "train")
+
+
+def test_that_nodes_validate_nothing_beside_the_servers_rows_is_said(tmp_path, kind, caplog):
+    caplog.set_level("INFO")
+    parts = MadeParts([f"--kind={kind(data=WithRows)}", f"--trainer.default_root_dir={tmp_path}"], bool)
+    assert judge_of(parts, parts.new_trainer([parts.loop])) is None
+    assert "nodes validate nothing: data.split.val_source has rows of the server" in caplog.text
+
+
+def masked_run(tmp_path, change=lambda message: message.answer):
+    nodes = {n: make_node("judged", tmp_path / f"node{n}", (n, 3), secure=True) for n in range(3)}
+    there = Here(nodes, change)
+    module, loop = deploy("judged", tmp_path / "server", there, 2, secure=True)
+    return module.trainer.callback_metrics, loop, there
+
+
+def everybody(kind):
+    """FedAvg with all four clients in a round, one or two on each of three nodes."""
+    kind(algorithm=FedAvg, loop={"clients_per_round": 4})
+
+
+def test_of_masked_results_the_mean_alone_reaches_the_server(tmp_path, kind):
+    everybody(kind)
+    module, _ = emulate("judged", tmp_path / "emulated", 2)
+    logged, loop, there = masked_run(tmp_path)
+    assert not loop.nodes.refused
+    assert logged["val/client_mean"] == module.trainer.callback_metrics["val/client_mean"]
+    assert 0 < logged["val/client_mean"] < 1
+    assert logged["fed/not_validated"] == 0
+    assert not {"val/client_std", "val/client_worst_tenth", "val/accuracy"} & logged.keys()
+    assert not (tmp_path / "server/clients.csv").exists()
+    for one in there.of("validate"):
+        fields = {"format", "action", "run", "round", "nonce", "validated"}
+        assert (one.answer.header.keys(), [*one.answer.payloads]) == (fields, ["masked"])
+        assert {*one.answer.header["validated"]} <= {*MARGINS}
+
+
+def other(header=None, payloads=None):
+    def change(message):
+        if (message.asked.header["action"], message.node) != ("validate", 1):
+            return message.answer
+        given = message.answer.header if header is None else message.answer.header | {"validated": header}
+        return Parcel(given, message.answer.payloads if payloads is None else payloads)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (other(header=["zoe"]), "it has validated other clients than it was asked for"),
+        (other(header=[7]), "it has validated other clients than it was asked for"),
+        (other(payloads={}), "its masked sum is not 2 elements of 24 bytes"),
+        (
+            other(payloads={"masked": b"1" * 48}),
+            "the sum of the nodes is not that of the clients that have taken part",
+        ),
+    ],
+)
+def test_a_broken_masked_sum_leaves_a_round_without_validation(tmp_path, kind, change, reason):
+    everybody(kind)
+    logged, loop, _ = masked_run(tmp_path, change)
+    assert loop.rounds_done == 2
+    assert any(each.startswith(reason) for each in loop.nodes.refused)
+    assert "val/client_mean" not in logged
+    assert logged["fed/not_validated"] == 4
+
+
+def test_a_mean_that_is_no_share_is_refused():
+    assert mean_vote(sum_of_votes({"a": 0.5, "b": 1.0}).partial()) == 0.75
+    with pytest.raises(Refused, match="the mean share of right answers is 2: a node has sent another sum"):
+        mean_vote(sum_of_votes({"a": 3.0, "b": 1.0}).partial())
+    with pytest.raises(Refused, match="gives no 'vote'"):
+        votes_of({"a": Validated({"val/loss": (1.0, 1)}, None)})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"limit_val_batches": 1},
+        {"limit_val_batches": 0.5},
+        {"check_val_every_n_epoch": None, "val_check_interval": 2},
+    ],
+)
+def test_a_part_of_the_rows_is_refused_before_a_node_is_asked(tmp_path, kind, settings):
+    there = Here(two_nodes(kind(**settings), tmp_path))
+    with pytest.raises(ValueError, match=r"leave trainer\.limit_val_batches out"):
+        deploy("judged", tmp_path / "server", there)
+    assert not there.messages
+
+
+def test_without_the_callback_nodes_are_not_asked(tmp_path, kind):
+    there = Here(two_nodes(kind(callbacks=tuple, algorithm=FedAvg), tmp_path))
+    deploy("judged", tmp_path / "server", there, 1)
+    assert not there.of("validate")
+    assert {one.asked.header["action"] for one in there.messages} == {"join", "visit"}
+    for secure in (False, True):  # a server with other settings learns no accuracies
+        node = make_node("judged", tmp_path / f"other{secure}", secure=secure)
+        with pytest.raises(Refused, match="'validate' is unknown, or this node's settings do not allow it"):
+            node.answer(Parcel({"action": "validate", "run": "r"}))
