@@ -103,6 +103,9 @@ Gradients = list[Tensor | None]
 class ChangesGradients(Protocol):
     """Change of the gradients of micro-batches before they are added up, and of their sum."""
 
+    def check_rows(self, batch: Any, rows: int) -> None:
+        """Raise ValueError for a batch of so many rows that cannot be cut into single examples."""
+
     def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
         """Return the changed gradients of a micro-batch, which are ``share`` times those of its mean loss."""
 
@@ -179,6 +182,8 @@ class FittedStep:
             num_examples = count_examples(batch)
             if num_examples <= micro_batch and self._changes is None:
                 return step(batch, *args)
+            if self._changes is not None:
+                self._changes.check_rows(batch, num_examples)
             weights = [weight for weight in self.module.parameters() if weight.requires_grad]
             gradients: Gradients = [None] * len(weights)
             total, log, results, shares = torch.zeros(()), _Log(self.module), [], []

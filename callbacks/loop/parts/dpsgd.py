@@ -20,11 +20,12 @@ One example after the other is computed, `fedlight.callbacks.loop.fitted_step`: 
 example is in memory at a time, whatever the batch.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -38,6 +39,7 @@ from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Visit
 from fedlight.federation.privacy import Private
+from fedlight.support.torch_parts import tensors
 
 
 @runtime_checkable
@@ -70,13 +72,16 @@ class DPSGD(Private, Part):
     Raises:
         ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given; before the
             first round, for a run in which a batch's gradient is not the mean of its examples' gradients, or whose batches
-            depend on examples; at the first step, for an optimizer that evaluates the loss several times in one.
+            depend on examples; at the first step, for a batch whose rows are not the examples drawn for it, and for an
+            optimizer that evaluates the loss several times in one.
     """
 
     bounded = "an example's gradient"
     _trained: frozenset[int] = frozenset()
     _has_gradient = False
     _step: FittedStep | None = None
+    _data: Any = None
+    _drawn: deque[int] = deque()  # examples of the batches to come
 
     def check(self, run: Run) -> None:
         """Raise ValueError for settings under which examples have no separate gradients."""
@@ -139,11 +144,19 @@ class DPSGD(Private, Part):
         run.algorithm.adjust_gradients(open_visit.visiting, open_visit.parameters, gradients)
         self._trained = frozenset(id(open_visit.parameters[name]) for name in gradients)
         self._has_gradient = False
+        self._data = run.data
+        self._drawn = deque(shape.examples for shape in self._data.batch_shapes(visit, run.round_idx))
         self._step = FittedStep(run.lightning_module, self)
-        self._step.enter(getattr(run.data, "examples_together", 1), checkpointing=False)
+        self._step.enter(self._together, checkpointing=False)
+
+    @property
+    def _together(self) -> int:
+        together: int = getattr(self._data, "examples_together", 1)
+        return together
 
     def after_batch(self, run: Run, group: OpenGroup) -> None:
         self._has_gradient = False
+        self._drawn.popleft()
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
         self.abort(run)
@@ -153,6 +166,24 @@ class DPSGD(Private, Part):
             self._step.leave()
 
     # Interface for fedlight.callbacks.loop.fitted_step.ChangesGradients
+
+    def check_rows(self, batch: Any, rows: int) -> None:
+        """Raise ValueError for a batch whose rows are not the examples that were drawn for it."""
+        drawn = self._drawn[0]
+        if rows != drawn:
+            raise ValueError(
+                f"a batch has {rows} rows of {drawn} examples: DPSGD needs one row for each; have collate keep one row per "
+                "example"
+            )
+        if drawn <= self._together or drawn not in _list_lengths(batch):
+            return
+        # Columns stay as many for fewer examples. No bit of the run may change for the question.
+        with isolate_rng():
+            fewer = self._data.example_batch(self._together)
+        if drawn not in _list_lengths(fewer):
+            raise ValueError(
+                f"a batch is a list of {drawn} examples: DPSGD needs one row for each; have collate stack them to one tensor"
+            )
 
     def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
         """Return an example's gradients with a norm of at most ``share * clip_norm``; None for weights that stay fixed."""
@@ -178,3 +209,12 @@ class DPSGD(Private, Part):
                 noise *= share * self.clip_norm * self.noise
             changed.append(noise if noise is None or gradient is None else noise.add_(gradient))
         return changed
+
+
+def _list_lengths(batch: Any) -> Iterator[int]:
+    """Yield the lengths of all lists and tuples in a batch that hold tensors."""
+    if isinstance(batch, (list, tuple)) and any(True for _ in tensors(batch)):
+        yield len(batch)
+    if isinstance(batch, (Mapping, list, tuple)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _list_lengths(part)

@@ -458,6 +458,45 @@ def test_runs_that_it_cannot_protect_are_refused(message, settings):
         federate(rounds=1, model=model, **settings)
 
 
+class Collated(Points):
+    """Points of one client, and a function of x and y of a batch in the place of `collate`."""
+
+    def __init__(self, made, batch_size=8):
+        super().__init__({"a": 8}, batch_size=batch_size)
+        self.made = made
+
+    def collate(self, examples):
+        return self.made(self.x[list(examples)], self.y[list(examples)])
+
+
+@pytest.mark.parametrize(
+    ("message", "made"),
+    [
+        ("a batch has 6 rows of 8 examples", lambda x, y: list(x)),
+        ("a batch is a list of 8 examples", lambda x, y: [row.repeat(2)[:8] for row in x]),
+        ("a batch is a list of 8 examples", lambda x, y: {"x": [row.repeat(2)[:8] for row in x]}),
+        ("a batch has 24 rows of 8 examples", lambda x, y: {"x": x.repeat(3, 1), "y": y.repeat(3, 1)}),
+        ("a batch has 2 rows of 8 examples", lambda x, y: {"x": x[6:], "y": y[6:]}),
+    ],
+)
+def test_batches_whose_rows_are_no_examples_are_refused(message, made):
+    with pytest.raises(ValueError, match=f"{message}: DPSGD needs one row for each; have collate"):
+        fit(TwoParts(), Collated(made), clients_per_round=1, parts=[DPSGD(1.0, 1.0)])
+
+
+def test_as_many_columns_as_examples_are_allowed():
+    class Columns(TwoParts):
+        def training_step(self, batch, batch_idx):
+            return super().training_step({"x": batch[0], "y": batch[1]}, batch_idx)
+
+    ends = []
+    for made in (TwoParts(lr=LR), Columns(lr=LR)):
+        data = Collated(lambda x, y: {"x": x, "y": y} if type(made) is TwoParts else [x, y], batch_size=2)
+        fit(made, data, clients_per_round=1, parts=[DPSGD(1.0, 1.0)])
+        ends.append(weights(made))
+    assert_equal(*ends)
+
+
 @pytest.mark.parametrize("at_once", [2, "auto"])
 def test_several_clients_at_once_are_refused(at_once):
     with pytest.raises(ValueError, match="DPSGD trains one client at a time: set clients_at_once=1"):
