@@ -20,7 +20,7 @@ One example after the other is computed, `fedlight.callbacks.loop.fitted_step`: 
 example is in memory at a time, whatever the batch.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,10 +81,10 @@ class DPSGD(Private, Part):
     _has_gradient = False
     _step: FittedStep | None = None
     _data: Any = None
-    _drawn: deque[int] = deque()  # examples of the batches to come
+    _drawn: Sequence[int] = ()  # examples of the batches to come
 
     def check(self, run: Run) -> None:
-        """Raise ValueError for settings under which examples have no separate gradients."""
+        """Raise ValueError for settings under which examples have no separate gradients, or reach others in another way."""
         name, trainer, rounds = type(run.lightning_module).__name__, run.trainer, range(run.num_rounds)
         refused = {
             "is given twice in parts: leave one out": sum(isinstance(part, DPSGD) for part in run.parts) > 1,
@@ -101,6 +101,11 @@ class DPSGD(Private, Part):
             "more memory": any(batches_per_step(trainer, round_idx) > 1 for round_idx in rounds),
             f"adds noise to whole adapters, and clients of {type(run.algorithm).__name__} train parts of them: take another "
             "algorithm, such as FedAvg": isinstance(run.algorithm, UnlikeRanks),
+            "does not protect losses on clients' own rows: set group_by=val": (
+                getattr(run.algorithm, "group_by", "val") == "own"
+            ),
+            f"computes one example at a time, and the loss of {name} compares the rows of a batch: take PrivateMean or "
+            "ClipAndNoise": getattr(run.lightning_module, "compares_rows", False),
             f"does not protect the statistics of {type(run.buffers).__name__}: leave it out, and have these layers in "
             "eval(), or take layers such as GroupNorm": type(run.buffers) is not BufferPolicy,
             f"counts passes over examples, which {type(run.data).__name__} does not: derive it from FederatedDataModule, or "
@@ -113,6 +118,9 @@ class DPSGD(Private, Part):
     def meet(self, run: Run) -> None:
         assert isinstance(run.data, DrawsByLot)  # see `check`
         run.data.draw_by_lot()
+        # Here, because a node alone knows how many examples its clients have where they weigh the same.
+        most = max(client.num_examples for client in run.clients.values())
+        self.check_delta(most, "examples of a client", "one of them")
 
     def attach(self, run: Run) -> None:
         """Raise ValueError for a module that normalizes over batches."""
@@ -145,7 +153,7 @@ class DPSGD(Private, Part):
         self._trained = frozenset(id(open_visit.parameters[name]) for name in gradients)
         self._has_gradient = False
         self._data = run.data
-        self._drawn = deque(shape.examples for shape in self._data.batch_shapes(visit, run.round_idx))
+        self._drawn = [shape.examples for shape in self._data.batch_shapes(visit, run.round_idx)]
         self._step = FittedStep(run.lightning_module, self)
         self._step.enter(self._together, checkpointing=False)
 
@@ -156,7 +164,7 @@ class DPSGD(Private, Part):
 
     def after_batch(self, run: Run, group: OpenGroup) -> None:
         self._has_gradient = False
-        self._drawn.popleft()
+        self._drawn = self._drawn[1:]
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
         self.abort(run)

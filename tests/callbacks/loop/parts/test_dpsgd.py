@@ -36,6 +36,7 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.language.adapters import Lora, trained_parameters
+from fedlight.modules.projector import ProjectorModule
 from fedlight.modules.sft import SFTModule
 from fedlight.support.seeding import derive_seed
 
@@ -490,9 +491,11 @@ def test_as_many_columns_as_examples_are_allowed():
             return super().training_step({"x": batch[0], "y": batch[1]}, batch_idx)
 
     ends = []
-    for made in (TwoParts(lr=LR), Columns(lr=LR)):
-        data = Collated(lambda x, y: {"x": x, "y": y} if type(made) is TwoParts else [x, y], batch_size=2)
-        fit(made, data, clients_per_round=1, parts=[DPSGD(1.0, 1.0)])
+    for made, collate in (
+        (TwoParts(lr=LR), lambda x, y: {"x": x, "y": y}),
+        (Columns(lr=LR), lambda *xy: [*xy]),
+    ):
+        fit(made, Collated(collate, batch_size=2), clients_per_round=1, parts=[DPSGD(1.0, 1.0)])
         ends.append(weights(made))
     assert_equal(*ends)
 
@@ -501,6 +504,24 @@ def test_as_many_columns_as_examples_are_allowed():
 def test_several_clients_at_once_are_refused(at_once):
     with pytest.raises(ValueError, match="DPSGD trains one client at a time: set clients_at_once=1"):
         fit(LoraModule(), Points(), at_once, parts=[DPSGD(1.0, 1.0)])
+
+
+def test_groups_by_losses_on_own_rows_are_refused():
+    """Each training example's loss decides which selector a client trains, without noise."""
+    with pytest.raises(
+        ValueError, match="DPSGD does not protect losses on clients' own rows: set group_by=val"
+    ):
+        run_selectors(FedBiscuit(1, 1, group_by="own"), 4, Adapters(2), parts=[DPSGD(1.0, 1.0)])
+
+
+def test_a_loss_that_compares_rows_is_refused():
+    class Contrasts(TwoParts):
+        compares_rows = ProjectorModule.compares_rows
+
+    with pytest.raises(
+        ValueError, match="the loss of Contrasts compares the rows of a batch: take PrivateMean"
+    ):
+        fit(Contrasts(), Points(), parts=[DPSGD(1.0, 1.0)])
 
 
 def test_visits_to_made_data_are_refused():
