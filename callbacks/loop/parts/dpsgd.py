@@ -7,7 +7,8 @@ examples with the gradients g_i uses
 
 with C the clipping norm, z the noise multiplier and n standard normal numbers. It replaces the gradient of the batch's mean
 loss. What optimizer, algorithm, wire and server compute from it costs no further privacy, so an example is protected from
-everybody who sees models, the server included.
+everybody who sees models, the server included. Training losses and metrics have no noise: a node of a deployment keeps them,
+and the emulator writes them to its logs.
 
 Accounting, which is not the paper's: it samples each example with a fixed probability in each step, and the loop's visits
 cut shuffled passes into batches of a fixed size. So no amplification by sampling is claimed. An example is in one batch of a
@@ -60,7 +61,7 @@ class DPSGD(Private, Part):
     from torch's global stream, which the loop seeds for each visit; on a node of a deployment from the operating system.
 
     An example is a row of the training batches, and the loss is that of a batch with this row alone. Nothing before the step
-    may mix the rows of a batch, as mixup does.
+    may mix the rows of a batch, as mixup does, and a module with a loss that compares them has ``compares_rows = True``.
 
     Args:
         clip_norm: largest L2 norm of an example's gradient, all trained parameters together, above 0.

@@ -237,6 +237,14 @@ def test_each_visit_of_a_client_counts():
     assert loop.privacy.passes == visits
 
 
+def test_a_budget_of_soft_groups_counts_one_visit_in_the_warm_up():
+    algorithm = FedBiscuit(1, 1, assignment=SoftGroups())
+    part = DPSGD(1.0, delta=1e-3, epsilon=30.0)
+    _, loop = run_selectors(algorithm, 4, Adapters(2), local_steps=1, clients_per_round=9, parts=[part])
+    assert {*loop.privacy.passes.values()} == {2 + 2 * 2}
+    assert 0.999 * 30 < part.spent({(1, 1): 6}) <= 30
+
+
 def budget(rounds, epsilon=30.0, saved=None, ckpt=None):
     loop = FederatedLoop(clients_per_round=3, local_steps=2, parts=[DPSGD(1.0, delta=0.01, epsilon=epsilon)])
     model, watch = module(), Logged()
@@ -420,6 +428,41 @@ def test_a_language_model_equals_its_example_gradients():
     for name, value in each.items():
         mean = torch.einsum("b,b...->...", scale, value) / 6
         torch.testing.assert_close(start[name] - end[name], 0.5 * mean, rtol=1e-3, atol=1e-5)
+
+
+def test_an_example_with_a_plain_0_as_its_loss_is_left_out():
+    class LeavesOut(TwoParts):
+        is_plain = True
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            if batch["x"][0, 0] < 0:
+                return loss
+            return torch.zeros(()) if self.is_plain else 0 * loss
+
+    ends = []
+    for plain in (True, False):
+        made = LeavesOut(lr=LR)
+        made.is_plain = plain
+        fit(made, Points(), rounds=1, parts=[DPSGD(0.5, 1.0)])
+        ends.append(weights(made))
+    assert_equal(*ends)
+
+
+def test_batches_of_alike_lengths_come_back_after_the_run():
+    class Long(Points):
+        def setup(self, stage=None):
+            super().setup(stage)
+            self.train_lengths = np.arange(len(self.train_set))[::-1].copy()
+
+    orders = []
+    for data, parts in ((Long(), [DPSGD(1.0, 1.0)]), (Long(), [])):
+        fit(TwoParts(), data, rounds=1, parts=parts)
+        assert data.plan.lengths is data.train_lengths
+        recorder = Recorder()
+        fit(TwoParts(), data, rounds=1, callbacks=[recorder])
+        orders.append([batch["x"] for _, batches in recorder.visits[0] for batch in batches])
+    assert all(map(torch.equal, *orders))
 
 
 class Manual(type(module())):
