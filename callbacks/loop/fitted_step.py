@@ -221,7 +221,7 @@ class FittedStep:
         parts: Gradients = [None] * len(weights)
         # The loss of an example that is left out may be a plain 0.
         if self._changes is None or loss.requires_grad:
-            with torch.autocast(loss.device.type, enabled=False):  # as backward runs, outside of training_step
+            with torch.autocast(loss.device.type, enabled=False):  # as in backward, outside of training_step
                 parts = [*torch.autograd.grad(loss, weights, allow_unused=True)]
         if self._changes is not None:
             parts = self._changes.clipped(parts, weights, share)
