@@ -449,22 +449,6 @@ def test_an_example_with_a_plain_0_as_its_loss_is_left_out():
     assert_equal(*ends)
 
 
-def test_batches_of_alike_lengths_come_back_after_the_run():
-    class Long(Points):
-        def setup(self, stage=None):
-            super().setup(stage)
-            self.train_lengths = np.arange(len(self.train_set))[::-1].copy()
-
-    orders = []
-    for data, parts in ((Long(), [DPSGD(1.0, 1.0)]), (Long(), [])):
-        fit(TwoParts(), data, rounds=1, parts=parts)
-        assert data.plan.lengths is data.train_lengths
-        recorder = Recorder()
-        fit(TwoParts(), data, rounds=1, callbacks=[recorder])
-        orders.append([batch["x"] for _, batches in recorder.visits[0] for batch in batches])
-    assert all(map(torch.equal, *orders))
-
-
 class Manual(type(module())):
     def __init__(self):
         super().__init__()
