@@ -57,6 +57,7 @@ class ProjectorModule(Checked, LightningModule):
     """
 
     maps = ("optimizer",)
+    compares_rows = True  # the loss of a text depends on the others of its batch
 
     def __init__(
         self,

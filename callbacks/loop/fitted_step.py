@@ -103,6 +103,9 @@ Gradients = list[Tensor | None]
 class ChangesGradients(Protocol):
     """Change of the gradients of micro-batches before they are added up, and of their sum."""
 
+    def check_rows(self, batch: Any, rows: int) -> None:
+        """Raise ValueError for a batch of so many rows that cannot be cut into single examples."""
+
     def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
         """Return the changed gradients of a micro-batch, which are ``share`` times those of its mean loss."""
 
@@ -179,6 +182,8 @@ class FittedStep:
             num_examples = count_examples(batch)
             if num_examples <= micro_batch and self._changes is None:
                 return step(batch, *args)
+            if self._changes is not None:
+                self._changes.check_rows(batch, num_examples)
             weights = [weight for weight in self.module.parameters() if weight.requires_grad]
             gradients: Gradients = [None] * len(weights)
             total, log, results, shares = torch.zeros(()), _Log(self.module), [], []
@@ -190,7 +195,7 @@ class FittedStep:
                     if result is None and self._changes is not None:
                         raise ValueError(
                             f"{type(self.module).__name__}.training_step left an example out, which must not decide on "
-                            "the batch of others: have it return a loss that is 0"
+                            "the batch of others: have it return torch.zeros(())"
                         )
                     if result is None:  # the module asks to skip the batch
                         return None
@@ -213,8 +218,11 @@ class FittedStep:
         return training_step
 
     def _add_gradients(self, total: Gradients, loss: Tensor, weights: Sequence[Tensor], share: float) -> None:
-        with torch.autocast(loss.device.type, enabled=False):  # as backward runs, outside of training_step
-            parts: Gradients = [*torch.autograd.grad(loss, weights, allow_unused=True)]
+        parts: Gradients = [None] * len(weights)
+        # The loss of an example that is left out may be a plain 0.
+        if self._changes is None or loss.requires_grad:
+            with torch.autocast(loss.device.type, enabled=False):  # as in backward, outside of training_step
+                parts = [*torch.autograd.grad(loss, weights, allow_unused=True)]
         if self._changes is not None:
             parts = self._changes.clipped(parts, weights, share)
         for i, part in enumerate(parts):

@@ -122,8 +122,13 @@ class FederatedDataModule(Checked, L.LightningDataModule):
     # Interface for fedlight.callbacks.loop.parts.dpsgd.DrawsByLot
 
     def draw_by_lot(self) -> None:
-        """Draw batches by lot alone, not by the lengths of the examples."""
+        """Draw batches by lot alone, not by the lengths of the examples, until the run ends."""
         self.plan.lengths = None
+
+    def teardown(self, stage: str) -> None:
+        """Draw batches by the lengths of the examples again."""
+        if self._plan is not None:
+            self._plan.lengths = self.train_lengths
 
     def passes(self, visit: Visit) -> int:
         """Return the passes over its client's examples that a visit begins."""

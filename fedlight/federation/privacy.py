@@ -94,6 +94,14 @@ class Private:
         self.noise_multiplier = self._noise = noise_multiplier
         self.norm = clip_norm
 
+    def check_delta(self, most: int, whose: str, given: str) -> None:
+        """Raise ValueError unless delta < 1 / ``most``, the number of those that are protected."""
+        if self.delta * most >= 1:
+            raise ValueError(
+                f"{type(self).__name__}: delta={self.delta:g} is not below one over the {most:,} {whose}, so that giving "
+                f"away {given} would count as private: set it to {0.1 / most:.0e} or less"
+            )
+
     @property
     def noise(self) -> float:
         """Standard deviation of the noise over ``clip_norm``; with an epsilon a run sets it."""

@@ -12,6 +12,8 @@ import torch
 from fedlight import __version__
 from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.callbacks.loop.round_table import Record
+from fedlight.federation.algorithms.assignments import scores_examples
+from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
@@ -70,6 +72,7 @@ class Node:
             refuse_unsummable(self._settings)
         # The server learns numbers of examples only where the algorithm weights clients by them.
         self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
+        self._protects_examples = any(isinstance(part, Private) for part in self._settings["parts"])
         self._validates = "ClientAccuracy" in self._parts.left_out
         self._parts.say_left_out("node", "which are the server's")
 
@@ -117,8 +120,16 @@ class Node:
         return {"made": made if self._counts else {name: min(1, number) for name, number in made.items()}}, {}
 
     def _losses(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
-        loop, _ = self._run_round(asked)
+        algorithm, on = self._settings["algorithm"], asked.header.get("losses_on", "val")
         by_example = asked.header.get("by_example", False)
+        # This node's own settings decide: losses on training rows say what noise on gradients hides.
+        expected = getattr(algorithm, "group_by", "val" if self._protects_examples else on)
+        if on != expected or by_example is not scores_examples(algorithm):
+            raise Refused(
+                f"the server asks for losses on {on!r:.60}, by_example={by_example!r:.60}, which this node's settings do "
+                "not allow: give both the same config"
+            )
+        loop, _ = self._run_round(asked)
         losses = {
             name: [values.tolist() if by_example else [float(values.mean())] for values in loop.losses[name]]
             for name in self._served([*loop.clients])
@@ -136,9 +147,10 @@ class Node:
                 if reply.payload and not entry["diverged"]:  # of a client that diverged nothing counts
                     entry["payload"] = f"p{len(payloads)}"
                     payloads[entry["payload"]] = reply.payload
-            sums = _sums(loop, entry["client"], entry["label"])
-            entry |= {"loss": None if row["loss"] == "" else row["loss"]}
-            entry |= {"training": sums if self._counts else _means(sums)}
+            if not self._protects_examples:  # losses and metrics have no noise
+                sums = _sums(loop, entry["client"], entry["label"])
+                entry |= {"loss": None if row["loss"] == "" else row["loss"]}
+                entry |= {"training": sums if self._counts else _means(sums)}
             visits.append(entry)
         return {"visits": visits, "lost": loop.lost}, payloads
 

@@ -4,9 +4,15 @@ from collections import Counter
 
 import pytest
 import torch
-from nodes_here import Here, deploy, emulate, left_by, two_nodes, visits_of
+from nodes_here import ALL_KINDS, Here, deploy, emulate, left_by, make_node, two_nodes, visits_of
+from shared_runs import Kind
+from tastes import Adapters, Tastes
 
+from fedlight.callbacks.loop.parts.dpsgd import DPSGD
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
 from fedlight.federation.privacy import Private, PrivateMean
+from fedlight.flower.messages import Parcel, Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
@@ -59,6 +65,51 @@ def test_the_seed_does_not_give_the_noise_of_single_examples(tmp_path, monkeypat
     emulated = emulate("noised_examples", tmp_path / "emulated")
     assert weights(seeded[0]) == weights(emulated[0])
     assert all(times <= counted[client] for client, times in emulated[1].privacy.passes.items())
+
+
+def protect(monkeypatch, algorithm=lambda: FedBiscuit(1, 2), delta=0.01):
+    """Name a kind of run ``protected``, whose nodes protect examples."""
+    model = Adapters if isinstance(algorithm(), FedBiscuit) else lambda: Adapters(1)
+
+    def kind(root):
+        loop = {"algorithm": algorithm(), "clients_per_round": 5, "parts": [DPSGD(0.5, 2.0, delta=delta)]}
+        return Kind(loop, model, Tastes, rounds=4)
+
+    monkeypatch.setitem(ALL_KINDS, "protected", kind)
+
+
+def test_a_node_sends_no_loss_of_examples_that_it_protects(tmp_path, monkeypatch):
+    protect(monkeypatch)
+    _, _, there = run_deployed("protected", tmp_path)
+    visits = [visit for one in there.of("visit") for visit in one.answer.header["visits"]]
+    assert len(visits) == 20
+    assert all(visit["loss"] is None and visit["training"] == {} for visit in visits)
+    first, *_ = run_deployed("uniform", tmp_path / "plain")[2].of("visit")
+    assert all(visit["loss"] > 0 for visit in first.answer.header["visits"])
+
+
+@pytest.mark.parametrize("algorithm", [lambda: FedBiscuit(1, 2), FedAvg])
+def test_a_node_scores_training_rows_only_where_its_own_settings_say_so(tmp_path, monkeypatch, algorithm):
+    protect(monkeypatch)
+    _, _, there = run_deployed("protected", tmp_path)
+    [asked, *_] = [one.asked for one in there.of("losses") if one.node == 1]
+    protect(monkeypatch, algorithm)
+    node = make_node("protected", tmp_path / "asked", (0, 2))
+    for change in ({"losses_on": "own"}, {"by_example": True}, {"losses_on": "own", "by_example": True}):
+        with pytest.raises(Refused, match=r"the server asks for losses on .* settings do not allow"):
+            node.answer(Parcel(asked.header | change, asked.payloads))
+    if algorithm is not FedAvg:
+        losses = node.answer(asked).header["losses"]
+        assert {len(values) for each in losses.values() for values in each} == {1}
+
+
+def test_a_node_compares_delta_with_its_examples(tmp_path, monkeypatch):
+    """The server does not know how many there are where clients weigh the same."""
+    protect(monkeypatch, lambda: FedAvg("uniform"), delta=0.3)
+    with pytest.raises(
+        TimeoutError, match=r"DPSGD: delta=0\.3 is not below one over the \d+ examples of a client"
+    ):
+        run_deployed("protected", tmp_path)
 
 
 def weights(module):

@@ -7,7 +7,8 @@ examples with the gradients g_i uses
 
 with C the clipping norm, z the noise multiplier and n standard normal numbers. It replaces the gradient of the batch's mean
 loss. What optimizer, algorithm, wire and server compute from it costs no further privacy, so an example is protected from
-everybody who sees models, the server included.
+everybody who sees models, the server included. Training losses and metrics have no noise: a node of a deployment keeps them,
+and the emulator writes them to its logs.
 
 Accounting, which is not the paper's: it samples each example with a fixed probability in each step, and the loop's visits
 cut shuffled passes into batches of a fixed size. So no amplification by sampling is claimed. An example is in one batch of a
@@ -21,10 +22,11 @@ example is in memory at a time, whatever the batch.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -38,6 +40,7 @@ from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Visit
 from fedlight.federation.privacy import Private
+from fedlight.support.torch_parts import tensors
 
 
 @runtime_checkable
@@ -58,7 +61,7 @@ class DPSGD(Private, Part):
     from torch's global stream, which the loop seeds for each visit; on a node of a deployment from the operating system.
 
     An example is a row of the training batches, and the loss is that of a batch with this row alone. Nothing before the step
-    may mix the rows of a batch, as mixup does.
+    may mix the rows of a batch, as mixup does, and a module with a loss that compares them has ``compares_rows = True``.
 
     Args:
         clip_norm: largest L2 norm of an example's gradient, all trained parameters together, above 0.
@@ -70,16 +73,19 @@ class DPSGD(Private, Part):
     Raises:
         ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given; before the
             first round, for a run in which a batch's gradient is not the mean of its examples' gradients, or whose batches
-            depend on examples; at the first step, for an optimizer that evaluates the loss several times in one.
+            depend on examples; at the first step, for a batch whose rows are not the examples drawn for it, and for an
+            optimizer that evaluates the loss several times in one.
     """
 
     bounded = "an example's gradient"
     _trained: frozenset[int] = frozenset()
     _has_gradient = False
     _step: FittedStep | None = None
+    _data: Any = None
+    _drawn: Sequence[int] = ()  # examples of the batches to come
 
     def check(self, run: Run) -> None:
-        """Raise ValueError for settings under which examples have no separate gradients."""
+        """Raise ValueError for settings under which examples have no separate gradients, or reach others in another way."""
         name, trainer, rounds = type(run.lightning_module).__name__, run.trainer, range(run.num_rounds)
         refused = {
             "is given twice in parts: leave one out": sum(isinstance(part, DPSGD) for part in run.parts) > 1,
@@ -96,6 +102,11 @@ class DPSGD(Private, Part):
             "more memory": any(batches_per_step(trainer, round_idx) > 1 for round_idx in rounds),
             f"adds noise to whole adapters, and clients of {type(run.algorithm).__name__} train parts of them: take another "
             "algorithm, such as FedAvg": isinstance(run.algorithm, UnlikeRanks),
+            "does not protect losses on clients' own rows: set group_by=val": (
+                getattr(run.algorithm, "group_by", "val") == "own"
+            ),
+            f"computes one example at a time, and the loss of {name} compares the rows of a batch: take PrivateMean or "
+            "ClipAndNoise": getattr(run.lightning_module, "compares_rows", False),
             f"does not protect the statistics of {type(run.buffers).__name__}: leave it out, and have these layers in "
             "eval(), or take layers such as GroupNorm": type(run.buffers) is not BufferPolicy,
             f"counts passes over examples, which {type(run.data).__name__} does not: derive it from FederatedDataModule, or "
@@ -108,6 +119,9 @@ class DPSGD(Private, Part):
     def meet(self, run: Run) -> None:
         assert isinstance(run.data, DrawsByLot)  # see `check`
         run.data.draw_by_lot()
+        # Here, because a node alone knows how many examples its clients have where they weigh the same.
+        most = max(client.num_examples for client in run.clients.values())
+        self.check_delta(most, "examples of a client", "one of them")
 
     def attach(self, run: Run) -> None:
         """Raise ValueError for a module that normalizes over batches."""
@@ -139,11 +153,19 @@ class DPSGD(Private, Part):
         run.algorithm.adjust_gradients(open_visit.visiting, open_visit.parameters, gradients)
         self._trained = frozenset(id(open_visit.parameters[name]) for name in gradients)
         self._has_gradient = False
+        self._data = run.data
+        self._drawn = [shape.examples for shape in self._data.batch_shapes(visit, run.round_idx)]
         self._step = FittedStep(run.lightning_module, self)
-        self._step.enter(getattr(run.data, "examples_together", 1), checkpointing=False)
+        self._step.enter(self._together, checkpointing=False)
+
+    @property
+    def _together(self) -> int:
+        together: int = getattr(self._data, "examples_together", 1)
+        return together
 
     def after_batch(self, run: Run, group: OpenGroup) -> None:
         self._has_gradient = False
+        self._drawn = self._drawn[1:]
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
         self.abort(run)
@@ -153,6 +175,24 @@ class DPSGD(Private, Part):
             self._step.leave()
 
     # Interface for fedlight.callbacks.loop.fitted_step.ChangesGradients
+
+    def check_rows(self, batch: Any, rows: int) -> None:
+        """Raise ValueError for a batch whose rows are not the examples that were drawn for it."""
+        drawn = self._drawn[0]
+        if rows != drawn:
+            raise ValueError(
+                f"a batch has {rows} rows of {drawn} examples: DPSGD needs one row for each; have collate keep one row per "
+                "example"
+            )
+        if drawn <= self._together or drawn not in _list_lengths(batch):
+            return
+        # Columns stay as many for fewer examples. No bit of the run may change for the question.
+        with isolate_rng():
+            fewer = self._data.example_batch(self._together)
+        if drawn not in _list_lengths(fewer):
+            raise ValueError(
+                f"a batch is a list of {drawn} examples: DPSGD needs one row for each; have collate stack them to one tensor"
+            )
 
     def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
         """Return an example's gradients with a norm of at most ``share * clip_norm``; None for weights that stay fixed."""
@@ -178,3 +218,12 @@ class DPSGD(Private, Part):
                 noise *= share * self.clip_norm * self.noise
             changed.append(noise if noise is None or gradient is None else noise.add_(gradient))
         return changed
+
+
+def _list_lengths(batch: Any) -> Iterator[int]:
+    """Yield the lengths of all lists and tuples in a batch that hold tensors."""
+    if isinstance(batch, (list, tuple)) and any(True for _ in tensors(batch)):
+        yield len(batch)
+    if isinstance(batch, (Mapping, list, tuple)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _list_lengths(part)

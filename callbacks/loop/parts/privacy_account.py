@@ -46,17 +46,10 @@ class PrivacyAccount(Part):
         return bool(self._parts)
 
     def meet(self, run: Run) -> None:
-        """Raise ValueError unless delta < 1 / clients, or 1 / examples: else to reveal one whole would be private."""
+        """Raise ValueError unless delta < 1 / clients: else to reveal all of one would be private; a part checks its own."""
         for end, part in self._parts.items():
-            most, whose, given = len(run.clients), "clients", "all that one of them holds"
-            if end == "_example":
-                most = max(client.num_examples for client in run.clients.values())
-                whose, given = "examples of a client", "one of them"
-            if part.delta * most >= 1:
-                raise ValueError(
-                    f"{type(part).__name__}: delta={part.delta:g} is not below one over the {most:,} {whose}, so that "
-                    f"giving away {given} would count as private: set it to {0.1 / most:.0e} or less"
-                )
+            if end != "_example":
+                part.check_delta(len(run.clients), "clients", "all that one of them holds")
 
     def attach(self, run: Run) -> None:
         """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget."""

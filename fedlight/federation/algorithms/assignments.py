@@ -217,3 +217,8 @@ def refuse_diverged(losses: np.ndarray) -> np.ndarray:
             "has diverged, lower the learning rate"
         )
     return losses
+
+
+def scores_examples(algorithm: object) -> bool:
+    """Return whether an algorithm assigns clients by the losses of single examples, and not by their means alone."""
+    return isinstance(getattr(algorithm, "assignment", None), SoftGroups)

@@ -111,12 +111,15 @@ class FedBiscuit(WithLocal):
         self.assignment.check(federation, len(self._adapters))
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
-        is_warm = round_idx >= self.warmup_rounds * len(self._adapters)
-        self._warming = None if is_warm else round_idx // self.warmup_rounds
+        self._warming = None if self._is_warm(round_idx) else round_idx // self.warmup_rounds
+
+    def _is_warm(self, round_idx: int) -> bool:
+        return round_idx >= self.warmup_rounds * len(self._adapters)
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
         visits = super().plan(round_idx, cohort, num_batches)
-        several = self.assignment.all_selectors and self._warming is None and len(self._adapters) > 1
+        # Of any round: budgets plan all rounds before the first.
+        several = self.assignment.all_selectors and self._is_warm(round_idx) and len(self._adapters) > 1
         if not several:
             return visits
         return [replace(visit, part=name) for visit in visits for name in self._adapters]

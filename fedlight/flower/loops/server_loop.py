@@ -29,7 +29,7 @@ from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
 from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup
 from fedlight.federation.algorithm import aggregation_of, message_to
-from fedlight.federation.algorithms.assignments import SoftGroups
+from fedlight.federation.algorithms.assignments import scores_examples
 from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, State, Visit, Work, read
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
@@ -202,7 +202,7 @@ class ServerLoop(FederatedLoop):
             ValueError: no client is scored.
         """
         homes = self.nodes.homes([*self.clients])
-        by_example = isinstance(getattr(self.algorithm, "assignment", None), SoftGroups)
+        by_example = scores_examples(self.algorithm)
         fields = {"losses_on": on, "adapters": [*adapters], "by_example": by_example}
         parcels = self._parcels(homes, self.rounds_done, state, fields)
         take = partial(replies.read_losses, adapters=len(adapters), by_example=by_example)

@@ -108,7 +108,10 @@ class Halves:
     """Changes that halve each micro-batch's gradients and add 1 to the sum."""
 
     def __init__(self):
-        self.shares = []
+        self.shares, self.rows = [], []
+
+    def check_rows(self, batch, rows):
+        self.rows.append(rows)
 
     def clipped(self, gradients, weights, share):
         self.shares.append(share)
@@ -133,6 +136,7 @@ def test_gradients_are_changed_by_micro_batch_and_in_sum(examples, shares):
         module.training_step(make_batch(examples), 0).backward()
     fitted.leave()
     assert changes.shares == shares
+    assert changes.rows == [examples]  # asked once for the batch, before it is cut
     for name, weight in module.named_parameters():
         if expected[name] is not None:
             torch.testing.assert_close(weight.grad, expected[name] / 2 + 1, rtol=1e-5, atol=1e-6)

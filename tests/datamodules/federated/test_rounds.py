@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
+from stacked import Points, fit
+from two_parts import Recorder, TwoParts
 
+from fedlight.callbacks.loop.parts.dpsgd import DPSGD
 from fedlight.datamodules.federated.rounds import PooledSampler, RoundPlan, draw_batches
 from fedlight.federation.client import Visit
 
@@ -174,3 +178,19 @@ def test_an_example_is_in_a_batch_of_each_pass_at_most(whole, together, examples
         assert all(len({*batch}) == len(batch) for batch in batches)
         most = max(most, *np.bincount(np.concatenate(batches)))
     assert plan.passes(visit) == most
+
+
+def test_batches_of_alike_lengths_come_back_after_the_run():
+    class Long(Points):
+        def setup(self, stage=None):
+            super().setup(stage)
+            self.train_lengths = np.arange(len(self.train_set))[::-1].copy()
+
+    orders = []
+    for data, parts in ((Long(), [DPSGD(1.0, 1.0)]), (Long(), [])):
+        fit(TwoParts(), data, rounds=1, parts=parts)
+        assert data.plan.lengths is data.train_lengths
+        recorder = Recorder()
+        fit(TwoParts(), data, rounds=1, callbacks=[recorder])
+        orders.append([batch["x"] for _, batches in recorder.visits[0] for batch in batches])
+    assert all(map(torch.equal, *orders))

@@ -36,6 +36,7 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.language.adapters import Lora, trained_parameters
+from fedlight.modules.projector import ProjectorModule
 from fedlight.modules.sft import SFTModule
 from fedlight.support.seeding import derive_seed
 
@@ -236,6 +237,14 @@ def test_each_visit_of_a_client_counts():
     assert loop.privacy.passes == visits
 
 
+def test_a_budget_of_soft_groups_counts_one_visit_in_the_warm_up():
+    algorithm = FedBiscuit(1, 1, assignment=SoftGroups())
+    part = DPSGD(1.0, delta=1e-3, epsilon=30.0)
+    _, loop = run_selectors(algorithm, 4, Adapters(2), local_steps=1, clients_per_round=9, parts=[part])
+    assert {*loop.privacy.passes.values()} == {2 + 2 * 2}
+    assert 0.999 * 30 < part.spent({(1, 1): 6}) <= 30
+
+
 def budget(rounds, epsilon=30.0, saved=None, ckpt=None):
     loop = FederatedLoop(clients_per_round=3, local_steps=2, parts=[DPSGD(1.0, delta=0.01, epsilon=epsilon)])
     model, watch = module(), Logged()
@@ -421,6 +430,25 @@ def test_a_language_model_equals_its_example_gradients():
         torch.testing.assert_close(start[name] - end[name], 0.5 * mean, rtol=1e-3, atol=1e-5)
 
 
+def test_an_example_with_a_plain_0_as_its_loss_is_left_out():
+    class LeavesOut(TwoParts):
+        is_plain = True
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            if batch["x"][0, 0] < 0:
+                return loss
+            return torch.zeros(()) if self.is_plain else 0 * loss
+
+    ends = []
+    for plain in (True, False):
+        made = LeavesOut(lr=LR)
+        made.is_plain = plain
+        fit(made, Points(), rounds=1, parts=[DPSGD(0.5, 1.0)])
+        ends.append(weights(made))
+    assert_equal(*ends)
+
+
 class Manual(type(module())):
     def __init__(self):
         super().__init__()
@@ -458,10 +486,69 @@ def test_runs_that_it_cannot_protect_are_refused(message, settings):
         federate(rounds=1, model=model, **settings)
 
 
+class Collated(Points):
+    """Points of one client, and a function of x and y of a batch in the place of `collate`."""
+
+    def __init__(self, made, batch_size=8):
+        super().__init__({"a": 8}, batch_size=batch_size)
+        self.made = made
+
+    def collate(self, examples):
+        return self.made(self.x[list(examples)], self.y[list(examples)])
+
+
+@pytest.mark.parametrize(
+    ("message", "made"),
+    [
+        ("a batch has 6 rows of 8 examples", lambda x, y: list(x)),
+        ("a batch is a list of 8 examples", lambda x, y: [row.repeat(2)[:8] for row in x]),
+        ("a batch is a list of 8 examples", lambda x, y: {"x": [row.repeat(2)[:8] for row in x]}),
+        ("a batch has 24 rows of 8 examples", lambda x, y: {"x": x.repeat(3, 1), "y": y.repeat(3, 1)}),
+        ("a batch has 2 rows of 8 examples", lambda x, y: {"x": x[6:], "y": y[6:]}),
+    ],
+)
+def test_batches_whose_rows_are_no_examples_are_refused(message, made):
+    with pytest.raises(ValueError, match=f"{message}: DPSGD needs one row for each; have collate"):
+        fit(TwoParts(), Collated(made), clients_per_round=1, parts=[DPSGD(1.0, 1.0)])
+
+
+def test_as_many_columns_as_examples_are_allowed():
+    class Columns(TwoParts):
+        def training_step(self, batch, batch_idx):
+            return super().training_step({"x": batch[0], "y": batch[1]}, batch_idx)
+
+    ends = []
+    for made, collate in (
+        (TwoParts(lr=LR), lambda x, y: {"x": x, "y": y}),
+        (Columns(lr=LR), lambda *xy: [*xy]),
+    ):
+        fit(made, Collated(collate, batch_size=2), clients_per_round=1, parts=[DPSGD(1.0, 1.0)])
+        ends.append(weights(made))
+    assert_equal(*ends)
+
+
 @pytest.mark.parametrize("at_once", [2, "auto"])
 def test_several_clients_at_once_are_refused(at_once):
     with pytest.raises(ValueError, match="DPSGD trains one client at a time: set clients_at_once=1"):
         fit(LoraModule(), Points(), at_once, parts=[DPSGD(1.0, 1.0)])
+
+
+def test_groups_by_losses_on_own_rows_are_refused():
+    """Each training example's loss decides which selector a client trains, without noise."""
+    with pytest.raises(
+        ValueError, match="DPSGD does not protect losses on clients' own rows: set group_by=val"
+    ):
+        run_selectors(FedBiscuit(1, 1, group_by="own"), 4, Adapters(2), parts=[DPSGD(1.0, 1.0)])
+
+
+def test_a_loss_that_compares_rows_is_refused():
+    class Contrasts(TwoParts):
+        compares_rows = ProjectorModule.compares_rows
+
+    with pytest.raises(
+        ValueError, match="the loss of Contrasts compares the rows of a batch: take PrivateMean"
+    ):
+        fit(Contrasts(), Points(), parts=[DPSGD(1.0, 1.0)])
 
 
 def test_visits_to_made_data_are_refused():
