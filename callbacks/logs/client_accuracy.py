@@ -321,7 +321,9 @@ class ClientAccuracy(RoundLog):
     def _log(
         self, trainer: L.Trainer, module: L.LightningModule, stage: str, tallies: Mapping[str, Tally]
     ) -> list[Record]:
-        num_selectors = max((len(each.correct) for each in tallies.values()), default=0)
+        if not tallies:  # the pass has ended before an example of a client
+            return []
+        num_selectors = max(len(each.correct) for each in tallies.values())
         selectors, known = self._own_selectors(num_selectors), known_groups(trainer)
         weights = (weights_of(self._grouping) or self._weights) if selectors else {}
         if any(each.mixed is None for client, each in tallies.items() if client in weights):

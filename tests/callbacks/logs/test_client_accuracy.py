@@ -104,6 +104,17 @@ def test_a_part_of_the_validation_set(tmp_path):
     assert [row["accuracy"] for row in rows] == ["1.0", "1.0", "0.0", "0.0"]
 
 
+def test_groups_without_an_example_in_the_pass(tmp_path):
+    class Late(Margins):
+        def setup(self, stage):
+            super().setup(stage)
+            self.val_client_indices = {"b": self.client_indices["b"][1:]}  # the first batch has none of them
+
+    _, run = fit(tmp_path, ClientAccuracy(), rounds=2, data=Late(), limit_val_batches=1)  # grouped in the second
+    assert run.current_epoch == 2
+    assert not of_clients(run.callback_metrics, "val")
+
+
 @pytest.mark.parametrize("moment", ["batch", "end"])
 @pytest.mark.parametrize("checkpoint", ["validation", "end"])
 @pytest.mark.parametrize("round_idx", [1, 3])
