@@ -334,6 +334,31 @@ def test_a_part_of_the_rows_is_refused_before_a_node_is_asked(tmp_path, kind, se
     assert not there.messages
 
 
+class Derived(ClientAccuracy):
+    """One of a user's own."""
+
+
+def test_a_derived_callback_is_known_at_both_ends(tmp_path, kind):
+    there = Here(two_nodes(kind(callbacks=lambda: [Derived()]), tmp_path))
+    module, loop = deploy("judged", tmp_path / "server", there, 1)
+    assert not loop.nodes.refused
+    assert module.trainer.callback_metrics["fed/not_validated"] == 0
+
+
+def test_results_without_anything_in_them_are_no_validation(tmp_path, kind):
+    change = changed(lambda entry: {"validation": {}, "tally": None})
+    module, _ = deploy(kind(), tmp_path / "server", Here(two_nodes("judged", tmp_path), change), 1)
+    assert module.trainer.callback_metrics["fed/not_validated"] == 1
+
+
+def test_where_validation_is_off_the_callback_is_not_named(tmp_path, kind, caplog):
+    caplog.set_level("INFO")
+    there = Here(two_nodes(kind(limit_val_batches=0), tmp_path))
+    deploy("judged", tmp_path / "server", there, 1)
+    assert not there.of("validate")
+    assert "trainer.limit_val_batches=0 has nodes validate nothing" in caplog.text
+
+
 def test_without_the_callback_nodes_are_not_asked(tmp_path, kind):
     there = Here(two_nodes(kind(callbacks=tuple, algorithm=FedAvg), tmp_path))
     deploy("judged", tmp_path / "server", there, 1)

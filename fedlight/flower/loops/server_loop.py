@@ -302,8 +302,8 @@ class ServerLoop(FederatedLoop):
         ordered = {name: results[name] for name in self.clients if name in results}
         least = 1 + max(getattr(self.algorithm, "groups", {}).values(), default=0)
         means, tallies = validation.means_of(ordered, self.limits, least)
-        odd = sum(each.tally is not None for each in ordered.values()) - len(tallies)
-        self._log_validated(module, means, len(results) - odd)
+        counted = sum(name in tallies or not means.keys().isdisjoint(r.sums) for name, r in ordered.items())
+        self._log_validated(module, means, counted)
         judge.take(trainer, module, tallies)
 
     def _validate_masked(
