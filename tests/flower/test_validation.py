@@ -278,6 +278,21 @@ def test_of_masked_results_the_mean_alone_reaches_the_server(tmp_path, kind):
         assert {*one.answer.header["validated"]} <= {*MARGINS}
 
 
+class OfOneNode(Margins):
+    def setup(self, stage):
+        super().setup(stage)
+        self.val_client_indices = {"a": self.client_indices["a"]}
+
+
+def test_where_masked_results_can_have_no_sum_that_is_said_once(tmp_path, kind, caplog):
+    kind(algorithm=FedAvg, data=OfOneNode, loop={"clients_per_round": 4})
+    logged, loop, there = masked_run(tmp_path)
+    assert loop.rounds_done == 2
+    assert len(there.of("validate")) == 3
+    assert caplog.text.count("1 of 3 nodes have validation rows, too few for a sum") == 1
+    assert "val/client_mean" not in logged
+
+
 def other(header=None, payloads=None):
     def change(message):
         if (message.asked.header["action"], message.node) != ("validate", 1):

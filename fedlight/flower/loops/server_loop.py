@@ -320,7 +320,15 @@ class ServerLoop(FederatedLoop):
         for node, (names, masked) in answers.items():
             secure_round.add(node, masked, len(names))
             clients += names
-        if not clients:
+        with_rows = sum(bool(names) for names, _ in answers.values())
+        if len(answers) == len(homes) and with_rows < server_side.LEAST_NODES:
+            self.judge = None  # no later round would have a sum either
+            logger.warning(
+                "secure-aggregation: %s of %s nodes have validation rows, too few for a sum, so nodes are asked no more: "
+                "give rows to %s nodes at least, or leave ClientAccuracy out",
+                *(with_rows, len(homes), server_side.LEAST_NODES),
+            )
+        if not clients or self.judge is None:
             return {}, 0
         try:
             total = server_side.decoded(secure_round.total(), validation.OF_VOTES, [1.0] * len(clients))
