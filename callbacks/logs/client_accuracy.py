@@ -507,8 +507,8 @@ def run_steps(
     """Return the outputs of an evaluation step on batches, and sums of the means that it logs, outside of Lightning's loops.
 
     Metrics of torchmetrics, values without a batch size, and those that are not reduced by their mean have no sum and are
-    left out; metrics end empty. A step is called with the arguments that it takes, as Lightning does, and ``hooks`` are those
-    of the module before the first and after the last batch.
+    left out; metrics end empty. A step is called with the arguments that it takes, as Lightning does; ``hooks`` are called
+    before the first batch and after the last one.
     """
     outputs, sums = [], Sums()
 

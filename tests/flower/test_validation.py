@@ -219,7 +219,7 @@ class Loaders(Margins):
 
 
 def test_of_several_loaders_the_first_is_validated(tmp_path, kind):
-    module, loop = deploy(kind(data=Loaders), tmp_path / "server", Here(two_nodes("judged", tmp_path)), 1)
+    _, loop = deploy(kind(data=Loaders), tmp_path / "server", Here(two_nodes("judged", tmp_path)), 1)
     assert not loop.nodes.refused
     assert {row["client"] for row in rows(tmp_path / "server")} == {*MARGINS}
 

@@ -311,6 +311,7 @@ class ServerLoop(FederatedLoop):
     ) -> tuple[dict[str, float], int]:
         """Have nodes validate and mask their sums; return the mean over clients, and the number of these."""
         from fedlight.flower.secure import server_side  # it needs the extra flower
+        from fedlight.flower.secure.node_side import LEAST_NODES
 
         secure_round = server_side.SecureRound(self.nodes, self.rounds_done - 1)
         due = server_side.masked_bytes(validation.OF_VOTES)
@@ -321,12 +322,12 @@ class ServerLoop(FederatedLoop):
             secure_round.add(node, masked, len(names))
             clients += names
         with_rows = sum(bool(names) for names, _ in answers.values())
-        if len(answers) == len(homes) and with_rows < server_side.LEAST_NODES:
+        if len(answers) == len(homes) and with_rows < LEAST_NODES:
             self.judge = None  # no later round would have a sum either
             logger.warning(
                 "secure-aggregation: %s of %s nodes have validation rows, too few for a sum, so nodes are asked no more: "
                 "give rows to %s nodes at least, or leave ClientAccuracy out",
-                *(with_rows, len(homes), server_side.LEAST_NODES),
+                *(with_rows, len(homes), LEAST_NODES),
             )
         if not clients or self.judge is None:
             return {}, 0
