@@ -15,6 +15,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torchmetrics import Metric
 
 from fedlight.callbacks.logs.group_log import (
@@ -321,7 +322,9 @@ class ClientAccuracy(RoundLog):
     def _log(
         self, trainer: L.Trainer, module: L.LightningModule, stage: str, tallies: Mapping[str, Tally]
     ) -> list[Record]:
-        num_selectors = max((len(each.correct) for each in tallies.values()), default=0)
+        if not tallies:  # the pass has ended before an example of a client
+            return []
+        num_selectors = max(len(each.correct) for each in tallies.values())
         selectors, known = self._own_selectors(num_selectors), known_groups(trainer)
         weights = (weights_of(self._grouping) or self._weights) if selectors else {}
         if any(each.mixed is None for client, each in tallies.items() if client in weights):
@@ -495,26 +498,41 @@ Sums = dict[str, tuple[float, int]]
 
 
 def run_steps(
-    module: L.LightningModule, step: Callable[[Any, int], Any], context: Any, batches: Iterable[Any]
+    module: L.LightningModule,
+    step: Callable[..., Any],
+    context: Any,
+    batches: Iterable[Any],
+    hooks: Sequence[Callable[[], Any]] = (),
 ) -> tuple[list[Any], Sums]:
     """Return the outputs of an evaluation step on batches, and sums of the means that it logs, outside of Lightning's loops.
 
-    Metrics of torchmetrics and values without a batch size have no sum and are left out; metrics end empty.
+    Metrics of torchmetrics, values without a batch size, and those that are not reduced by their mean have no sum and are
+    left out; metrics end empty. A step is called with the arguments that it takes, as Lightning does; ``hooks`` are called
+    before the first batch and after the last one.
     """
     outputs, sums = [], Sums()
 
     def log(name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
-        if batch_size is not None and not isinstance(value, Metric):
+        is_mean = kwargs.get("reduce_fx", "mean") in ("mean", "avg", torch.mean)
+        if is_mean and batch_size is not None and not isinstance(value, Metric):
             total, count = sums.get(name, (0.0, 0))
-            sums[name] = total + float(value) * batch_size, count + batch_size
+            size = int(batch_size)  # a module may give a tensor
+            sums[name] = total + float(value) * size, count + size
 
+    takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+    takes_loader = is_param_in_hook_signature(step, "dataloader_idx", explicit=True)
+    of_loader = {"dataloader_idx": 0} if takes_loader else {}
     module.log = log  # type: ignore[method-assign]  # Lightning's is refused outside of its loops
     try:
-        with eval_mode(module):
+        with eval_mode(module), torch.no_grad():
+            for hook in hooks[:1]:
+                hook()
             for batch_idx, batch in enumerate(batches):
                 here = ready(module, batch)
-                with torch.no_grad(), context():
-                    outputs.append(step(here, batch_idx))
+                with context():
+                    outputs.append(step(here, *[batch_idx] * takes_index, **of_loader))
+            for hook in hooks[1:]:
+                hook()
     finally:
         del module.log
         for part in module.modules():

@@ -96,11 +96,10 @@ def app_name(folder: str) -> str:
 def left_out(parts: Parts) -> list[str]:
     """Return sentences about the callbacks that are not used at one of the ends."""
     of_node = [type(callback).__name__ for callback in parts.callbacks if kept_by_node(callback)]
-    only = [
-        name for each in parts.callbacks if (name := type(each).__name__) not in (*of_node, *parts.left_out)
-    ]
+    left = [type(callback).__name__ for callback in parts.left_out]
+    only = [name for each in parts.callbacks if (name := type(each).__name__) not in (*of_node, *left)]
     sentences = {
-        "left out, since they need the clients' rows or models, which no server has": parts.left_out,
+        "left out, since they need the clients' rows or models, which no server has": left,
         "run at the server alone": only,
     }
     return [f"{words}: {', '.join(names)}" for words, names in sentences.items() if names]

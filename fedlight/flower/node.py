@@ -10,6 +10,7 @@ import lightning as L
 import torch
 
 from fedlight import __version__
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.federation.algorithms.assignments import scores_examples
@@ -73,7 +74,7 @@ class Node:
         # The server learns numbers of examples only where the algorithm weights clients by them.
         self._counts = getattr(self._settings["algorithm"], "weighting", "") != "uniform"
         self._protects_examples = any(isinstance(part, Private) for part in self._settings["parts"])
-        self._validates = "ClientAccuracy" in self._parts.left_out
+        self._validates = any(isinstance(each, ClientAccuracy) for each in self._parts.left_out)
         self._parts.say_left_out("node", "which are the server's")
 
     def answer(self, asked: Parcel) -> Parcel:

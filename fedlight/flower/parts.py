@@ -29,7 +29,7 @@ from fedlight.support.settings_record import constructor_arguments
 
 OF_SERVER = (
     *(Checkpoint, EarlyStopping, ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor, Timer),
-    SaveConfigCallback,
+    *(SaveConfigCallback, ClientAccuracy),  # also where a user has derived one
 )
 """Callbacks that a node leaves to the server, beside fedlight's own."""
 ASKS_DEVICES = "only_where_needed asks emulated devices: leave it out"
@@ -53,7 +53,7 @@ class Parts(FedlightCLI):
         self._keeps = keeps
         self._config: dict[str, Any] = {}
         self.callbacks: list[Callback] = []
-        self.left_out: list[str] = []
+        self.left_out: list[Callback] = []
         self.loop: FederatedLoop | None = None
         super().__init__(["fit", *(find_config(argument) for argument in args)])
 
@@ -69,8 +69,7 @@ class Parts(FedlightCLI):
             if isinstance(callback, FederatedLoop):
                 self.loop = callback  # its settings count: each end makes another loop
             elif callback is not None and not isinstance(callback, SaveConfigCallback):
-                kept = self._keeps(callback)
-                self.callbacks.append(callback) if kept else self.left_out.append(type(callback).__name__)
+                (self.callbacks if self._keeps(callback) else self.left_out).append(callback)
         self._config = config
         return None  # type: ignore[return-value]  # made by new_trainer
 
@@ -94,7 +93,8 @@ class Parts(FedlightCLI):
 
     def say_left_out(self, end: str, reason: str) -> None:
         """Say which callbacks are not used at one end; of Lightning's own that is no news."""
-        if names := [name for name in self.left_out if name not in dir(L.pytorch.callbacks)]:
+        left_out = [type(callback).__name__ for callback in self.left_out]
+        if names := [name for name in left_out if name not in dir(L.pytorch.callbacks)]:
             rank_zero_info(f"left out at the {end}: {', '.join(names)}, {reason}")
 
     def new_trainer(self, callbacks: Sequence[Callback], **changes: Any) -> L.Trainer:

@@ -73,6 +73,8 @@ def serve(
             + (
                 ": nodes validate on theirs"
                 if loop.judge
+                else "; trainer.limit_val_batches=0 has nodes validate nothing"
+                if trainer.limit_val_batches == 0
                 else "; ClientAccuracy has nodes validate on theirs"
             )
         )

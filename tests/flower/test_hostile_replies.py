@@ -148,7 +148,10 @@ FIELDS = [
         partial(with_field, "training", {"loss": pair})
         for pair in ([1], [1, 2, 3], [True, 2], [1, True], ["1", 2])
     ),
-    *(partial(with_field, "training", {name: [1.0, 2]}) for name in ("", "x" * 101, "a\nb", "\ud800")),
+    *(
+        partial(with_field, "training", {name: [1.0, 2]})
+        for name in ("", "x" * 101, "a\nb", "x/dataloader_idx_0", "\ud800")
+    ),
     partial(with_field, "training", {"loss": [1e308, 1]}),
     *(partial(with_field, "steps", value) for value in (2.0, 10**9, "2")),
     *(partial(with_field, "seconds", value) for value in (1e10, 10**400, "2", -0.5)),

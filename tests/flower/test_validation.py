@@ -121,6 +121,7 @@ HOSTILE = {
     "a_truth_value": with_tally(examples=True),
     "an_infinite_sum": lambda entry: entry | {"validation": {"val/loss": [1e300, 1]}},
     "no_count": lambda entry: entry | {"validation": {"val/loss": [1.0, 0]}},
+    "a_loader": lambda entry: entry | {"validation": {"val/x/dataloader_idx_0": [1.0, 1]}},
     "a_long_name": lambda entry: entry | {"validation": {"x" * 101: [1.0, 1]}},
     "many_metrics": lambda entry: entry | {"validation": {f"m{i}": [1.0, 1] for i in range(101)}},
 }
@@ -166,11 +167,11 @@ def test_one_client_has_no_more_than_its_share_of_the_means():
     results = {f"c{i}": Validated({"val/loss": (10.0, 10)}, Tally(10, [0.5], 0.5)) for i in range(9)}
     liar = Validated({"val/loss": (3e9, 10**9 - 1), "val/made_up": (1.0, 1)}, Tally(10**9 - 1, [1.0], 1.0))
     means, tallies = means_of({**results, "liar": liar}, Limits(share=0.3))
-    most = int(10 * 9 * 0.3 / 0.7)  # examples that count, beside ninety of the others
-    assert means == pytest.approx(
-        {"val/loss": (90 + 3 * most) / (90 + most), "val/accuracy": (45 + most) / (90 + most)}, rel=1e-6
-    )
+    assert means == pytest.approx({"val/loss": 0.7 + 3 * 0.3, "val/accuracy": 0.5 * 0.7 + 0.3}, rel=1e-6)
     assert len(tallies) == 10
+    ones = {f"c{i}": Validated({}, Tally(1 + 99 * (i > 4), [0.0], 0.0)) for i in range(9)}
+    means, _ = means_of({**ones, "liar": liar}, Limits(share=0.3))  # beside small clients too
+    assert means == pytest.approx({"val/accuracy": 0.3})
 
 
 def test_a_number_of_selectors_that_few_have_does_not_count():
@@ -179,12 +180,48 @@ def test_a_number_of_selectors_that_few_have_does_not_count():
     means, tallies = means_of(results, Limits())
     assert (means, [*tallies]) == ({}, ["a", "b", "c"])
     assert means_of({}, Limits()) == ({}, {})
+    del results["a"], results["b"]
+    assert means_of(results, Limits()) == ({}, {})  # one against one
+
+
+@pytest.mark.parametrize("selectors", [2, 3])
+def test_a_vote_that_few_have_does_not_count(selectors):
+    results = {name: Validated({}, Tally(2, [0.5] * selectors, None)) for name in "abc"}
+    liar = Tally(2, [0.5] * selectors, 1.0)
+    means, tallies = means_of(results | {"d": Validated({}, liar)}, Limits())
+    assert (means, {each.vote for each in tallies.values()}) == ({}, {None})
+    means, tallies = means_of({"d": Validated({}, liar)}, Limits())  # an even number has none
+    assert (means, tallies["d"].vote) == (({}, None) if selectors == 2 else ({"val/accuracy": 1.0}, 1.0))
+
+
+def test_names_that_are_the_servers_do_not_count():
+    names = ["val/client_mean", "val/own_client_std", "fed/dropped", "train/loss", "epoch", "val/loss"]
+    means, _ = means_of({"a": Validated(dict.fromkeys(names, (1.0, 1)), None)}, Limits())
+    assert means == {"val/loss": 1.0}
+
+
+def test_a_loss_that_is_not_finite_is_not_sent():
+    sums = {"val/loss": (float("nan"), 4), "val/error": (-float("inf"), 4), "val/margin": (2.0, 4)}
+    for counts in (False, True):
+        sent = to_send({"a": Validated(sums, None)}, counts)
+        assert [*sent["a"]["validation"]] == ["val/margin"]
 
 
 def test_numbers_of_rows_are_not_sent_where_all_clients_count_alike():
     sent = to_send({"a": Validated({"val/loss": (6.0, 4)}, Tally(4, [0.25], 0.25))}, counts=False)
     tally = {"examples": 1, "correct": [0.25], "vote": 0.25, "mixed": None}
     assert sent == {"a": {"validation": {"val/loss": [1.5, 1]}, "tally": tally}}
+
+
+class Loaders(Margins):
+    def val_dataloader(self):
+        return [super().val_dataloader()] * 2
+
+
+def test_of_several_loaders_the_first_is_validated(tmp_path, kind):
+    _, loop = deploy(kind(data=Loaders), tmp_path / "server", Here(two_nodes("judged", tmp_path)), 1)
+    assert not loop.nodes.refused
+    assert {row["client"] for row in rows(tmp_path / "server")} == {*MARGINS}
 
 
 class NoClients(Margins):
@@ -229,7 +266,8 @@ def test_of_masked_results_the_mean_alone_reaches_the_server(tmp_path, kind):
     module, _ = emulate("judged", tmp_path / "emulated", 2)
     logged, loop, there = masked_run(tmp_path)
     assert not loop.nodes.refused
-    assert logged["val/client_mean"] == module.trainer.callback_metrics["val/client_mean"]
+    exact = float(module.trainer.callback_metrics["val/client_mean"])
+    assert float(logged["val/client_mean"]) == pytest.approx(exact, abs=1 / 128)
     assert 0 < logged["val/client_mean"] < 1
     assert logged["fed/not_validated"] == 0
     assert not {"val/client_std", "val/client_worst_tenth", "val/accuracy"} & logged.keys()
@@ -238,6 +276,21 @@ def test_of_masked_results_the_mean_alone_reaches_the_server(tmp_path, kind):
         fields = {"format", "action", "run", "round", "nonce", "validated"}
         assert (one.answer.header.keys(), [*one.answer.payloads]) == (fields, ["masked"])
         assert {*one.answer.header["validated"]} <= {*MARGINS}
+
+
+class OfOneNode(Margins):
+    def setup(self, stage):
+        super().setup(stage)
+        self.val_client_indices = {"a": self.client_indices["a"]}
+
+
+def test_where_masked_results_can_have_no_sum_that_is_said_once(tmp_path, kind, caplog):
+    kind(algorithm=FedAvg, data=OfOneNode, loop={"clients_per_round": 4})
+    logged, loop, there = masked_run(tmp_path)
+    assert loop.rounds_done == 2
+    assert len(there.of("validate")) == 3
+    assert caplog.text.count("1 of 3 nodes have validation rows, too few for a sum") == 1
+    assert "val/client_mean" not in logged
 
 
 def other(header=None, payloads=None):
@@ -275,6 +328,8 @@ def test_a_mean_that_is_no_share_is_refused():
     assert mean_vote(sum_of_votes({"a": 0.5, "b": 1.0}).partial()) == 0.75
     with pytest.raises(Refused, match="the mean share of right answers is 2: a node has sent another sum"):
         mean_vote(sum_of_votes({"a": 3.0, "b": 1.0}).partial())
+    votes = votes_of({"a": Validated({}, Tally(3, [1 / 3], 1 / 3)), "b": Validated({}, Tally(1, [1.0], 1.0))})
+    assert votes == {"a": 21 / 64, "b": 1.0}  # a third is no multiple of one over 64
     with pytest.raises(Refused, match="gives no 'vote'"):
         votes_of({"a": Validated({"val/loss": (1.0, 1)}, None)})
 
@@ -292,6 +347,31 @@ def test_a_part_of_the_rows_is_refused_before_a_node_is_asked(tmp_path, kind, se
     with pytest.raises(ValueError, match=r"leave trainer\.limit_val_batches out"):
         deploy("judged", tmp_path / "server", there)
     assert not there.messages
+
+
+class Derived(ClientAccuracy):
+    """One of a user's own."""
+
+
+def test_a_derived_callback_is_known_at_both_ends(tmp_path, kind):
+    there = Here(two_nodes(kind(callbacks=lambda: [Derived()]), tmp_path))
+    module, loop = deploy("judged", tmp_path / "server", there, 1)
+    assert not loop.nodes.refused
+    assert module.trainer.callback_metrics["fed/not_validated"] == 0
+
+
+def test_results_without_anything_in_them_are_no_validation(tmp_path, kind):
+    change = changed(lambda entry: {"validation": {}, "tally": None})
+    module, _ = deploy(kind(), tmp_path / "server", Here(two_nodes("judged", tmp_path), change), 1)
+    assert module.trainer.callback_metrics["fed/not_validated"] == 1
+
+
+def test_where_validation_is_off_the_callback_is_not_named(tmp_path, kind, caplog):
+    caplog.set_level("INFO")
+    there = Here(two_nodes(kind(limit_val_batches=0), tmp_path))
+    deploy("judged", tmp_path / "server", there, 1)
+    assert not there.of("validate")
+    assert "trainer.limit_val_batches=0 has nodes validate nothing" in caplog.text
 
 
 def test_without_the_callback_nodes_are_not_asked(tmp_path, kind):

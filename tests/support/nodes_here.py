@@ -197,7 +197,7 @@ class MadeParts(Parts):
         saved = ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)
         made = [VisitLog(), saved, *kind.callbacks()]
         self.callbacks = [one for one in made if keeps(one)]
-        self.left_out = [type(one).__name__ for one in made if not keeps(one)]
+        self.left_out = [one for one in made if not keeps(one)]
         self.config = {"fit": SimpleNamespace(seed_everything=0)}
         self._config = {
             "max_epochs": int(given.get("rounds", kind.rounds)),

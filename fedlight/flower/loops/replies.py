@@ -205,6 +205,8 @@ def sums_of(entry: Mapping[str, Any], key: str) -> dict[str, tuple[float, int]]:
     for name, pair in value_of(entry, key, dict).items():
         if not isinstance(pair, list) or len(pair) != 2 or not 0 < len(name) <= 100 or not name.isprintable():
             raise Refused(f"its {key} metrics are no sums and counts")
+        if "/dataloader_idx_" in name:  # Lightning would end the run
+            raise Refused(f"its {key} metrics have the name {name!r:.60}, which cannot be logged")
         values = {"its sum": pair[0], "its count": pair[1]}
         total, count = value_of(values, "its sum", (int, float)), value_of(values, "its count", int)
         if not 0 < count < MOST_STEPS or abs(total) > MOST_VALUE:

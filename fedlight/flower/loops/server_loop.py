@@ -302,8 +302,8 @@ class ServerLoop(FederatedLoop):
         ordered = {name: results[name] for name in self.clients if name in results}
         least = 1 + max(getattr(self.algorithm, "groups", {}).values(), default=0)
         means, tallies = validation.means_of(ordered, self.limits, least)
-        odd = sum(each.tally is not None for each in ordered.values()) - len(tallies)
-        self._log_validated(module, means, len(results) - odd)
+        counted = sum(name in tallies or not means.keys().isdisjoint(r.sums) for name, r in ordered.items())
+        self._log_validated(module, means, counted)
         judge.take(trainer, module, tallies)
 
     def _validate_masked(
@@ -311,6 +311,7 @@ class ServerLoop(FederatedLoop):
     ) -> tuple[dict[str, float], int]:
         """Have nodes validate and mask their sums; return the mean over clients, and the number of these."""
         from fedlight.flower.secure import server_side  # it needs the extra flower
+        from fedlight.flower.secure.node_side import LEAST_NODES
 
         secure_round = server_side.SecureRound(self.nodes, self.rounds_done - 1)
         due = server_side.masked_bytes(validation.OF_VOTES)
@@ -320,7 +321,15 @@ class ServerLoop(FederatedLoop):
         for node, (names, masked) in answers.items():
             secure_round.add(node, masked, len(names))
             clients += names
-        if not clients:
+        with_rows = sum(bool(names) for names, _ in answers.values())
+        if len(answers) == len(homes) and with_rows < LEAST_NODES:
+            self.judge = None  # no later round would have a sum either
+            logger.warning(
+                "secure-aggregation: %s of %s nodes have validation rows, too few for a sum, so nodes are asked no more: "
+                "give rows to %s nodes at least, or leave ClientAccuracy out",
+                *(with_rows, len(homes), LEAST_NODES),
+            )
+        if not clients or self.judge is None:
             return {}, 0
         try:
             total = server_side.decoded(secure_round.total(), validation.OF_VOTES, [1.0] * len(clients))

@@ -6,9 +6,9 @@ validate, if ``trainer.callbacks`` has `ClientAccuracy`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import multimode
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -23,11 +23,11 @@ from fedlight.callbacks.logs.client_accuracy import (
     stack_outcomes,
     tally,
 )
-from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.parts.limits import Limits, capped
 from fedlight.callbacks.loop.run import ValidatesByClient
 from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.client import Update
-from fedlight.flower.loops.replies import MOST_STEPS, refuse_many, sums_of
+from fedlight.flower.loops.replies import MOST_STEPS, MOST_VALUE, refuse_many, sums_of
 from fedlight.flower.messages import Parcel, Refused, value_of
 from fedlight.flower.secure.ring import BYTES, PAYLOAD, Ring, from_bytes
 
@@ -35,6 +35,10 @@ OF_VOTES = {"vote": (1,)}
 """Shapes of the sum that secure aggregation takes of a validation."""
 MOST_SELECTORS = 1000
 """Most selectors of a module that a node may report on."""
+GRID = 64
+"""Votes in a masked sum are multiples of one over this: exact shares would give each client's number of right answers."""
+OF_SERVER = ("val/client_", "val/own_")
+"""Beginnings of names that the server computes from the shares of right answers."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,18 @@ def validate_clients(
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     positions = (data.val_client_indices if isinstance(data, ValidatesByClient) else None) or {}
     loader = data.val_dataloader() if positions else None
+    loader = loader[0] if isinstance(loader, Sequence) and loader else loader  # whose clients are known
     if not isinstance(loader, DataLoader):
         return {}
     results = {}
+    hooks = module.on_validation_epoch_start, module.on_validation_epoch_end
     for name in clients:
         places = positions.get(name, ())
         if len(places):
             rows = Subset(loader.dataset, [int(place) for place in places])
             batches = DataLoader(rows, loader.batch_size, collate_fn=loader.collate_fn)
             context = trainer.precision_plugin.val_step_context
-            outputs, sums = run_steps(module, module.validation_step, context, batches)
+            outputs, sums = run_steps(module, module.validation_step, context, batches, hooks)
             outcomes = stack_outcomes(outputs)
             everything = {name: np.arange(len(places))}
             results[name] = Validated(sums, None if outcomes is None else tally(outcomes, everything)[name])
@@ -69,10 +75,14 @@ def validate_clients(
 
 
 def to_send(results: Mapping[str, Validated], counts: bool) -> dict[str, Any]:
-    """Return results as plain values; without ``counts`` each client counts as one row, so that nobody learns how many."""
+    """Return results as plain values, without sums that are not finite; without ``counts`` each client counts as one row."""
     return {
         name: {
-            "validation": {k: [s, n] if counts else [s / n, 1] for k, (s, n) in each.sums.items()},
+            "validation": {
+                k: [s, n] if counts else [s / n, 1]
+                for k, (s, n) in each.sums.items()
+                if abs(s) <= MOST_VALUE  # one that diverges would cost the other results of the node
+            },
             "tally": None if each.tally is None else asdict(each.tally) | ({} if counts else {"examples": 1}),
         }
         for name, each in results.items()
@@ -106,13 +116,17 @@ def _tally(entry: Mapping[str, Any]) -> Tally | None:
 
 
 def votes_of(results: Mapping[str, Validated]) -> dict[str, float]:
-    """Return each client's share of right answers; raise Refused where a module gives none, since losses are not summed."""
+    """Return each client's share of right answers, rounded to the grid of a masked sum.
+
+    Raises:
+        Refused: a module gives none; losses are not summed, since one client could report any.
+    """
     votes = {name: None if each.tally is None else each.tally.vote for name, each in results.items()}
     if None in votes.values():
         raise Refused(
             "its validation step gives no 'vote', and secure-aggregation sums nothing else of a validation"
         )
-    return {name: vote for name, vote in votes.items() if vote is not None}
+    return {name: round(vote * GRID) / GRID for name, vote in votes.items() if vote is not None}
 
 
 def sum_of_votes(votes: Mapping[str, float]) -> WeightedSum:
@@ -149,16 +163,18 @@ def means_of(
 ) -> tuple[dict[str, float], dict[str, Tally]]:
     """Return weighted means over clients, by name, and the shares of right answers of those that agree on the selectors.
 
-    A client counts with its number of rows, at most with ``limits.share`` of all. A name counts if more than half of the
-    clients have it, and a number of selectors if most clients have it, and it is at least ``least``: a node could make
-    others up.
+    A client counts with its number of rows, at most with the largest share of ``limits``. A name counts if it begins with
+    ``val/``, the server computes none like it, and more than half of the clients have it. A number of selectors counts if it
+    is at least ``least`` and more than half of the clients with selectors have it, and so do votes of an odd number: a node
+    could make others up.
 
     Examples:
         >>> results = {name: Validated({"val/loss": (loss, n)}, None) for name, loss, n in [("a", 2.0, 2), ("b", 6.0, 2)]}
         >>> means_of(results, Limits())
         ({'val/loss': 2.0}, {})
     """
-    names = {name for each in results.values() for name in each.sums}
+    sent = {name for each in results.values() for name in each.sums}
+    names = {name for name in sent if name.startswith("val/") and not name.startswith(OF_SERVER)}
     means = {}
     for name in sorted(names):
         there = {client: each.sums[name] for client, each in results.items() if name in each.sums}
@@ -169,14 +185,17 @@ def means_of(
                 limits,
             )
     tallies = {client: each.tally for client, each in results.items() if each.tally is not None}
-    usual = min(multimode(n for each in tallies.values() if (n := len(each.correct)) >= least), default=0)
+    numbers, half = Counter(len(each.correct) for each in tallies.values()), len(tallies) / 2
+    usual = next((n for n, times in numbers.items() if n >= least and times > half), 0)
     tallies = {client: each for client, each in tallies.items() if len(each.correct) == usual}
     votes = {client: each.vote for client, each in tallies.items() if each.vote is not None}
-    if votes:
+    if usual % 2 == 0 or 2 * len(votes) <= len(tallies):
+        tallies = {client: replace(each, vote=None) for client, each in tallies.items()}
+    elif votes:
         means["val/accuracy"] = _mean(votes, {client: tallies[client].examples for client in votes}, limits)
     return means, tallies
 
 
 def _mean(values: Mapping[str, float], claimed: Mapping[str, int], limits: Limits) -> float:
-    weights = limits.believed(claimed, len(claimed))
-    return math.fsum(values[name] * weights[name] for name in values) / sum(weights.values())
+    weights = capped(claimed, limits.largest_share(len(claimed)))
+    return math.fsum(values[name] * weights[name] for name in values) / math.fsum(weights.values())

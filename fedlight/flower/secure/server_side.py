@@ -128,7 +128,7 @@ class SecureRound:
         gone = [name for name in self._letters if name not in names]
         self._refuse_too_few("have sent a sum", len(names), least_of(len(self._public)))
         # A sum of zeros hides no other sum.
-        self._refuse_too_few("have an update", self._with_update, LEAST_NODES)
+        self._refuse_too_few("have results", self._with_update, LEAST_NODES)
         lists = {"alive": [*names], "gone": gone}
         take = partial(self._shares_of, alive=[*names], gone=gone)
         answers = self._ask("unmask", dict.fromkeys(self._masked, lists), take)

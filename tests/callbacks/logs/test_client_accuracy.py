@@ -1,13 +1,16 @@
 """Accuracy by client, by hand; in test, in validation of every round, and over kill and resume."""
 
 import csv
+from contextlib import nullcontext
 from math import sqrt
 
 import lightning as L
 import pytest
+import torch
 from judges import MARGINS, Dies, Grouping, Judge, Margins, Saves, fit, trainer
 
-from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
+from fedlight.callbacks.logs import client_accuracy
+from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, run_steps
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
@@ -102,6 +105,19 @@ def test_a_part_of_the_validation_set(tmp_path):
     rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
     assert [row["examples"] for row in rows] == ["1"] * 4
     assert [row["accuracy"] for row in rows] == ["1.0", "1.0", "0.0", "0.0"]
+
+
+def test_groups_without_an_example_in_the_pass(tmp_path):
+    class Late(Margins):
+        def setup(self, stage):
+            super().setup(stage)
+            self.val_client_indices = {"b": self.client_indices["b"][1:]}  # the first batch has none of them
+
+    _, run = fit(
+        tmp_path, ClientAccuracy(), rounds=2, data=Late(), limit_val_batches=1
+    )  # grouped in the second
+    assert run.current_epoch == 2
+    assert not of_clients(run.callback_metrics, "val")
 
 
 @pytest.mark.parametrize("moment", ["batch", "end"])
@@ -211,3 +227,50 @@ def test_without_a_vote_there_is_each_client_s_own_selector_alone(tmp_path):
     rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
     assert {row["accuracy"] for row in rows} == {""}
     assert [float(row["own_accuracy"]) for row in rows] == shares
+
+
+class OfOneArgument(L.LightningModule):
+    """Logs the mean of a batch with its size as a tensor, and the largest value, which no sum gives."""
+
+    def validation_step(self, batch):
+        self.log("val/mean", batch.mean(), batch_size=torch.tensor(len(batch)))
+        self.log("val/largest", batch.max(), batch_size=len(batch), reduce_fx="max")
+
+
+class OfALoader(OfOneArgument):
+    def validation_step(self, batch, batch_idx, dataloader_idx):
+        assert dataloader_idx == 0
+        super().validation_step(batch)
+
+
+@pytest.mark.parametrize("kind", [OfOneArgument, OfALoader])
+def test_steps_are_called_as_lightning_calls_them(monkeypatch, kind):
+    monkeypatch.setattr(client_accuracy, "ready", lambda module, batch: batch)  # no trainer moves it
+    module = kind()
+    batches = [torch.tensor([1.0, 2.0]), torch.tensor([6.0])]
+    outputs, sums = run_steps(module, module.validation_step, nullcontext, batches)
+    assert (outputs, sums) == ([None, None], {"val/mean": (9.0, 3)})
+    assert type(sums["val/mean"][1]) is int
+
+
+class OfAnEpoch(OfOneArgument):
+    def on_validation_epoch_start(self):
+        self.seen = []
+
+    def validation_step(self, batch, batch_idx):
+        assert not self.training
+        self.seen.append(batch)
+
+    def on_validation_epoch_end(self):
+        seen = torch.cat(self.seen)
+        self.log("val/median", seen.median(), batch_size=len(seen))
+
+
+def test_hooks_are_called_around_the_steps(monkeypatch):
+    monkeypatch.setattr(client_accuracy, "ready", lambda module, batch: batch)
+    module = OfAnEpoch()
+    hooks = module.on_validation_epoch_start, module.on_validation_epoch_end
+    batches = [torch.tensor([1.0, 2.0]), torch.tensor([6.0])]
+    assert run_steps(module, module.validation_step, nullcontext, batches, hooks)[1] == {
+        "val/median": (6.0, 3)
+    }
