@@ -95,7 +95,7 @@ def save_model(settings: Settings) -> int:
 
     from fedlight.toy import MODEL
 
-    if os.path.exists(settings.folder):
+    if os.path.exists(os.path.join(settings.folder, "config.json")):
         return int(
             AutoModelForCausalLM.from_pretrained(settings.folder, dtype=torch.float32).num_parameters()
         )

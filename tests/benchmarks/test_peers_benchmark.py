@@ -112,3 +112,13 @@ def test_rows(peers):
     lines = peers.table(list(rows.values()), ["2x16", "4x32"]).splitlines()
     assert lines[0] == "| way | 2x16: visits/s | ratio | 4x32: visits/s | ratio |"
     assert lines[3] == "| own | 5.0 | 0.80 (0.50 to 1.00) |  |  |"
+
+
+def test_a_given_model_is_trained_in_the_place_of_a_random_one(settings, peers, tmp_path):
+    from dataclasses import replace
+
+    other = replace(settings, folder=str(tmp_path / "model"), hidden=8)
+    assert peers.make_model(other, Path(settings.folder), 1, tmp_path) == peers.make_model(
+        settings, None, 1, tmp_path
+    )
+    assert (tmp_path / "model").is_symlink()
