@@ -268,7 +268,7 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
         (["aggregation=Median"], 2, "federated.aggregation: there is no class 'Median'"),
         (["aggregation=FedAvg"], 2, "federated.aggregation: "),
         (["parts=[Memories]"], 2, "there is no class 'Memories'"),
-        (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], 2, "local=Scaffold changes send"),
+        (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], 2, "local=Scaffold changes finish_visit"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
