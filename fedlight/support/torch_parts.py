@@ -1,7 +1,6 @@
 """Parts of torch programs: evaluation mode, nested batches, fused optimizers, modules that are changed for a while."""
 
 import copy
-import inspect
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import is_namedtuple_instance
+
+from fedlight.support.pokes import guard_fused_kernel, is_torchs_with_kernel
 
 
 @contextmanager
@@ -108,12 +109,7 @@ def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
         options["fused"] = True
     for state in optimizer.state.values():  # Adagrad has one before its first step
         state["step"] = state["step"].float()
-
-
-def is_torchs_with_kernel(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer's class is torch's own, not derived from it, and takes ``fused``."""
-    kind = type(optimizer)
-    return kind.__module__.startswith("torch.optim.") and "fused" in inspect.signature(kind).parameters
+    guard_fused_kernel(optimizer)
 
 
 CONTAINERS = (list, set, deque, dict, OrderedDict, defaultdict)

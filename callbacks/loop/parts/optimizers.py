@@ -42,7 +42,8 @@ from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit, StepSettings
 from fedlight.federation.algorithm import changes_gradients
 from fedlight.federation.client import State, Visit
-from fedlight.support.torch_parts import is_torchs_with_kernel, use_fused_kernel
+from fedlight.support.pokes import guard_fused_kernel
+from fedlight.support.torch_parts import use_fused_kernel
 
 
 def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Tensor]:
@@ -97,53 +98,6 @@ def use_fused_kernels(optimizers: Sequence[Optimizer]) -> None:
         ):
             use_fused_kernel(optimizer)
         guard_fused_kernel(optimizer)
-
-
-def guard_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
-    """Give torch's fused kernels for the CPU gradients and states in the memory order of their parameters.
-
-    They read all numbers in the order of their memory, whatever their strides, so a gradient that has been transposed,
-    or a state from before a parameter's data were replaced, would meet other numbers. A step raises ValueError for a
-    parameter with gaps in its memory, such as some columns of a matrix.
-    """
-    if not is_torchs_with_kernel(optimizer) or "_init_group" in vars(optimizer):
-        return
-    gather = optimizer._init_group  # type: ignore[attr-defined]
-
-    def gather_alike(
-        group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], *rest: Any
-    ) -> Any:
-        gathered = gather(group, parameters, gradients, *rest)
-        if group["fused"]:
-            # The tensors of a parameter's state are made together, so the first has the memory order of all.
-            states = rest[0] if rest and len(rest[0]) == len(parameters) else gradients
-            for i, (parameter, gradient, state) in enumerate(zip(parameters, gradients, states, strict=True)):
-                order = parameter.stride()
-                if gradient.stride() != order and parameter.is_cpu:
-                    gradients[i] = _laid_out_as(parameter, gradient)
-                if (
-                    state is not None
-                    and state is not gradient
-                    and state.stride() != order
-                    and parameter.is_cpu
-                ):
-                    for kept in (held[i] for held in rest if len(held) == len(parameters)):
-                        if kept.shape == parameter.shape:  # not the number of steps
-                            kept.data = _laid_out_as(parameter, kept)
-        return gathered
-
-    optimizer._init_group = gather_alike  # type: ignore[attr-defined]
-
-
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    aligned = torch.empty_like(parameter).copy_(gradient)
-    if aligned.stride() != parameter.stride():
-        raise ValueError(
-            f"fused=True steps a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}, and torch's "
-            "kernel would also step what lies between its numbers: make it contiguous, or leave the kernel out with "
-            "fused=False"
-        )
-    return aligned
 
 
 def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:

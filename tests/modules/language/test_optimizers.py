@@ -1,5 +1,6 @@
 """Optimizers by name, and the learning rate per epoch."""
 
+import lightning as L
 import pytest
 import torch
 from torch import nn
@@ -142,3 +143,26 @@ def test_clipped_steps_are_the_same(llama, make_trainer, loader, make_sft_batch,
     assert len(found) == 28
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
+
+
+class Transposing(L.Callback):
+    """Gradients in another memory order, as products with a transposed matrix have them."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        for weight in pl_module.parameters():
+            if weight.grad is not None:
+                weight.grad = weight.grad.t().contiguous().t()
+
+
+def test_a_callbacks_gradients_in_another_memory_order_belong_to_their_numbers(
+    llama, make_trainer, loader, make_sft_batch
+):
+    def trained(*callbacks):
+        module = SFTModule(llama, lr=0.01, lora=Lora(dropout=0.0))
+        make_trainer(max_epochs=2, callbacks=[*callbacks]).fit(
+            module, loader([make_sft_batch(), make_sft_batch()])
+        )
+        return module.state_dict()
+
+    found, expected = trained(Transposing()), trained()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
