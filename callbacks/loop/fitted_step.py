@@ -110,7 +110,7 @@ class ChangesGradients(Protocol):
         """Return the changed gradients of a micro-batch, which are ``share`` times those of its mean loss."""
 
     def noised(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
-        """Return the changed sum over the micro-batches of a batch, the first of which had this ``share``."""
+        """Return the changed sum over the micro-batches of a batch; ``share`` is that of the first."""
 
 
 class FittedStep:

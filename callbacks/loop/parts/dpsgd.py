@@ -72,8 +72,8 @@ class DPSGD(Private, Part):
 
     Raises:
         ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given; before the
-            first round, for a run in which a batch's gradient is not the mean of its examples' gradients, or whose batches
-            depend on examples; at the first step, for a batch whose rows are not the examples drawn for it, and for an
+            first round, for a run in which a batch's gradient is not the mean of its examples' gradients, or examples
+            decide on batches; at the first step, for a batch whose rows are not the examples drawn for it, and for an
             optimizer that evaluates the loss several times in one.
     """
 

@@ -118,8 +118,8 @@ class ServerLoop(FederatedLoop):
     ) -> None:
         """Take the nodes; ``asks`` and ``versions`` are those of `Nodes.welcome`, for nodes that join later.
 
-        With ``secure`` the nodes mask their replies, and the server learns the sum alone. With ``judge``, to which their
-        results are given, they validate the global model on their own rows.
+        With ``secure`` the nodes mask their replies, and the server learns the sum alone. With a ``judge`` they
+        validate the global model on their own rows, and it gets their results.
         """
         self.judge = judge
         self.nodes, self._asks, self._versions, self._secure = nodes, asks, versions, secure

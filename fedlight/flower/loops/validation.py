@@ -130,7 +130,7 @@ def votes_of(results: Mapping[str, Validated]) -> dict[str, float]:
 
 
 def sum_of_votes(votes: Mapping[str, float]) -> WeightedSum:
-    """Return a sum in which each client counts alike."""
+    """Return a sum with the same weight for each client."""
     total = WeightedSum("weight")
     for name, vote in votes.items():
         total.add(Update(name, {"vote": torch.tensor([vote], dtype=torch.float64)}, 1.0))
