@@ -161,9 +161,10 @@ class ClientAccuracy(RoundLog):
     ``val/client_std`` (over the clients), and the same under ``test/``. Where clients are grouped, ``own_client_mean`` and
     so on are the metrics of each client's own selector, or, where it has weights over the selectors, of their probabilities
     mixed by these. Writes ``clients.csv``: stage, round (in fit), client, examples, known group, selector, accuracy of the
-    vote, and own_accuracy, of the client's own selector or mixture; unknown values are empty, such as the accuracy of the
-    vote without one. If an epoch validates several times, the first pass is written. A killed and resumed run leaves the
-    same file as an uninterrupted one. Without ``correct`` from the module, or clients of examples from the datamodule, the
+    vote, own_accuracy, of the client's own selector or mixture, and own_both_orders, of its own model at the end of fit
+    with both orders of a comparison averaged; unknown values are empty, such as the accuracy of the vote without one. If an
+    epoch validates several times, the first pass is written. A killed and resumed run leaves the same file as an
+    uninterrupted one. Without ``correct`` from the module, or clients of examples from the datamodule, the
     callback reports it once and does nothing.
 
     Args:
@@ -295,7 +296,16 @@ class ClientAccuracy(RoundLog):
         self._replace(
             "own",
             [
-                client_row(c, len(right), float(right.mean()), selectors.get(c), float(right.mean()), known)
+                client_row(
+                    c,
+                    len(right),
+                    float(right.mean()),
+                    selectors.get(c),
+                    float(right.mean()),
+                    known,
+                    # Empty where an even number of selectors would vote, or examples have no orders.
+                    float(np.mean(measured[c][1])) if measured[c][1] else None,
+                )
                 for c, right in correct.items()
             ],
         )
@@ -385,6 +395,7 @@ def client_row(
     selector: int | None,
     own_accuracy: float | None,
     known: Mapping[str, str],
+    own_both_orders: float | None = None,
 ) -> Record:
     """Return a row of ``clients.csv``, without its stage and round; None is an empty field.
 
@@ -395,9 +406,11 @@ def client_row(
         selector: the client's own selector; None where clients are not grouped.
         own_accuracy: share that its own selector answers right.
         known: client -> known group.
+        own_both_orders: share of its comparisons that its own model answers right with both orders averaged.
     """
     row: Record = {"client": client, "examples": examples, "group": known.get(client, "")}
     values = {"selector": selector, "accuracy": accuracy, "own_accuracy": own_accuracy}
+    values["own_both_orders"] = own_both_orders
     return row | {name: "" if value is None else value for name, value in values.items()}
 
 

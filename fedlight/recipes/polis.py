@@ -336,7 +336,8 @@ def opinion_table(
         against: method that the others are compared with.
 
     Returns:
-        ``rows`` with ``method``; ``own``, the accuracy of a client's own model, mean over clients, with
+        ``rows`` with ``method``; ``own``, the accuracy of a client's own model, with both orders of a pair averaged where it
+        was tested on both, mean over clients, with
         ``own_low`` and ``own_high``; ``worst_tenth``; ``gain``, its difference to ``against``, with ``gain_low`` and
         ``gain_high``; ``over_rule``, its difference to the rule with the highest ``own`` on these pairs, with its ends;
         ``groups_ari``, the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB sent down and
@@ -416,7 +417,9 @@ def _agreeing(votes: np.ndarray) -> np.ndarray:
 def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:
     file = Path(folders.get("test", folders["train"])) / "clients.csv"
     accuracies = {
-        row["client"]: float(row["own_accuracy"]) for row in read_csv(file) if row["stage"] in ("own", "test")
+        row["client"]: float(row.get("own_both_orders") or row["own_accuracy"])
+        for row in read_csv(file)
+        if row["stage"] in ("own", "test")
     }
     if accuracies.keys() != set(clients):
         raise ValueError(

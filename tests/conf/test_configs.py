@@ -81,7 +81,7 @@ RECIPES = {  # recipe -> where it is run
         ("tldr", "shp", "fedbiscuit", "fedbiscuit_loud", "reward_hacking"), "recipes/test_method_recipes.py"
     ),
     **dict.fromkeys(("ukpconvarg", "mtbench"), "recipes/test_vote_recipes.py"),
-    "polis": "recipes/test_polis_recipe.py",
+    **dict.fromkeys(("polis", "polis_real"), "recipes/test_polis_recipe.py"),
     "fleets": "recipes/test_fleets_recipe.py",
     "liars": "recipes/test_liars_recipe.py",
     "private": "recipes/test_private_recipe.py",

@@ -156,7 +156,7 @@ def several_selectors(model, folder, *more):
 
 COLUMNS = {
     "visits.csv": "round,client,split,steps,examples,loss,bytes_down,bytes_up,seconds,reason",
-    "clients.csv": "stage,round,client,examples,group,selector,accuracy,own_accuracy",
+    "clients.csv": "stage,round,client,examples,group,selector,accuracy,own_accuracy,own_both_orders",
     "groups.csv": "round,client,selector,loss_0,loss_1,loss_2,known_group",
     "data.csv": "client,label,split,rows",
 }

@@ -343,6 +343,35 @@ def test_the_whole_recipe(files, tmp_path):
     assert rows["pooled"]["sent_mib"] == 0 < rows["local only"]["sent_mib"] < rows["FedBis"]["sent_mib"]
 
 
+def test_a_language_model_reads_both_orders_of_every_pair(files, tmp_path, tiny_model, any_text):
+    options = [f"{name}={file}" for name, file in files.items()]
+    outcome = fedlight(
+        *(
+            "run",
+            "polis_real",
+            f"--output={tmp_path / 'out'}",
+            "--seeds",
+            "0",
+            *options,
+            f"model={tiny_model}",
+        ),
+        *("dtype=fp32", "num_clients=6", "rounds=4", "clients_per_round=2", "local_steps=1", "lora_rank=2"),
+        *("batch_size=4", "warmup_rounds=1", "regroup_every=1"),
+    )
+    assert outcome.code == 0, outcome.err
+    rows = {row["method"]: row for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
+    methods = recipes.load("polis_real")["stages"]["table"]["with"]["methods"]
+    assert [*rows] == [*RULES, *methods]
+    tested = load_rows(str(tmp_path / "out/seed0/opinions/test.jsonl"))
+    for method, folders in methods.items():
+        stage = tmp_path / "out/seed0" / folders["train"].rpartition("/")[2]
+        own = [row for row in table(stage / "clients.csv") if row["stage"] == "own"]
+        assert sum(int(row["examples"]) for row in own) == 2 * len(tested)
+        both = [float(row["own_both_orders"]) for row in own]
+        assert rows[method]["own"] == pytest.approx(np.mean(both))
+        assert ("groups_ari" in rows[method]) == ("U = " in method)
+
+
 def dry_run(files, tmp_path, *changes):
     """All that a dry run says, and its exit code."""
     options = [f"{name}={file}" for name, file in files.items()]

@@ -13,11 +13,11 @@ from fedlight.callbacks.logs import client_accuracy
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, run_steps
 from fedlight.federation.algorithms.fedavg import FedAvg
 
-HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
+HEADER = "stage,round,client,examples,group,selector,accuracy,own_accuracy,own_both_orders\n"
 # a: the vote is right on 2 of 4, selector 0 on all; b: 1 of 2, selector 2 on both; c: 1 of 3, selector 1 on all; d: 0.
 TESTED = (
-    "test,,a,4,warm,0,0.5,1.0\ntest,,b,2,warm,2,0.5,1.0\n"
-    "test,,c,3,terse,1,0.3333333333333333,1.0\ntest,,d,1,terse,0,0.0,0.0\n"
+    "test,,a,4,warm,0,0.5,1.0,\ntest,,b,2,warm,2,0.5,1.0,\n"
+    "test,,c,3,terse,1,0.3333333333333333,1.0,\ntest,,d,1,terse,0,0.0,0.0,\n"
 )
 OF_THE_VOTE = {"client_mean": 1 / 3, "client_worst_tenth": 0.0, "client_std": sqrt(1 / 24)}
 OF_THEIR_OWN = {
@@ -61,7 +61,7 @@ def test_without_groups_there_is_no_own_selector(tmp_path):
     path = tmp_path / "logs" / "mine.csv"
     metrics = run_test(tmp_path, ClientAccuracy(str(path)), data=Margins(groups=None))
     assert metrics == pytest.approx(OF_THE_VOTE)
-    assert path.read_text().splitlines()[1] == "test,,a,4,,,0.5,"
+    assert path.read_text().splitlines()[1] == "test,,a,4,,,0.5,,"
 
 
 def test_a_single_selector_is_everybody_s_own(tmp_path):
@@ -89,13 +89,13 @@ def test_every_round_that_validates(tmp_path):
     assert of_clients(run.callback_metrics, "val") == pytest.approx(OF_THE_VOTE | OF_THEIR_OWN)
     run.test(module, datamodule=Margins(), verbose=False)  # with the groups that the loop has found
     tested = (tmp_path / "clients.csv").read_text().splitlines()[9:]
-    assert tested[3] == "test,,d,1,terse,1,0.0,0.0"
+    assert tested[3] == "test,,d,1,terse,1,0.0,0.0,"
 
 
 def test_before_the_first_grouping_and_without_one(tmp_path):
     _, run = fit(tmp_path, ClientAccuracy(), rounds=1)
     assert of_clients(run.callback_metrics, "val") == pytest.approx(OF_THE_VOTE)
-    assert (tmp_path / "clients.csv").read_text().splitlines()[1] == "val,0,a,4,warm,,0.5,"
+    assert (tmp_path / "clients.csv").read_text().splitlines()[1] == "val,0,a,4,warm,,0.5,,"
     _, run = fit(tmp_path, ClientAccuracy(), rounds=1, algorithm=FedAvg())
     assert of_clients(run.callback_metrics, "val") == pytest.approx(OF_THE_VOTE)
 

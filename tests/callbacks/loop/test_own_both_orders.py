@@ -1,5 +1,7 @@
 """Own models of clients, judged with both orders of a comparison averaged: by hand, and after local training alone."""
 
+import csv
+
 import lightning as L
 import numpy as np
 import pytest
@@ -92,7 +94,7 @@ def test_after_local_training(tmp_path):
     )
     trainer.fit(module, data)
     module.eval()
-    right, of, own_states = [], [], 0
+    right, of, own_states, by_client = [], [], 0, {}
     for client, indices in data.test_client_indices.items():
         own_states += loop.own_state(client) is not None
         with parameters_of(module, loop.own_state(client) or {}), torch.no_grad():
@@ -102,6 +104,11 @@ def test_after_local_training(tmp_path):
         for order, label in zip(batch["orders"].tolist(), batch["labels"].tolist(), strict=True):
             right.append(float((odds[order] > odds[order ^ 1]) == label))
             of.append(order // 2)
+        by_client[client] = np.mean(right[-len(indices) :])
+    with (tmp_path / "clients.csv").open() as file:
+        written = {row["client"]: float(row["own_both_orders"]) for row in csv.DictReader(file)}
+    assert written == pytest.approx(by_client)
+    assert len({*written.values()}) > 1
     assert own_states == 2  # the third client was not drawn
     assert len(right) == 3 * 8 * 2
     assert accuracy.summary["own/accuracy_both_orders"] == pytest.approx(np.mean(right))

@@ -34,7 +34,7 @@ class Owns(FedAvg):
 
 
 # Shifted by 0.25, nothing of b changes; by 1, all of c is right; d's margins are 0, 0 and 0.25: 0.3 makes one right.
-OWN = "own,,a,4,warm,,0.5,0.5\nown,,b,2,warm,,0.5,0.5\nown,,c,3,terse,,1.0,1.0\nown,,d,1,terse,,0.0,0.0\n"
+OWN = "own,,a,4,warm,,0.5,0.5,\nown,,b,2,warm,,0.5,0.5,\nown,,c,3,terse,,1.0,1.0,\nown,,d,1,terse,,0.0,0.0,\n"
 SUMMARY = {
     "own/client_mean": 0.5,
     "own/client_worst_tenth": 0.0,
