@@ -336,12 +336,12 @@ def opinion_table(
         against: method that the others are compared with.
 
     Returns:
-        ``rows`` with ``method``; ``own``, the accuracy of a client's own model, with both orders of a pair averaged where it
-        was tested on both, mean over clients, with
-        ``own_low`` and ``own_high``; ``worst_tenth``; ``gain``, its difference to ``against``, with ``gain_low`` and
-        ``gain_high``; ``over_rule``, its difference to the rule with the highest ``own`` on these pairs, with its ends;
-        ``groups_ari``, the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB sent down and
-        up in training, including groupings.
+        ``rows`` with ``method``; ``own``, the accuracy of a client's own model, mean over clients, in [0, 1], with both
+        orders of a pair averaged where all methods were tested so, else of single orders; its ends ``own_low`` and
+        ``own_high``; ``worst_tenth``; ``gain``, its difference to ``against``, with ``gain_low`` and ``gain_high``;
+        ``over_rule``, its difference to the rule with the highest ``own`` on these pairs, with its ends; ``groups_ari``,
+        the adjusted Rand index with Polis' own groups, which saw all votes; ``sent_mib``, MiB sent down and up in training,
+        including groupings.
 
     Raises:
         ValueError: a method has other clients than the test pairs, or ``against`` is no method.
@@ -351,7 +351,16 @@ def opinion_table(
     pairs = load_rows(test)
     clients = [*dict.fromkeys(row["client"] for row in pairs)]
     rules = rule_accuracies(load_rows(train), pairs)
-    scores = rules | {method: _own_accuracies(folders, clients) for method, folders in methods.items()}
+    tested = {method: _own_rows(folders, clients) for method, folders in methods.items()}
+    # Accuracies of one order and of both are not compared with each other.
+    has_both = all(
+        row.get("own_both_orders") for of_clients in tested.values() for row in of_clients.values()
+    )
+    column = "own_both_orders" if has_both else "own_accuracy"
+    scores = rules | {
+        method: {client: float(row[column]) for client, row in of_clients.items()}
+        for method, of_clients in tested.items()
+    }
     values = {method: np.array([shares[client] for client in clients]) for method, shares in scores.items()}
     best = max(rules, key=lambda rule: values[rule].mean())
     known = {row["client"]: row["group"] for row in pairs if row["group"]}
@@ -414,18 +423,15 @@ def _agreeing(votes: np.ndarray) -> np.ndarray:
     return np.where(agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5)  # no 0 / 0
 
 
-def _own_accuracies(folders: Mapping[str, str], clients: list[str]) -> dict[str, float]:
+def _own_rows(folders: Mapping[str, str], clients: list[str]) -> dict[str, dict[str, str]]:
+    """Return client -> row of ``clients.csv`` of its own model."""
     file = Path(folders.get("test", folders["train"])) / "clients.csv"
-    accuracies = {
-        row["client"]: float(row.get("own_both_orders") or row["own_accuracy"])
-        for row in read_csv(file)
-        if row["stage"] in ("own", "test")
-    }
-    if accuracies.keys() != set(clients):
+    rows = {row["client"]: row for row in read_csv(file) if row["stage"] in ("own", "test")}
+    if rows.keys() != set(clients):
         raise ValueError(
-            f"{file} has accuracies of {len(accuracies)} clients, not of the {len(clients)} with test pairs"
+            f"{file} has accuracies of {len(rows)} clients, not of the {len(clients)} with test pairs"
         )
-    return accuracies
+    return rows
 
 
 def _groups(folders: Mapping[str, str]) -> dict[str, str]:

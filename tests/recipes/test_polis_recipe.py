@@ -269,6 +269,27 @@ def test_table_by_hand(tmp_path):
         opinion_table(methods, *sides)
 
 
+def test_accuracies_of_both_orders_are_compared_where_all_methods_have_them(tmp_path):
+    texts = {"response_a": "liked", "response_b": "not so", "jury_a": 1, "jury_b": 0}
+    test = write_rows(tmp_path / "test.jsonl", [{"client": "p", "group": "", **texts, "choice": "a"}])
+    head = "stage,client,selector,own_accuracy,own_both_orders\n"
+    for name, line in (
+        ("bis", "own,p,,0.5,1.0"),
+        ("grouped", "own,p,0,0.25,0.0"),
+        ("single", "test,p,0,0.75,"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "clients.csv").write_text(f"{head}{line}\n")
+
+    def own(*names):
+        methods = {name: {"train": str(tmp_path / name), "test": str(tmp_path / name)} for name in names}
+        found = opinion_table(methods, test, test, against=names[0])["rows"]
+        return [row["own"] for row in found if row["method"] in names]
+
+    assert own("bis", "grouped") == [1.0, 0.0]
+    assert own("bis", "single") == [0.5, 0.75]
+
+
 def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
     rng = np.random.default_rng(0)
     own = {f"p{n}": x for n, x in enumerate(rng.random(2000).tolist())}
