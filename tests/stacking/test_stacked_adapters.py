@@ -158,15 +158,15 @@ def write(weights, start):
 
 
 OPTIMIZERS = {
-    "SGD": (lambda weights: torch.optim.SGD(weights, lr=0.5, momentum=0.9), 1e-6),
-    "AdamW": (lambda weights: torch.optim.AdamW(weights, lr=0.02), 1e-4),
-    "RMSprop": (lambda weights: torch.optim.RMSprop(weights, lr=0.003), 1e-4),
+    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.5, momentum=0.9),
+    "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.02),
+    "RMSprop": lambda weights: torch.optim.RMSprop(weights, lr=0.003),
 }
 
 
-@pytest.mark.parametrize(("make", "tolerance"), OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_steps_each_client_as_if_it_were_alone(make, tolerance):
-    network = make_network(dtype=torch.float32)
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_steps_each_client_as_if_it_were_alone(make):
+    network = make_network()
     starts = make_starts(network, [None] * 3)
     batches = [make_texts((2, 1, 3), length=5 + step, seed=step) for step in range(3)]
     expected = []
@@ -191,8 +191,8 @@ def test_an_optimizer_steps_each_client_as_if_it_were_alone(make, tolerance):
         optimizer.step()
     for state, own, start in zip(stacked.leave(), expected, starts, strict=True):
         for name, value in own.items():
-            assert (state[name] - start[name]).abs().max() > 50 * tolerance
-            assert (state[name] - value).abs().max() < tolerance
+            assert (state[name] - start[name]).abs().max() > 0.005
+            assert (state[name] - value).abs().max() < 1e-6  # states are in fp32
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (1, 3)])

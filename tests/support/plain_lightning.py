@@ -15,8 +15,11 @@ class Regression(L.LightningModule):
 
     def __init__(self, optimizer="AdamW", lr=0.05, dropout=0.3, norm=False):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)
+        self.net = nn.Sequential(  # before batch norm a bias has gradients of rounding errors alone
+            nn.Linear(4, 8, bias=not norm),
+            nn.BatchNorm1d(8) if norm else nn.Tanh(),
+            nn.Dropout(dropout),
+            nn.Linear(8, 1),
         )
         self.optimizer, self.lr = optimizer, lr
 

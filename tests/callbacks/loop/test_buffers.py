@@ -504,7 +504,7 @@ def test_what_a_client_would_go_on_with_is_what_its_own_examples_are_tested_with
 def test_a_frozen_batch_norm_and_constants_pass():
     class Frozen(Regression):
         def __init__(self, frozen):
-            super().__init__(norm=frozen, dropout=0.0, optimizer="SGD")
+            super().__init__(norm=True, dropout=0.0, optimizer="SGD")
             if not frozen:
                 self.net[1] = nn.Identity()
             self.register_buffer("mask", torch.tensor([float("nan"), float("-inf")]), persistent=False)
