@@ -4,13 +4,11 @@ Read in Lightning 2.6.6, torch 2.13.0 and jsonargparse 4.53; each function names
 differs. No other file does so (``tests/support/test_pokes.py``).
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.optim import Optimizer
 
 
 def checkpoint_connector(trainer: Any) -> Any:
@@ -124,66 +122,6 @@ def add_differences(
     import torch
 
     torch._foreach_add_([*sums], torch._foreach_sub([*first], [*second]), alpha=factor)
-
-
-def is_torchs_with_kernel(optimizer: "Optimizer") -> bool:
-    """Return whether an optimizer's class is torch's own, not derived from it, and takes ``fused``.
-
-    Only there is the gathering of a step known (``tests/callbacks/loop/parts/test_fused_optimizers.py``).
-    """
-    kind = type(optimizer)
-    return kind.__module__.startswith("torch.optim.") and "fused" in inspect.signature(kind).parameters
-
-
-def guard_fused_kernel(optimizer: "Optimizer") -> None:
-    """Give torch's fused kernels for the CPU gradients and states in the memory order of their parameters.
-
-    They read all numbers in the order of their memory, whatever their strides, so a gradient that has been transposed,
-    or a state from before a parameter's data were replaced, would meet other numbers. A step raises ValueError for a
-    parameter with gaps in its memory, such as some columns of a matrix. Torch has no hook
-    between gathering and kernel (``tests/callbacks/loop/parts/test_fused_optimizers.py``).
-    """
-    if not is_torchs_with_kernel(optimizer) or "_init_group" in vars(optimizer):
-        return
-    gather = optimizer._init_group  # type: ignore[attr-defined]
-
-    def gather_alike(
-        group: dict[str, Any], parameters: "list[Tensor]", gradients: "list[Tensor]", *rest: Any
-    ) -> Any:
-        gathered = gather(group, parameters, gradients, *rest)
-        if group["fused"]:
-            # The tensors of a parameter's state are made together, so the first has the memory order of all.
-            states = rest[0] if rest and len(rest[0]) == len(parameters) else gradients
-            for i, (parameter, gradient, state) in enumerate(zip(parameters, gradients, states, strict=True)):
-                order = parameter.stride()
-                if gradient.stride() != order and parameter.is_cpu:
-                    gradients[i] = _laid_out_as(parameter, gradient)
-                if (
-                    state is not None
-                    and state is not gradient
-                    and state.stride() != order
-                    and parameter.is_cpu
-                ):
-                    for kept in (held[i] for held in rest if len(held) == len(parameters)):
-                        if kept.shape == parameter.shape:  # not the number of steps
-                            kept.data = _laid_out_as(parameter, kept)
-        return gathered
-
-    optimizer._init_group = gather_alike  # type: ignore[attr-defined]
-
-
-def _laid_out_as(parameter: "Tensor", gradient: "Tensor") -> "Tensor":
-    """Return a gradient in the memory order of its parameter (``tests/callbacks/loop/parts/test_fused_optimizers.py``)."""
-    import torch
-
-    aligned = torch.empty_like(parameter).copy_(gradient)
-    if aligned.stride() != parameter.stride():
-        raise ValueError(
-            f"fused=True steps a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}, and torch's "
-            "kernel would also step what lies between its numbers: make it contiguous, or leave the kernel out with "
-            "fused=False"
-        )
-    return aligned
 
 
 PARSER_FUNCTIONS = {

@@ -1,4 +1,4 @@
-"""Parts of torch programs: evaluation mode, nested batches, fused optimizers, modules that are changed for a while."""
+"""Parts of torch programs: evaluation mode, nested batches, modules that are changed for a while."""
 
 import copy
 from collections import OrderedDict, defaultdict, deque
@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import is_namedtuple_instance
-
-from fedlight.support.pokes import guard_fused_kernel, is_torchs_with_kernel
 
 
 @contextmanager
@@ -74,42 +71,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     finally:
         attributes.pop(name, None)
         attributes.update(before)
-
-
-def use_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
-    """Make one of torch's own optimizers step all parameters in one call of its fused kernel.
-
-    It stays as it is where its class has no such kernel for the parameters' devices, where a group decides ``fused`` or
-    ``foreach``, is ``capturable`` or ``differentiable``, and where a parameter is not contiguous. Called before the first
-    step.
-
-    Examples:
-        >>> adam = torch.optim.Adam([nn.Parameter(torch.ones(1))])
-        >>> use_fused_kernel(adam)
-        >>> adam.param_groups[0]["fused"]
-        True
-    """
-    kind, groups = type(optimizer), optimizer.param_groups
-    devices = ("cpu",) if kind is torch.optim.Adagrad else ("cpu", "cuda")
-    if (
-        not is_torchs_with_kernel(optimizer)
-        or any(group.get(name) is not None for group in groups for name in ("fused", "foreach"))
-        or any(group.get(name) for group in groups for name in ("capturable", "differentiable"))
-        or not all(
-            # Kernels for the CPU read memory in its order.
-            p.device.type in devices and p.is_floating_point() and p.is_contiguous()
-            for group in groups
-            for p in group["params"]
-        )
-    ):
-        return
-    # The constructor's further flag for fused=True is not set: the kernel would divide by the loss scale itself. Then
-    # gradients would reach hooks scaled, and Lightning would refuse to clip them, also in bf16-mixed.
-    for options in (optimizer.defaults, *groups):
-        options["fused"] = True
-    for state in optimizer.state.values():  # Adagrad has one before its first step
-        state["step"] = state["step"].float()
-    guard_fused_kernel(optimizer)
 
 
 CONTAINERS = (list, set, deque, dict, OrderedDict, defaultdict)

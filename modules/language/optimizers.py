@@ -12,11 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from fedlight.support.checks import check_choice, check_fields
-from fedlight.support.torch_parts import use_fused_kernel
 
 SCHEDULES = ("constant", "cosine")
-IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
-"""Arguments of torch's optimizers that choose how a step is computed."""
 
 
 @dataclass(frozen=True)
@@ -80,20 +77,13 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer; lists in ``args`` become tuples, which YAML cannot write.
 
-    It steps all parameters in one call of torch's fused kernel where the class has one for their devices. ``args`` with
-    ``fused``, ``foreach``, ``capturable`` or ``differentiable`` decide that themselves.
-
     Examples:
         >>> weight = nn.Parameter(torch.zeros(1))
         >>> make_optimizer("AdamW", [weight], 1e-5, {"betas": [0.9, 0.95]}).defaults["betas"]
         (0.9, 0.95)
     """
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
-    make = getattr(torch.optim, name)
-    if IMPLEMENTATIONS & args.keys():  # fused=False, or the federated loop would choose it
-        plain = {"fused": False} | plain if "fused" in inspect.signature(make).parameters else plain
-    optimizer: torch.optim.Optimizer = make(list(parameters), lr=lr, **plain)
-    use_fused_kernel(optimizer)
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(list(parameters), lr=lr, **plain)
     return optimizer
 
 

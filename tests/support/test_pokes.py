@@ -8,7 +8,6 @@ from fedlight.support import pokes
 PRIVATE = re.compile(
     r"\btrainer(?:\.\w+)*\._[a-z]|\b(?:fit_loop|connector|_loop)\._(?!run|round|parts)[a-z]|\btorch\._[A-Za-z]"
     r"|\blightning(?:\.\w+)*\._[a-z]|\bfrom (?:lightning|jsonargparse)\S* import .*\b_[A-Za-z]"
-    r"|\boptimizer\._init_group"
     r"|\._(?:every_n_train_steps|train_time_interval|interval|on_before_batch_transfer|apply_batch_transfer_handler)\b"
 )
 HERE = Path(__file__).parents[2]

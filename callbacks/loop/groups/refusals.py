@@ -109,7 +109,11 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Mapping[str, T
                 "take the hook out",
             )
     for optimizer in optimizers:
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        hooks = [
+            *optimizer._optimizer_step_pre_hooks.values(),
+            *optimizer._optimizer_step_post_hooks.values(),
+        ]
+        if not all((getattr(hook, "__module__", None) or "").startswith(OURS) for hook in hooks):
             raise refusal(
                 f"a hook on the steps of {type(optimizer).__name__} would see parameters and gradients of several clients, "
                 "with a leading dimension of clients",

@@ -42,8 +42,6 @@ from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit, StepSettings
 from fedlight.federation.algorithm import changes_gradients
 from fedlight.federation.client import State, Visit
-from fedlight.support.pokes import guard_fused_kernel
-from fedlight.support.torch_parts import use_fused_kernel
 
 
 def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Tensor]:
@@ -90,14 +88,75 @@ def refuse_joined(trainer: L.Trainer, parameters: dict[str, Tensor], client_id: 
 
 
 def use_fused_kernels(optimizers: Sequence[Optimizer]) -> None:
-    """Make Adam and AdamW step all parameters on the CPU in one call; their Python loop takes a fifth of a small step."""
+    """Make Adam and AdamW step all parameters on the CPU in one call; their Python loop takes a fifth of a small step.
+
+    They stay as they are where a group decides ``fused`` or ``foreach``, is ``capturable`` or ``differentiable``, and where
+    a parameter is not contiguous.
+    """
     for optimizer in optimizers:
+        groups = optimizer.param_groups
         # SGD and Adagrad also step sparse gradients, which their fused kernels refuse.
-        if type(optimizer) in (Adam, AdamW) and all(
-            p.is_cpu for group in optimizer.param_groups for p in group["params"]
+        if (
+            type(optimizer) in (Adam, AdamW)
+            and all(group[name] is None for group in groups for name in ("fused", "foreach"))
+            and not any(group[name] for group in groups for name in ("capturable", "differentiable"))
+            and all(
+                p.is_cpu and p.is_floating_point() and p.is_contiguous()
+                for group in groups
+                for p in group["params"]
+            )
         ):
-            use_fused_kernel(optimizer)
-        guard_fused_kernel(optimizer)
+            # The constructor's further flag for fused=True is not set: the kernel would divide by the loss scale itself.
+            # Then gradients would reach hooks scaled, and Lightning would refuse to clip them, also in bf16-mixed.
+            for options in (optimizer.defaults, *groups):
+                options["fused"] = True
+        if "fused" in getattr(optimizer, "defaults", ()):
+            optimizer.register_step_pre_hook(lay_out_after_closure)
+
+
+def lay_out_after_closure(optimizer: Optimizer, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    """Lay out gradients and states for a fused kernel once the closure of a step has computed the gradients."""
+    closure = settings.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return lay_out(optimizer)
+
+    def and_laid_out() -> Any:
+        loss = closure()
+        lay_out(optimizer)
+        return loss
+
+    return args[:1], {**settings, "closure": and_laid_out}
+
+
+def lay_out(optimizer: Optimizer) -> None:
+    """Give gradients and states the memory order of their parameters, where a fused kernel for the CPU steps them.
+
+    The kernel reads all numbers in the order of their memory, whatever their strides, so a gradient that has been
+    transposed, or a state from before a parameter's data were replaced, would meet other numbers. Raises ValueError for a
+    parameter with gaps in its memory, such as some columns of a matrix.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("fused") else ():
+            gradient, order = parameter.grad, parameter.stride()
+            if gradient is None or not parameter.is_cpu:
+                continue
+            if gradient.stride() != order:
+                parameter.grad = _laid_out_as(parameter, gradient)
+            state = optimizer.state.get(parameter, {})
+            for name, kept in state.items():
+                if isinstance(kept, Tensor) and kept.shape == parameter.shape and kept.stride() != order:
+                    state[name] = _laid_out_as(parameter, kept)
+
+
+def _laid_out_as(parameter: Tensor, kept: Tensor) -> Tensor:
+    laid_out = torch.empty_like(parameter).copy_(kept)
+    if laid_out.stride() != parameter.stride():
+        raise ValueError(
+            f"fused=True steps a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}, and torch's "
+            "kernel would also step what lies between its numbers: make it contiguous, or leave the kernel out with "
+            "fused=False"
+        )
+    return laid_out
 
 
 def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:

@@ -12,7 +12,6 @@ from fedlight.callbacks.loop.parts.optimizers import scaler_of
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.modules.language.optimizers import make_optimizer
 
 
 class Reversed(FedAvg):
@@ -83,26 +82,6 @@ def test_optimizers_that_divide_by_the_scale_themselves_are_refused_where_gradie
         ValueError, match=r"SGD with fused=True divides .* after FedProx has added .* leave fused out"
     ):
         run(FedProx(0.5), fused=True)
-
-
-def test_our_optimizers_leave_the_division_to_the_scale():
-    """Theirs are fused as well; steps that overflow are left out, and clipping sees true gradients."""
-    kernels = []
-
-    def ours(parameters, lr, fused):
-        optimizer = make_optimizer("SGD", parameters, lr, {})
-        kernels.append(optimizer.param_groups[0]["fused"])
-        return optimizer
-
-    for scale in (2.0**4, 2.0**18):
-        settings = {"scale": scale, "gradient_clip_val": 0.5}
-        (found, loop, _), (expected, again, _) = (
-            run(FedProx(0.5), sgd=sgd, **settings) for sgd in (ours, torch.optim.SGD)
-        )
-        assert [row["steps"] for row in loop.visit_records] == [row["steps"] for row in again.visit_records]
-        for name, value in weights(found).items():
-            torch.testing.assert_close(value, weights(expected)[name], rtol=1e-5, atol=1e-6)
-    assert kernels == [True, True]
 
 
 def test_other_precisions_have_no_scale():

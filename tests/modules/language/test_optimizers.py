@@ -1,23 +1,12 @@
 """Optimizers by name, and the learning rate per epoch."""
 
-import lightning as L
 import pytest
 import torch
 from torch import nn
 
 from fedlight.devices.memory import moment_bytes_per_weight
-from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.optimizers import Optimization, make_optimizer
 from fedlight.modules.sft import SFTModule
-
-WITH_A_KERNEL = [
-    ("AdamW", {"betas": [0.8, 0.95], "weight_decay": 0.1}),
-    ("AdamW", {"amsgrad": True}),
-    ("Adam", {"weight_decay": 0.1}),
-    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-    ("SGD", {}),
-    ("Adagrad", {}),
-]
 
 
 @pytest.mark.parametrize(
@@ -87,17 +76,6 @@ def after_steps(name, args, shapes, dtype=torch.float64, lr=lambda step: 0.1):
     return optimizer, parameters
 
 
-@pytest.mark.parametrize(("name", "args"), WITH_A_KERNEL)
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-14), (torch.float32, 2e-6)])
-def test_one_kernel_for_all_parameters_makes_the_same_steps(name, args, dtype, atol):
-    settings = {"shapes": [(3, 4), (3, 4, 5), (1,)], "dtype": dtype, "lr": lambda step: 0.1 / (1 + step)}
-    fused, found = after_steps(name, args, **settings)
-    each, expected = after_steps(name, {**args, "foreach": False}, **settings)
-    assert (fused.param_groups[0]["fused"], bool(each.param_groups[0]["fused"])) == (True, False)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=atol)
-
-
 def test_step_of_adamw_is_that_of_the_paper():
     """Loshchilov and Hutter, 2019, algorithm 2, written out."""
     settings = {"betas": [0.8, 0.95], "weight_decay": 0.1, "eps": 1e-3}
@@ -113,56 +91,6 @@ def test_step_of_adamw_is_that_of_the_paper():
     torch.testing.assert_close(found.detach(), weight, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("choice", ["fused", "foreach", "capturable", "differentiable"])
-def test_settings_decide_how_a_step_is_computed(choice):
-    optimizer = make_optimizer("AdamW", [nn.Parameter(torch.ones(1))], 0.1, {choice: False})
-    assert not optimizer.param_groups[0]["fused"]
-
-
-def test_optimizers_and_devices_without_a_kernel_have_none():
-    assert "fused" not in make_optimizer("RMSprop", [nn.Parameter(torch.ones(1))], 0.1, {}).param_groups[0]
-    meta = make_optimizer("AdamW", [nn.Parameter(torch.ones(1, device="meta"))], 0.1, {})
-    assert not meta.param_groups[0]["fused"]
-
-
 @pytest.mark.parametrize(("name", "expected"), [("AdamW", 8.0), ("SGD", 0.0)])
 def test_memory_of_moments_is_that_of_the_class(name, expected):
     assert moment_bytes_per_weight(make_optimizer(name, [nn.Parameter(torch.ones(1))], 0.1, {})) == expected
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_clipped_steps_are_the_same(llama, make_trainer, loader, make_sft_batch, precision):
-    def trained(args):
-        module = SFTModule(llama, lr=0.01, lora=Lora(dropout=0.0), optimizer=Optimization(args=args))
-        fit = make_trainer(max_epochs=2, gradient_clip_val=0.01, precision=precision)
-        fit.fit(module, loader([make_sft_batch(), make_sft_batch()]))
-        assert bool(fit.optimizers[0].param_groups[0]["fused"]) is (args is None)
-        return module.state_dict()
-
-    found, expected = trained(None), trained({"foreach": False})
-    assert len(found) == 28
-    for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
-
-
-class Transposing(L.Callback):
-    """Gradients in another memory order, as products with a transposed matrix have them."""
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        for weight in pl_module.parameters():
-            if weight.grad is not None:
-                weight.grad = weight.grad.t().contiguous().t()
-
-
-def test_a_callbacks_gradients_in_another_memory_order_belong_to_their_numbers(
-    llama, make_trainer, loader, make_sft_batch
-):
-    def trained(*callbacks):
-        module = SFTModule(llama, lr=0.01, lora=Lora(dropout=0.0))
-        make_trainer(max_epochs=2, callbacks=[*callbacks]).fit(
-            module, loader([make_sft_batch(), make_sft_batch()])
-        )
-        return module.state_dict()
-
-    found, expected = trained(Transposing()), trained()
-    assert all(torch.equal(value, expected[name]) for name, value in found.items())

@@ -176,7 +176,7 @@ def test_what_is_decided_or_has_no_kernel_stays(build):
     assert [{**group, "params": 0} for group in optimizer.param_groups] == before
 
 
-def fit(rounds=2, algorithm=None, folder=None, ckpt_path=None, plugins=(), **settings):
+def fit(rounds=2, algorithm=None, folder=None, ckpt_path=None, callbacks=(), run=None, **settings):
     """A federated run of a project's module; returns its optimizer and weights."""
 
     class Model(Regression):
@@ -186,11 +186,13 @@ def fit(rounds=2, algorithm=None, folder=None, ckpt_path=None, plugins=(), **set
     L.seed_everything(0, verbose=False)
     model = Model(dropout=0.0)
     loop = FederatedLoop(algorithm, clients_per_round=4, local_steps=3)
-    more = {} if folder is None else {"default_root_dir": folder, "enable_checkpointing": True}
+    more = run or {}
+    if folder is not None:
+        more = {"default_root_dir": folder, "enable_checkpointing": True}
     saves = [] if folder is None else [ModelCheckpoint(folder, "{epoch}", save_top_k=-1)]
-    run = trainer(rounds, [loop, *saves], plugins=[*plugins], **more)
-    run.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
-    return run.optimizers[0], model.state_dict()
+    lightning = trainer(rounds, [loop, *callbacks, *saves], **more)
+    lightning.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
+    return lightning.optimizers[0], model.state_dict()
 
 
 def test_a_federated_run_chooses_the_kernel_and_learns_the_same():
@@ -209,7 +211,7 @@ def test_groups_that_join_later_get_the_kernel_as_well():
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_goes_on_as_its_file_says(tmp_path):
-    """Of an earlier version: its optimizers have no kernel chosen."""
+    """A file whose optimizers have no kernel chosen."""
     _, expected = fit(3, folder=tmp_path / "whole", fused=False)
     fit(1, folder=tmp_path / "first", fused=False)
     [file] = (tmp_path / "first").glob("*.ckpt")
@@ -230,11 +232,33 @@ def test_the_loss_scale_divides_gradients_before_the_kernel_sees_them(algorithm)
     def run(**settings):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
         half = MixedPrecision("16-mixed", device="cpu", scaler=scaler)
-        return *fit(algorithm=algorithm(), plugins=[half], **settings), half
+        return *fit(algorithm=algorithm(), run={"plugins": [half]}, **settings), half
 
     (optimizer, found, scale), (_, expected, other) = run(), run(fused=False)
     assert optimizer.param_groups[0]["fused"] is True
     assert scale.state_dict() == other.state_dict()
     assert scale.state_dict()["scale"] < 2.0**18
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
+
+
+class Transposing(L.Callback):
+    """Gradients in another memory order, as products with a transposed matrix have them."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        for weight in pl_module.parameters():
+            weight.grad = weight.grad.t().contiguous().t()
+
+
+def test_a_later_callbacks_gradients_in_another_memory_order_belong_to_their_numbers():
+    (_, found), (_, expected) = fit(callbacks=[Transposing()]), fit()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_clipped_steps_are_the_same(precision):
+    settings = {"precision": precision, "gradient_clip_val": 0.01}
+    (optimizer, found), (plain, expected) = fit(run=settings), fit(run=settings, fused=False)
+    assert (optimizer.param_groups[0]["fused"], plain.param_groups[0]["fused"]) == (True, False)
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
