@@ -162,7 +162,6 @@ class FederatedLoop(LoopView):
         self._parameters: dict[str, Tensor] = {}
         self._trained_before: dict[str, bool] = {}
         self._round: OpenRound | None = None
-        self._exchange: Exchange | None = None
         self._start, self._federation = RoundStart(self), SameFederation(self)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -327,10 +326,10 @@ class FederatedLoop(LoopView):
         for part in self._run.parts_with(Part.aggregation):
             aggregation = part.aggregation(self._run, aggregation, len(clients))
         factors = getattr(aggregation, "keeps_factors", False)
-        self._exchange = self._make_exchange(self.buffers.shared(state), factors)
+        exchange = self._make_exchange(self.buffers.shared(state), factors)
         contributions = Contributions(self.rounds_done, aggregation, self.buffers, self._schedule, clients)
         opened = state if before is None else before.opened_with(state)
-        self._round = OpenRound(self._run, opened, state, self._exchange, contributions)
+        self._round = OpenRound(self._run, opened, state, exchange, contributions)
 
     def _make_exchange(self, state: State, keeps_factors: bool) -> Exchange:
         return exchange_of(self, state, keeps_factors)

@@ -7,9 +7,9 @@ import lightning as L
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.callbacks.loop.visits.visit import Exchange, OpenGroup
+from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.devices.memory import Train
-from fedlight.federation.client import OWN_STATE, State, Upload, Visit
+from fedlight.federation.client import OWN_STATE, State, Visit
 from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.support.checks import Checked
@@ -28,7 +28,6 @@ class LoopView(Checked, L.Callback):
     group: OpenGroup
     _run: Run
     _round: OpenRound | None
-    _exchange: Exchange | None
 
     @property
     def train(self) -> Train:
@@ -54,11 +53,6 @@ class LoopView(Checked, L.Callback):
         """Return parameters and buffers that a client would continue to train alone; None for the global ones."""
         memory = self.memory.load(client_id)
         return self.buffers.own_state(memory, memory.get(OWN_STATE))
-
-    @property
-    def upload(self) -> Upload | None:
-        """Last upload of a client that the server received; None in a round before the first."""
-        return self._exchange.upload if self._exchange else None
 
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Put ``state`` and the server's base into the module while the body runs; then restore it bit for bit."""

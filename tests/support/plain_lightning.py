@@ -33,6 +33,16 @@ class Regression(L.LightningModule):
         return getattr(torch.optim, self.optimizer)(self.parameters(), lr=self.lr)
 
 
+class Uploads(L.Callback):
+    """Everything that clients have sent."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_upload(self, upload):
+        self.seen.append(upload)
+
+
 class Numbers(L.LightningDataModule):
     def setup(self, stage):
         generator = torch.Generator().manual_seed(0)

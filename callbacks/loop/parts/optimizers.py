@@ -190,9 +190,10 @@ class FreshOptimizers(Part):
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         self.forget(run.optimizers)
 
-    def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
-        self.forget(run.optimizers)  # or a checkpoint would carry the last client's moments
-        return {}
+    def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
+        self.forget(
+            run.optimizers
+        )  # or moments would take memory while updates travel, and go into checkpoints
 
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
         """Clear optimizers' state, not groups and rates; raise ValueError for a changed tensor in an attribute."""

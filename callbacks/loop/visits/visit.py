@@ -297,8 +297,6 @@ class Exchange:
         self.model_for = model_for
         self.keeps_factors = keeps_factors
         self._arrived: tuple[Visiting, State] | None = None
-        self._upload: Upload | None = None
-        self._is_new = False
 
     def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
         """Send the algorithm's message at the start of a visit; return the visit under way and the bytes down.
@@ -354,36 +352,33 @@ class Exchange:
             if isinstance(self.algorithm, RebuildsUploads):  # it rebuilds a model from all values
                 federated = movement
             if federated:  # else no model can be rebuilt from it
-                self._arrived, self._is_new = (visiting, federated), True
+                self._arrived = visiting, federated
         return update
 
     def _with_buffers(self, payload: Payload) -> int:
         return payload.num_bytes + self.buffer_bytes if payload.state else payload.num_bytes
 
-    @property
-    def upload(self) -> Upload | None:
-        """Parameters that the server received in the last visit that gave an update; None in a round before the first.
+    def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:
+        """Call ``on_upload`` of the callbacks that have it, if the last visit has given an upload.
 
         Other values that an algorithm sends, such as control variates, are left out. Factors cut to a smaller LoRA rank
         are padded with zeros.
         """
-        if self._arrived is not None:  # computed once, and only when it is read
-            visiting, movement = self._arrived
-            if isinstance(self.algorithm, RebuildsUploads):
-                uploaded = self.algorithm.uploaded(visiting, movement)
-            else:
-                uploaded = moved({name: visiting.received[name] for name in movement}, movement)
-            whole = {name: pad_to(value, self.state[name].shape) for name, value in uploaded.items()}
-            self._upload, self._arrived = Upload(self.round_idx, visiting.client.id, whole), None
-        return self._upload
-
-    def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:
-        """Call ``on_upload`` of the callbacks that have it, if the last visit has given an upload."""
-        is_new, self._is_new = self._is_new, False
-        takers = [callback for callback in callbacks if isinstance(callback, TakesUpload)] if is_new else []
+        arrived, self._arrived = (
+            self._arrived,
+            None,
+        )  # or the movement would stay in memory during the next visit
+        takers = [callback for callback in callbacks if isinstance(callback, TakesUpload)]
+        if arrived is None or not takers:
+            return
+        visiting, movement = arrived
+        if isinstance(self.algorithm, RebuildsUploads):
+            uploaded = self.algorithm.uploaded(visiting, movement)
+        else:
+            uploaded = moved({name: visiting.received[name] for name in movement}, movement)
+        whole = {name: pad_to(value, self.state[name].shape) for name, value in uploaded.items()}
         for taker in takers:
-            assert self.upload is not None
-            taker.on_upload(self.upload)
+            taker.on_upload(Upload(self.round_idx, visiting.client.id, whole))
 
 
 class RankedExchange(Exchange):

@@ -22,12 +22,11 @@ NAMES = ("discoverable_memorization", "membership_inference", "memory_extraction
 class Watch(L.Callback):
     """The global model after each round, and every upload."""
 
-    def __init__(self, loop):
-        self.loop, self.globals, self.uploads = loop, [], {}
+    def __init__(self):
+        self.globals, self.uploads = [], {}
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if (upload := self.loop.upload) is not None:
-            self.uploads[upload.round_idx + 1, upload.client_id] = upload.state
+    def on_upload(self, upload):
+        self.uploads[upload.round_idx + 1, upload.client_id] = upload.state
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.globals.append({name: weight.clone() for name, weight in pl_module.state_dict().items()})
@@ -114,7 +113,7 @@ def test_training_does_not_notice(tiny_model, tmp_path):
 
 def test_an_upload_is_what_the_client_has_sent(tiny_model, tmp_path):
     data, federated = make_data(), loop()
-    watch = Watch(federated)
+    watch = Watch()
     fit(tiny_model, tmp_path, federated, watch, *attacks(targets=BOTH), data=data, max_epochs=2)
     rows = found(tmp_path)
     assert {key for key in rows if key[1] != "global"} == set(watch.uploads)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from plain_lightning import Uploads
 
 from fedlight.callbacks.loop.visits.visit import RankedExchange
 from fedlight.federation.algorithm import Algorithm
@@ -192,7 +193,9 @@ def test_over_the_wire_goes_the_slice_and_hooks_see_zeros_beyond_it(wire):
     assert not algorithm.movement[A][2:].any()
     assert not algorithm.movement[B][:, 2:].any()
     assert algorithm.movement[A][:2].any()
-    assert exchange.upload.state[A].shape == whole[A].shape  # as the module has it, for attacks
+    uploads = Uploads()
+    exchange.call_on_upload([uploads])
+    assert uploads.seen[0].state[A].shape == whole[A].shape  # as the module has it, for attacks
     if wire == "lossless":
         assert update.movement[A][:2].tolist() == [[1.0] * 5] * 2
     if wire == "top":

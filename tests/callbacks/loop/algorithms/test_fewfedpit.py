@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import Numbers, assert_equal, module, ten_clients, weights
+from plain_lightning import Numbers, Uploads, assert_equal, module, ten_clients, weights
 from synthesizing import Batches, Synthesizing, run, trained_on
 from torch.utils.data import TensorDataset
 
@@ -151,8 +151,8 @@ def test_without_a_local_model_for_it_beta_zero_reads_nothing_private():
 
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_what_goes_up_is_the_mix_and_nothing_else(beta):
-    tape, algorithm = Wiretap(), Spied(beta)
-    _, loop, _ = run(algorithm, rounds=1, channel=tape)
+    tape, algorithm, uploads = Wiretap(), Spied(beta), Uploads()
+    _, loop, _ = run(algorithm, rounds=1, channel=tape, callbacks=[uploads])
     assert [bool(sent) for _, sent in tape.ups] == [False, True] * 3
     for (first, nothing), (client, sent) in zip(tape.ups[::2], tape.ups[1::2], strict=True):
         assert (first, nothing) == (client, {})
@@ -164,8 +164,8 @@ def test_what_goes_up_is_the_mix_and_nothing_else(beta):
             assert not torch.equal(private[name], public[name])
     sizes = [(row["split"], row["bytes_down"] > 0, row["bytes_up"] > 0) for row in loop.visit_records]
     assert sizes == [("train", True, False), ("synthetic", False, True)] * 3
-    assert loop.upload.client_id == tape.ups[-1][0]
-    assert_equal(loop.upload.state, tape.ups[-1][1])
+    assert [upload.client_id for upload in uploads.seen] == [client for client, _ in tape.ups[1::2]]
+    assert_equal(uploads.seen[-1].state, tape.ups[-1][1])
 
 
 def tensors_in(value):

@@ -260,35 +260,21 @@ def test_uploads_are_looked_at_on_the_servers_base_in_the_middle_of_a_visit(tmp_
     assert all(torch.equal(seen, base) and bias == 9.0 for seen, bias in looks)
 
 
-def test_the_last_upload_is_there_until_the_next_round():
+def test_an_upload_is_seen_while_the_module_still_holds_it():
     seen = []
 
     class Watch(Batches):
         def on_train_epoch_start(self, trainer, pl_module):
-            seen.append(self.loop.upload)
+            self.module = pl_module
 
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            upload = self.loop.upload
-            if (
-                self.loop.visit is not None
-                and upload is not None
-                and upload.client_id == self.loop.visit.client_id
-            ):
-                assert_equal(upload.state, weights(pl_module))
-                seen.append((upload.round_idx, upload.client_id))
+        def on_upload(self, upload):
+            assert upload.client_id == self.loop.visit.client_id
+            assert_equal(upload.state, weights(self.module))
+            seen.append((upload.round_idx, upload.client_id))
 
-        def on_validation_end(self, trainer, pl_module):
-            seen.append(self.loop.upload)
-
-    _, loop, _ = run(
-        FedAvg(), rounds=2, callbacks=[Watch], local_steps=1, settings={"num_sanity_val_steps": 0}
-    )
-    first, *_, last = [row["client"] for row in loop.visit_records]
-    starts, uploads = [seen[0], seen[4]], [*seen[1:3], *seen[5:7]]  # the third is seen when the round is over
-    assert starts == [None, None]
-    assert [round_idx for round_idx, _ in uploads] == [0, 0, 1, 1]
-    assert uploads[2][1] == first
-    assert (seen[3].round_idx, seen[7].round_idx, seen[7].client_id) == (0, 1, last)
+    _, loop, _ = run(FedAvg(), rounds=2, callbacks=[Watch], local_steps=1)
+    assert seen[3:] == [(1, row["client"]) for row in loop.visit_records]
+    assert [round_idx for round_idx, _ in seen] == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_start_of_the_run_is_what_the_first_candidates_are_made_by():

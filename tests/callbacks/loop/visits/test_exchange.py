@@ -1,6 +1,7 @@
 """What goes over the wire in a visit, and what of it the server can be asked about."""
 
 import torch
+from plain_lightning import Uploads
 
 from fedlight.callbacks.loop.visits.visit import Exchange
 from fedlight.federation.algorithm import Algorithm
@@ -17,17 +18,23 @@ def exchange(algorithm, round_idx=0, channel=None):
     return Exchange(algorithm, channel or Identity(), seed=0, round_idx=round_idx, state=STATE)
 
 
-def test_an_upload_is_what_the_client_sent_and_stays_until_the_next():
+def new_uploads(wire):
+    watch = Uploads()
+    wire.call_on_upload([watch])
+    return watch.seen
+
+
+def test_an_upload_is_what_the_client_sent_and_is_seen_once():
     wire = exchange(Algorithm(), round_idx=4)
-    assert wire.upload is None
+    assert new_uploads(wire) == []
     for name, value in (("a", 5.0), ("b", 7.0)):
         visiting, _ = wire.down(Visit(name, 1), Client(name, 1, 0.5), None)
         update, _ = wire.up(visiting, {"w": torch.tensor([value, 2.0])}, WORK)
         assert update.movement["w"].tolist() == [value - 1.0, 0.0]
-        upload = wire.upload
+        [upload] = new_uploads(wire)
         assert (upload.round_idx, upload.client_id, upload.state["w"].tolist()) == (4, name, [value, 2.0])
         assert upload.state["w"].dtype is torch.float32
-        assert wire.upload is upload
+        assert new_uploads(wire) == []
 
 
 def test_two_visits_under_way_at_once_give_what_they_give_one_after_the_other():
@@ -60,7 +67,8 @@ def test_of_controls_beside_the_parameters_the_upload_has_none():
     visiting, _ = wire.down(Visit("a", 1), Client("a", 1, 1.0), None)
     assert visiting.received.keys() == {"w", "control.w"}
     wire.up(visiting, {"w": torch.tensor([3.0, 3.0])}, WORK)
-    assert {name: value.tolist() for name, value in wire.upload.state.items()} == {"w": [3.0, 3.0]}
+    [upload] = new_uploads(wire)
+    assert {name: value.tolist() for name, value in upload.state.items()} == {"w": [3.0, 3.0]}
 
 
 def test_of_controls_beside_the_parameters_the_wire_keeps_no_loss():
@@ -89,11 +97,11 @@ def test_in_a_visit_for_which_nothing_is_sent_the_client_still_has_what_it_recei
     wire, client, whole = exchange(Twice()), Client("a", 1, 1.0), Identity().down_bytes(STATE)
     first, down = wire.down(Visit("a", 1, "first"), client, None)
     update, up = wire.up(first, {"w": torch.zeros(2)}, WORK)
-    assert (update, wire.upload) == (None, None)
+    assert (update, new_uploads(wire)) == (None, [])
     assert (down, up) == (whole, 0)
     second, down = wire.down(Visit("a", 1, "second"), client, first)
     assert second.received is STATE
     assert second.before is first
     _, up = wire.up(second, {"w": torch.tensor([2.0, 2.0])}, WORK)
     assert (down, up) == (0, whole)
-    assert wire.upload.state["w"].tolist() == [2.0, 2.0]
+    assert new_uploads(wire)[0].state["w"].tolist() == [2.0, 2.0]
