@@ -1,5 +1,6 @@
 """What a server and its clients exchange: states, clients, visits and their updates, and the channel between them."""
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Size, Tensor, aminmax, float32, float64, no_grad
 
 from fedlight.support.checks import Checked
@@ -33,8 +33,14 @@ def write(state: State, parameters: Mapping[str, Tensor]) -> None:
 
 def movement(received: State, trained: State) -> State:
     """Return the movement of each trained tensor, ``trained - received``, in fp64; from 0 where none was received."""
-    # In fp64 the difference of two fp32 numbers is exact where neither is below 2^-29 of the other.
-    return {name: value.to(float64, copy=True).sub_(received.get(name, 0)) for name, value in trained.items()}
+    # In fp64 the difference of two fp32 numbers is exact where neither is below 2^-29 of the other. NumPy converts as it
+    # goes; torch would first make a whole copy of each in fp64, in twice the time.
+    return {
+        name: torch.as_tensor(  # also of a single number
+            np.subtract(value.numpy(), received[name].numpy() if name in received else 0, dtype=np.float64)
+        )
+        for name, value in trained.items()
+    }
 
 
 def moved(state: State, by: State, scale: float = 1.0) -> State:
@@ -370,9 +376,23 @@ def _no_messages(channel: Channel) -> ValueError:
     )
 
 
+TYPES = {
+    **{torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.uint16: "U16"},
+    **{torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", float32: "F32", float64: "F64"},
+    torch.int64: "I64",
+}
+"""Number types and their names in safetensors files; tensors of a later one stand before those of an earlier one."""
+
+
 @lru_cache(maxsize=64)
 def _safetensors_size(layout: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> int:
-    return len(save({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in layout}))
+    """Return the bytes of a safetensors file by its header, without making it."""
+    entries, stop = {}, 0
+    for name, dtype, shape in sorted(layout, key=lambda each: (-[*TYPES].index(each[1]), each[0])):
+        start, stop = stop, stop + shape.numel() * dtype.itemsize
+        entries[name] = {"dtype": TYPES[dtype], "shape": [*shape], "data_offsets": [start, stop]}
+    header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-header // 8) * 8 + stop
 
 
 def serialized_bytes(state: State) -> int:

@@ -1,5 +1,7 @@
 """What a round is, on numbers worked out by hand."""
 
+import random
+
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -7,6 +9,7 @@ from safetensors.torch import load, save
 from fedlight.federation.algorithm import Average, WeightedSum, aggregation_of
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import (
+    TYPES,
     Client,
     Identity,
     Update,
@@ -133,6 +136,18 @@ def test_bytes_are_those_of_a_file_that_can_be_read_back():
     up = Identity().up(state, {"b": state["b"] + 1}, Client("c", 1, 1.0))
     assert up.num_bytes == serialized_bytes({"b": state["b"]}) < payload.num_bytes
     assert list(up.state) == ["b"]
+
+
+def test_bytes_of_any_layout_are_those_of_a_file():
+    draw = random.Random(0)
+    for _ in range(200):
+        state = {
+            "".join(draw.choices('ab.é"\\\t漢', k=draw.randint(1, 6))): torch.zeros(
+                draw.choices([0, 1, 3, 40], k=draw.randint(0, 3)), dtype=draw.choice([*TYPES])
+            )
+            for _ in range(draw.randint(1, 8))
+        }
+        assert serialized_bytes(state) == len(save(state)), state
 
 
 def test_cohorts_depend_on_seed_and_round_alone():
