@@ -125,7 +125,9 @@ def lay_out_after_closure(optimizer: Optimizer, args: tuple[Any, ...], settings:
         lay_out(optimizer)
         return loss
 
-    return args[:1], {**settings, "closure": and_laid_out}
+    if "closure" in settings:
+        return args, {**settings, "closure": and_laid_out}
+    return (args[0], and_laid_out, *args[2:]), settings
 
 
 def lay_out(optimizer: Optimizer) -> None:

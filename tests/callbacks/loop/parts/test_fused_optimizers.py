@@ -92,6 +92,35 @@ def test_gradients_in_another_memory_order_belong_to_their_numbers(change, fused
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_closure_is_called_once_before_gradients_are_looked_at(by_name):
+    """Also of a subclass whose step takes more."""
+
+    class Scaled(torch.optim.AdamW):
+        def step(self, closure=None, factor=1.0):
+            self.factor = factor
+            return super().step(closure)
+
+    draw = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.ones(6, 6)) for _ in range(2)]
+    optimizers = [Scaled(weights[:1], fused=True), torch.optim.AdamW(weights[1:], fused=False)]
+    use_fused_kernels(optimizers)
+    for _ in range(3):
+        gradient, losses = torch.randn(6, 6, generator=draw), []
+
+        def closure(gradient=gradient, losses=losses):
+            weights[0].grad = gradient.t().contiguous().t()
+            losses.append(1.5)
+            return losses[-1]
+
+        weights[1].grad = gradient.clone()
+        step = optimizers[0].step
+        loss = step(closure=closure, factor=2.0) if by_name else step(closure, 2.0)
+        optimizers[1].step()
+        assert (loss, losses, optimizers[0].factor) == (1.5, [1.5], 2.0)
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["AdamW", "amsgrad", "SGD", "Nesterov", "Adagrad"])
 def test_states_in_another_memory_order_belong_to_their_numbers(kind):
     """A parameter's data change their order in memory between two steps, as by ``to(memory_format=...)``."""
