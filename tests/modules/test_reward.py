@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 
 HEAD = "network.base_model.model.score.modules_to_save.default.weight"
@@ -175,7 +176,8 @@ def test_one_client_is_plain_training(llama, make_trainer, loader, make_pair_bat
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             seen.append(batch)
 
-    seen, settings = [], {"lr": 1e-2, "lora": Lora(dropout=0.3)}
+    plainly = Optimization(args={"foreach": False})  # or the loop would choose the fused kernel
+    seen, settings = [], {"lr": 1e-2, "lora": Lora(dropout=0.3), "optimizer": plainly}
     plain, federated = RewardModule(llama, **settings), RewardModule(llama, **settings)
     callbacks = [FederatedLoop(clients_per_round=1), Record()]
     once = {"max_epochs": 1, "limit_val_batches": 0}
