@@ -9,7 +9,7 @@ from string import Template
 from fedlight.flower.messages import Bounds
 from fedlight.flower.settings import OF_APP
 
-GITIGNORE = "# What Flower does not send to the nodes.\nruns/\nnodes/\nkeys/\ncertificates/\nsuperlink.db*\n"
+GITIGNORE = "# What Flower does not send to the nodes.\nruns/\nnodes/\nkeys/\ncertificates/\nrehearsal/\nsuperlink.db*\n"
 
 DEFAULTS: dict[str, str | int | bool] = {
     "set": "",
@@ -74,14 +74,18 @@ a run, `flwr list` all runs, `flwr stop RUN_ID` ends one.
 
 ## SuperLink and SuperNodes
 
-Without TLS, for a first try on one machine; each command in a terminal of its own:
+A rehearsal on one machine, with TLS and registered keys, which stops by itself:
+
+```bash
+fedlight flower up "$folder" --nodes 2
+```
+
+By hand, here without TLS, each command in a terminal of its own; a second node takes `--port 9095` and `partition-id=1`:
 
 ```bash
 flower-superlink --insecure --database "$folder/superlink.db" --disable-runtime-dependency-installation
 flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 \\
   --node-config 'folder="$folder/nodes/a" partition-id=0 num-partitions=2'
-flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9095 \\
-  --node-config 'folder="$folder/nodes/b" partition-id=1 num-partitions=2'
 ```
 
 `~/.flwr/config.toml` names the SuperLink, and `flwr run` takes its name:

@@ -1,4 +1,4 @@
-"""``fedlight flower init --config FILE FOLDER [--KEY VALUE ...]``."""
+"""``fedlight flower init --config FILE FOLDER [--KEY VALUE ...]`` and ``fedlight flower up FOLDER [--nodes N]``."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,6 +6,12 @@ from pathlib import Path
 
 from fedlight.support.console import OneLineArguments
 
+UP = """Rehearse a deployment on this machine: start a SuperLink with TLS and SuperNodes with registered keys, run the app,
+and stop them all:
+
+  fedlight flower up my_app --nodes 3
+
+Certificates, keys and logs are in FOLDER/rehearsal. The same again goes on from the newest checkpoint."""
 ABOUT = """Write the folder of a Flower app that runs a config of fedlight on real devices:
 
   fedlight flower init --config selector.yaml my_app
@@ -18,8 +24,14 @@ refused."""
 
 def main(argv: Sequence[str]) -> None:
     """Run ``fedlight flower``."""
-    given, settings = _apart(argv)
+    given, settings = (argv, []) if argv[:1] == ["up"] else _apart(argv)
     args = make_parser().parse_args(given)
+    if args.command == "up":
+        from fedlight.flower.rehearsal import Rehearsal
+
+        with Rehearsal(args.folder, args.nodes) as rehearsal:
+            rehearsal.run(args.run_config)
+        return
     from fedlight.cli.app_folder import write_app
 
     for line in write_app(args.config, args.folder, settings):
@@ -52,7 +64,7 @@ def _apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of ``fedlight flower``, without keys of the config."""
     parser = OneLineArguments("fedlight flower", description="Real devices, with Flower.", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", metavar="init", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="{init,up}", required=True)
     init = commands.add_parser(
         "init",
         help="write the folder of a Flower app",
@@ -63,4 +75,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     init.add_argument("--config", required=True, metavar="FILE", help="your config, or the name of one")
     init.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the app: a new or an empty one")
+    up = commands.add_parser(
+        "up",
+        help="rehearse its deployment on this machine",
+        usage="fedlight flower up FOLDER [--nodes N] [--run-config TEXT]",
+        description=UP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    up.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the app")
+    up.add_argument("--nodes", type=int, default=2, metavar="N", help="SuperNodes that share the clients (2)")
+    up.add_argument("--run-config", default="", metavar="TEXT", help="settings of the app, as for flwr run")
     return parser

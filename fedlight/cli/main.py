@@ -17,7 +17,7 @@ Federated fine-tuning of language models inside PyTorch Lightning.
                                  all recipes: fedlight run --help; only check everything: --dry-run; small: --twin
   plan                           which devices could take part, from a config alone: fedlight plan --help
   device measure --name NAME     a profile of this machine, in two minutes, for fleets and plans
-  flower init --config FILE DIR  the same experiment on real devices: the folder of a Flower app
+  flower init --config FILE DIR  the same experiment on real devices: the folder of a Flower app; flower up DIR rehearses it
   client check --config FILE     on a device, before it joins: whether versions, data, model and memory fit
   methods, devices               what a config can name, and which devices and fleets there are, with one line each
   models                         pretrained models by name; models get NAME fetches one, once
