@@ -19,15 +19,14 @@ from fedlight.support.checks import refuse_below
 
 HERE = "here"
 """Name of the SuperLink in Flower's configuration of a rehearsal."""
-DAYS = 365
 PATIENCE_SECONDS = 120.0
 
 
 class Rehearsal:
     """SuperLink and SuperNodes of an app; as a context they run until it is left, with all that they have started.
 
-    ``APP/rehearsal`` holds certificates, keys, logs, Flower's configuration and database. A further rehearsal goes on with
-    them; nodes keep what their clients remember in ``APP/nodes``, as on devices.
+    ``APP/rehearsal`` holds certificates and keys, new ones each time, logs, and Flower's configuration. Nodes keep what
+    their clients remember in ``APP/nodes``, as on devices.
 
     Args:
         app: folder that ``fedlight flower init`` has written.
@@ -54,7 +53,7 @@ class Rehearsal:
                 "FLWR_TELEMETRY_ENABLED": "0",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
             },
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PATH": search_path(),  # Flower's processes start further ones
         }
 
     def __enter__(self) -> "Rehearsal":
@@ -70,16 +69,12 @@ class Rehearsal:
                 "superlink",
                 "flower-superlink",
                 *("--host=127.0.0.1", f"--port={port}", "--enable-supernode-auth"),
-                *("--disable-runtime-dependency-installation", f"--database={folder / 'superlink.db'}"),
-                *(f"--ssl-ca-certfile={folder / 'ca.crt'}", f"--ssl-certfile={folder / 'server.crt'}"),
-                f"--ssl-keyfile={folder / 'server.key'}",
+                *("--disable-runtime-dependency-installation", f"--ssl-ca-certfile={folder / 'ca.crt'}"),
+                *(f"--ssl-certfile={folder / 'server.crt'}", f"--ssl-keyfile={folder / 'server.key'}"),
             )
             self._wait_for(port)
-            known = self.ask("supernode", "list", HERE)
             for number in range(self.nodes):
-                key = make_node_key(folder / f"node{number}")
-                if number >= len(known.get("nodes", ())):
-                    self.ask("supernode", "register", key.with_suffix(".pub"), HERE)
+                self.ask("supernode", "register", make_node_key(folder / f"node{number}"), HERE)
                 self.start_node(number, port)
         except BaseException:
             self.__exit__(None, None, None)
@@ -104,10 +99,13 @@ class Rehearsal:
 
     def start(self, name: str, command: str, *arguments: str) -> None:
         """Start a process of Flower that writes to ``logs/NAME.log`` and is stopped with the rehearsal."""
-        with (self.folder / f"logs/{name}.log").open("ab") as log:
+        with (self.folder / f"logs/{name}.log").open("wb") as log:
             self.running[name] = subprocess.Popen(
-                [found(command), *arguments],
-                **{"cwd": self.app, "env": self._environment, "stdout": log, "stderr": log},
+                [path_of(command), *arguments],
+                cwd=self.app,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,  # so that it can be stopped with its children
             )
 
@@ -117,7 +115,7 @@ class Rehearsal:
         Raises:
             OSError: the command has failed.
         """
-        command = [found("flwr"), *map(str, arguments), "--format=json"]
+        command = [path_of("flwr"), *map(str, arguments), "--format=json"]
         answer = subprocess.run(command, env=self._environment, capture_output=True, text=True, cwd=self.app)
         if answer.returncode:
             raise OSError(
@@ -132,7 +130,7 @@ class Rehearsal:
         Raises:
             OSError: the run has failed, or a process of the rehearsal has ended before it.
         """
-        command = [found("flwr"), "run", ".", HERE, "--stream"]
+        command = [path_of("flwr"), "run", ".", HERE, "--stream"]
         command += ["--run-config", run_config] if run_config else []
         shown = subprocess.Popen(command, cwd=self.app, env=self._environment, start_new_session=True)
         try:
@@ -177,7 +175,7 @@ def search_path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
-def found(command: str) -> str:
+def path_of(command: str) -> str:
     """Return the path of one of Flower's commands, that of this environment first."""
     if (where := shutil.which(command, path=search_path())) is None:
         raise ModuleNotFoundError(f"there is no {command}: pip install 'fedlight[flower]'")
@@ -202,26 +200,23 @@ def free_port() -> int:
 
 
 def make_certificates(folder: Path) -> None:
-    """Write ``ca.crt``, ``ca.key``, ``server.crt`` and ``server.key`` for this machine, where they are not there yet."""
+    """Write ``ca.crt``, ``ca.key``, ``server.crt`` and ``server.key`` for this machine."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding
     from cryptography.x509.oid import NameOID
 
-    if (folder / "server.crt").exists():
-        return
-    now = datetime.datetime.now(datetime.UTC)
-    authority, issuer_key = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rehearsal")]), None
-    for name, subject in (
-        ("ca", authority),
-        ("server", x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])),
-    ):
+    now, issuer_key = datetime.datetime.now(datetime.UTC), None
+    authority, server = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("rehearsal", "localhost")
+    )
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    )
+    for name, subject in (("ca", authority), ("server", server)):
         key = ec.generate_private_key(ec.SECP384R1())
         issuer_key = issuer_key or key
-        names = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        )
         certificate = (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -229,7 +224,7 @@ def make_certificates(folder: Path) -> None:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=DAYS))
+            .not_valid_after(now + datetime.timedelta(days=30))
             .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
             .add_extension(names, critical=False)
             .sign(issuer_key, hashes.SHA384())
@@ -239,16 +234,14 @@ def make_certificates(folder: Path) -> None:
 
 
 def make_node_key(file: Path) -> Path:
-    """Write a node's private key and, with the ending ``.pub``, its public one, where they are not there yet."""
+    """Write a node's private key and, with the ending ``.pub``, its public one; return the file of the latter."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    public = file.with_suffix(".pub")
-    if not public.exists():
-        key = ec.generate_private_key(ec.SECP384R1())
-        write_key(file, key, openssh=True)
-        public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
-    return file
+    key, public = ec.generate_private_key(ec.SECP384R1()), file.with_suffix(".pub")
+    write_key(file, key, openssh=True)
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    return public
 
 
 def write_key(file: Path, key: Any, openssh: bool) -> None:

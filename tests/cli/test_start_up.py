@@ -28,6 +28,7 @@ COMMANDS = (
     "device measure",
     "flower",
     "flower init",
+    "flower up",
     "client",
     "client check",
     "report",

@@ -139,6 +139,28 @@ def test_a_superlink_and_supernodes_over_tls_end_with_the_emulators_bits_and_byt
     assert_same_end(tmp_path, there.app, case)
 
 
+def test_three_nodes_under_masks_with_noise_of_their_own_and_validation(tmp_path):
+    noise = ["--federated.channel=Wire", "--federated.channel.up=ClipAndNoise"]
+    noise += ["--federated.channel.up.clip_norm=0.05", "--federated.channel.up.noise_multiplier=0.2"]
+    validated = ["--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy"]
+    arguments = [*CASES["masked"].arguments, *noise, *validated, "--data.split.val_share=0.3"]
+    case = Case(arguments, CASES["masked"].app, nodes=3)
+    emulate(tmp_path, case)
+    with deployed(tmp_path, case) as there:
+        there.run(case.app)
+    emulated, found = trained(tmp_path / "emulated", case.rounds), trained(there.app / "runs", case.rounds)
+    distance = sum((found[name] - value).square().sum() for name, value in emulated.items()).sqrt()
+    # Nodes draw their noise from the operating system, the emulator draws it from the seed.
+    assert 0 < distance < 10 * 0.05 * 0.2 * sum(value.numel() for value in emulated.values()) ** 0.5
+    [metrics] = (there.app / "runs/metrics").rglob("metrics.csv")
+    accuracies = [
+        row["val/client_mean"] for row in csv.DictReader(metrics.open()) if row.get("val/client_mean")
+    ]
+    assert len(accuracies) == case.rounds
+    assert all(0 <= float(accuracy) <= 1 for accuracy in accuracies)
+    assert not {row["loss"] for row in visits(there.app / "runs")} - {""}
+
+
 def test_a_server_that_is_killed_five_times_comes_to_the_same_end(tmp_path):
     case = Case(CASES["scaffold"].arguments, rounds=8)
     emulate(tmp_path, case)

@@ -228,6 +228,7 @@ INPUT_ERRORS = [
     *("plan", "plan --config missing.yaml", "plan --config selector.yaml --fleet nope"),
     *("device", "device nope", "device measure"),
     *("flower", "flower nope", "flower init", "flower init --config missing.yaml app"),
+    *("flower up", "flower up folder", "flower up missing --nodes many"),
     *("client", "client nope", "client check", "client check --config missing.yaml"),
     *("export", "export missing", "export folder", "export folder --format nope"),
     *("report", "report missing", "report folder", "report x.csv"),
