@@ -111,46 +111,59 @@ def use_fused_kernels(optimizers: Sequence[Optimizer]) -> None:
             for options in (optimizer.defaults, *groups):
                 options["fused"] = True
         if "fused" in getattr(optimizer, "defaults", ()):
-            optimizer.register_step_pre_hook(lay_out_after_closure)
+            optimizer.register_step_pre_hook(MemoryOrder())
 
 
-def lay_out_after_closure(optimizer: Optimizer, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
-    """Lay out gradients and states for a fused kernel once the closure of a step has computed the gradients."""
-    closure = settings.get("closure", args[1] if len(args) > 1 else None)
-    if closure is None:
-        return lay_out(optimizer)
+class MemoryOrder:
+    """Hook on an optimizer's steps: gives gradients and states the memory order of their parameters for a fused kernel.
 
-    def and_laid_out() -> Any:
-        loss = closure()
-        lay_out(optimizer)
-        return loss
-
-    if "closure" in settings:
-        return args, {**settings, "closure": and_laid_out}
-    return (args[0], and_laid_out, *args[2:]), settings
-
-
-def lay_out(optimizer: Optimizer) -> None:
-    """Give gradients and states the memory order of their parameters, where a fused kernel for the CPU steps them.
-
-    The kernel reads all numbers in the order of their memory, whatever their strides, so a gradient that has been
-    transposed, or a state from before a parameter's data were replaced, would meet other numbers. Raises ValueError for a
-    parameter with gaps in its memory, such as some columns of a matrix.
+    The kernel for the CPU reads all numbers in the order of their memory, whatever their strides, so a gradient that has
+    been transposed, or a state from before a parameter's data were replaced, would meet other numbers. A step raises
+    ValueError for a parameter with gaps in its memory, such as some columns of a matrix.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group.get("fused") else ():
-            gradient, order = parameter.grad, parameter.stride()
-            if gradient is None or not parameter.is_cpu:
-                continue
-            if gradient.stride() != order:
-                parameter.grad = _laid_out_as(parameter, gradient)
+
+    def __init__(self) -> None:
+        self._orders: list[tuple[int, ...]] = []
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+        """Lay them out once the closure of a step, if there is one, has computed the gradients."""
+        closure = settings.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return self.lay_out(optimizer)
+
+        def and_laid_out() -> Any:
+            loss = closure()
+            self.lay_out(optimizer)
+            return loss
+
+        if "closure" in settings:
+            return args, {**settings, "closure": and_laid_out}
+        return (args[0], and_laid_out, *args[2:]), settings
+
+    def lay_out(self, optimizer: Optimizer) -> None:
+        stepped = [
+            p
+            for group in optimizer.param_groups
+            if group.get("fused")
+            for p in group["params"]
+            if p.grad is not None and p.is_cpu
+        ]
+        orders = [p.stride() for p in stepped]
+        for parameter, order in zip(stepped, orders, strict=True):
+            if parameter.grad.stride() != order:
+                parameter.grad = _laid_out_as(parameter, parameter.grad)
+        # States have the order in which their parameters were at a former step.
+        for parameter in stepped if orders != self._orders else ():
             state = optimizer.state.get(parameter, {})
             for name, kept in state.items():
-                if isinstance(kept, Tensor) and kept.shape == parameter.shape and kept.stride() != order:
+                if isinstance(kept, Tensor) and kept.shape == parameter.shape:
                     state[name] = _laid_out_as(parameter, kept)
+        self._orders = orders
 
 
 def _laid_out_as(parameter: Tensor, kept: Tensor) -> Tensor:
+    if kept.stride() == parameter.stride():
+        return kept
     laid_out = torch.empty_like(parameter).copy_(kept)
     if laid_out.stride() != parameter.stride():
         raise ValueError(
