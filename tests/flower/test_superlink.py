@@ -119,6 +119,8 @@ def assert_same_end(tmp_path, app, case):
     rows, expected = visits(app / "runs"), visits(tmp_path / "emulated")
     for row in [*rows, *expected] if case.app else ():
         del row["bytes_up"], row["loss"]  # of a masked sum: it is a node's, and has no losses of its clients
+        # The emulator says where a deployment without masks would cap a client's share.
+        row["reason"] = row["reason"].replace("large_share", "")
     assert len(rows) >= 2 * case.rounds
     assert rows == expected
 
@@ -153,11 +155,10 @@ def test_three_nodes_under_masks_with_noise_of_their_own_and_validation(tmp_path
     # Nodes draw their noise from the operating system, the emulator draws it from the seed.
     assert 0 < distance < 10 * 0.05 * 0.2 * sum(value.numel() for value in emulated.values()) ** 0.5
     [metrics] = (there.app / "runs/metrics").rglob("metrics.csv")
-    accuracies = [
-        row["val/client_mean"] for row in csv.DictReader(metrics.open()) if row.get("val/client_mean")
-    ]
+    rows = csv.DictReader(metrics.read_text().splitlines())
+    accuracies = [float(row["val/client_mean"]) for row in rows if row.get("val/client_mean")]
     assert len(accuracies) == case.rounds
-    assert all(0 <= float(accuracy) <= 1 for accuracy in accuracies)
+    assert all(0 <= accuracy <= 1 for accuracy in accuracies)
     assert not {row["loss"] for row in visits(there.app / "runs")} - {""}
 
 
