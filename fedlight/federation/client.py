@@ -35,12 +35,17 @@ def movement(received: State, trained: State) -> State:
     """Return the movement of each trained tensor, ``trained - received``, in fp64; from 0 where none was received."""
     # In fp64 the difference of two fp32 numbers is exact where neither is below 2^-29 of the other. NumPy converts as it
     # goes; torch would first make a whole copy of each in fp64, in twice the time.
-    return {
-        name: torch.as_tensor(  # also of a single number
-            np.subtract(value.numpy(), received[name].numpy() if name in received else 0, dtype=np.float64)
-        )
-        for name, value in trained.items()
+    starts = {name: _array(received[name]) if name in received else 0 for name in trained}
+    differences = {
+        name: np.subtract(_array(value), starts[name], dtype=np.float64) for name, value in trained.items()
     }
+    return {name: torch.as_tensor(value) for name, value in differences.items()}  # also of a single number
+
+
+def _array(value: Tensor) -> np.ndarray:
+    """Return the numbers for NumPy, which has no bf16, without a copy of other types."""
+    array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy()
+    return array
 
 
 def moved(state: State, by: State, scale: float = 1.0) -> State:
@@ -377,9 +382,10 @@ def _no_messages(channel: Channel) -> ValueError:
 
 
 TYPES = {
-    **{torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.uint16: "U16"},
-    **{torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", float32: "F32", float64: "F64"},
-    torch.int64: "I64",
+    **{torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.float8_e5m2: "F8_E5M2"},
+    **{torch.float8_e4m3fn: "F8_E4M3", torch.int16: "I16", torch.uint16: "U16", torch.float16: "F16"},
+    **{torch.bfloat16: "BF16", torch.int32: "I32", torch.uint32: "U32", float32: "F32"},
+    **{float64: "F64", torch.int64: "I64", torch.uint64: "U64"},
 }
 """Number types and their names in safetensors files; tensors of a later one stand before those of an earlier one."""
 

@@ -138,6 +138,18 @@ def test_bytes_are_those_of_a_file_that_can_be_read_back():
     assert list(up.state) == ["b"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+def test_a_movement_takes_every_type_of_number(dtype):
+    trained = {
+        "w": torch.tensor([1.5, -3.0]).to(dtype).requires_grad_(dtype.is_floating_point),
+        "n": torch.tensor(2.0),
+    }
+    found = movement({"w": torch.tensor([0.25, 1.0])}, trained)
+    assert all(value.dtype == torch.float64 and not value.requires_grad for value in found.values())
+    assert found["w"].tolist() == [trained["w"][0].item() - 0.25, -4.0]
+    assert found["n"].item() == 2.0
+
+
 def test_bytes_of_any_layout_are_those_of_a_file():
     draw = random.Random(0)
     for _ in range(200):

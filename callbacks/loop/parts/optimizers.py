@@ -141,19 +141,15 @@ class MemoryOrder:
         return (args[0], and_laid_out, *args[2:]), settings
 
     def lay_out(self, optimizer: Optimizer) -> None:
-        stepped = [
-            p
-            for group in optimizer.param_groups
-            if group.get("fused")
-            for p in group["params"]
-            if p.grad is not None and p.is_cpu
-        ]
-        orders = [p.stride() for p in stepped]
-        for parameter, order in zip(stepped, orders, strict=True):
-            if parameter.grad.stride() != order:
-                parameter.grad = _laid_out_as(parameter, parameter.grad)
-        # States have the order in which their parameters were at a former step.
-        for parameter in stepped if orders != self._orders else ():
+        """Lay out dense gradients; states only where a parameter has another order than at the step before."""
+        groups = (group for group in optimizer.param_groups if group.get("fused"))
+        parameters = [p for group in groups for p in group["params"] if p.is_cpu]
+        orders = [p.stride() for p in parameters]
+        for parameter, order in zip(parameters, orders, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and not gradient.is_sparse and gradient.stride() != order:
+                parameter.grad = _laid_out_as(parameter, gradient)
+        for parameter in parameters if orders != self._orders else ():
             state = optimizer.state.get(parameter, {})
             for name, kept in state.items():
                 if isinstance(kept, Tensor) and kept.shape == parameter.shape:
@@ -206,9 +202,8 @@ class FreshOptimizers(Part):
         self.forget(run.optimizers)
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
-        self.forget(
-            run.optimizers
-        )  # or moments would take memory while updates travel, and go into checkpoints
+        # Or moments would take memory while updates travel, and go into checkpoints.
+        self.forget(run.optimizers)
 
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
         """Clear optimizers' state, not groups and rates; raise ValueError for a changed tensor in an attribute."""
