@@ -290,8 +290,8 @@ class RoundPlanner:
 
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""
-        there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
         if isinstance(self.algorithm, PreparesRounds):
+            there = run.devices.present(round_idx, now_seconds, self.asked(round_idx))
             with isolate_rng():
                 seed_all(self.seed, "prepare", round_idx)  # a resumed run makes the same data
                 self.algorithm.prepare_round(round_idx, there, run)

@@ -163,7 +163,8 @@ class RoundProgress(Checked, ProgressBar):
         self._print_line(", ".join(said) + memory)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        shown = {"loss": torch.cat(self._losses).mean().item()} if self._losses else {}
+        losses = [each.reshape(-1) for each in self._losses]
+        shown = {"loss": torch.cat(losses).mean().item()} if losses else {}
         metrics = trainer.progress_bar_metrics
         shown |= {name: float(value) for name, value in metrics.items() if name not in STEP_LOSSES}
         self._metrics.add(trainer.current_epoch + 1, shown)

@@ -144,8 +144,9 @@ class MemoryOrder:
         """Lay out dense gradients; states only where a parameter has another order than at the step before."""
         groups = (group for group in optimizer.param_groups if group.get("fused"))
         parameters = [p for group in groups for p in group["params"] if p.is_cpu]
-        orders = [p.stride() for p in parameters]
-        for parameter, order in zip(parameters, orders, strict=True):
+        orders = []
+        for parameter in parameters:
+            orders.append(order := parameter.stride())
             gradient = parameter.grad
             if gradient is not None and not gradient.is_sparse and gradient.stride() != order:
                 parameter.grad = _laid_out_as(parameter, gradient)

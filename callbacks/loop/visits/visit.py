@@ -144,7 +144,7 @@ class LocalWork:
             )
 
     def add_losses(self, losses: Tensor | None) -> None:
-        """Add the loss of a batch in each visit of the group, ``(visits,)``, if there is one."""
+        """Add the result of `step_losses` for a batch of the group."""
         if losses is not None:
             self._losses.append(losses)
 
@@ -158,7 +158,9 @@ class LocalWork:
 
     def done(self, place: int, parameters: Mapping[str, Tensor]) -> Work:
         """Return the work of the visit at ``place`` in the group, which trained ``parameters``."""
-        losses = torch.stack([batch[place] for batch in self._losses]) if self._losses else None
+        losses = None
+        if self._losses:
+            losses = torch.stack([batch.reshape(-1) for batch in self._losses])[:, place].contiguous()
         return Work(
             self._steps,
             self._lr,
@@ -201,7 +203,7 @@ CLIENT_LOSSES = "client_losses"
 
 
 def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss of each visit under way, ``(visits,)``, from ``on_train_batch_end``'s ``outputs``.
+    """Return the loss of each visit under way from ``on_train_batch_end``'s ``outputs``, one number for one visit.
 
     None without a loss, as may be under manual optimization.
     """
@@ -209,8 +211,13 @@ def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
         losses: Tensor = outputs[CLIENT_LOSSES]
         return losses
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    # Lightning has divided the loss by accumulate_grad_batches.
-    return loss.detach().reshape(1) * trainer.accumulate_grad_batches if isinstance(loss, Tensor) else None
+    if not isinstance(loss, Tensor):
+        return None
+    # Lightning has divided a copy of the loss; the loss of a manual step is the module's own.
+    divided_by = trainer.accumulate_grad_batches
+    if divided_by == 1 and trainer.lightning_module.automatic_optimization:
+        return loss.detach()
+    return loss.detach() * divided_by
 
 
 @dataclass
@@ -368,7 +375,8 @@ class Exchange:
             self._arrived,
             None,
         )  # or the movement would stay in memory during the next visit
-        takers = [callback for callback in callbacks if isinstance(callback, TakesUpload)]
+        # hasattr: in Python 3.11 a look at the Protocol takes ten times as long, at each callback of each visit.
+        takers = [callback for callback in callbacks if hasattr(callback, "on_upload")]
         if arrived is None or not takers:
             return
         visiting, movement = arrived
@@ -477,7 +485,7 @@ class TakesVisitStart(Protocol):
 def call_on_visit_start(trainer: L.Trainer, module: L.LightningModule, client_id: str) -> None:
     """Call ``on_visit_start`` of the module and then of the callbacks that have it, in their order."""
     for hearer in (module, *trainer.callbacks):  # type: ignore[attr-defined]
-        if isinstance(hearer, TakesVisitStart):
+        if hasattr(hearer, "on_visit_start"):  # not by the Protocol: see call_on_upload
             hearer.on_visit_start(client_id)
 
 
