@@ -25,23 +25,11 @@ from torch import zeros
 
 from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum, WithLocal, weighted_sum
 from fedlight.federation.algorithms.assignments import Assignment, ByExample, refuse_diverged
-from fedlight.federation.client import (
-    Client,
-    State,
-    Update,
-    Visit,
-    Visiting,
-    Work,
-    read,
-    serialized_bytes,
-    write,
-)
+from fedlight.federation.client import Client, State, Update, Visit, Visiting, Work, serialized_bytes
 from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches, adapter_numbers
 from fedlight.support.checks import refuse_below
 
-WHY_GRADIENTS_ALONE = (
-    "Control variates are about a fixed set of clients for each model, and the groups change"
-)
+WHY_GRADIENTS_ALONE = "Control variates are about a fixed set of clients for each model; the groups change"
 
 
 class FedBiscuit(WithLocal):
@@ -154,13 +142,10 @@ class FedBiscuit(WithLocal):
         if len(self._adapters) == 1:
             self.groups = dict.fromkeys(clients, 0)
             return
-        parameters = {n: p for n, p in federation.module.named_parameters() if n in self._selector_of}
-        state = read(parameters)
-        payload = federation.broadcast(state)
-        # Clients score the selectors as a lossy channel delivers them.
-        write(payload.state, parameters)
-        by_selector = federation.adapter_losses(self.group_by, self._adapters)
-        write(state, parameters)  # the server's own again
+        selectors = {name: value for name, value in federation.state.items() if name in self._selector_of}
+        payload = federation.broadcast(selectors)
+        with federation.holding(payload.state):  # as a lossy channel delivers them
+            by_selector = federation.adapter_losses(self.group_by, self._adapters)
         self.losses = {client: [float(losses[client].mean()) for losses in by_selector] for client in clients}
         losses = refuse_diverged(np.array([*self.losses.values()]))
         groups = self.assignment.assign(losses, by_selector, federation).tolist()
@@ -180,8 +165,7 @@ class FedBiscuit(WithLocal):
         if not self._selector_of:  # asked for sizes without a run: the state is that of one selector
             return state
         selector = self._selector(visit)
-        unknown = [name for name in state if name not in self._selector_of]
-        if unknown:
+        if unknown := [name for name in state if name not in self._selector_of]:
             raise ValueError(
                 f"{unknown[0]} joined the optimizer after the start, and FedBiscuit shares out the adapters that it knew "
                 "then: let the optimizer hold all of them from the start, and nothing else"
