@@ -7,6 +7,8 @@ from plain_lightning import Numbers, ten_clients, trainer
 from ranks import run_ranks
 
 from fedlight import ByClient, CoordinateMedian, FederatedLoop
+from fedlight.federation.byzantine import whole_updates
+from fedlight.federation.byzantine.whole_updates import Krum
 from fedlight.processes.joining import Others
 
 pytestmark = pytest.mark.slow  # teams of processes
@@ -80,12 +82,16 @@ def test_a_process_receives_no_more_where_there_are_more_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("size", [2, 5, 10])
-def test_for_a_median_a_process_receives_its_share_of_each_update_and_the_result(tmp_path, size):
+@pytest.mark.parametrize("make", [CoordinateMedian, Krum])
+def test_a_process_receives_its_share_of_each_update_and_the_result(tmp_path, monkeypatch, make, size):
     """``(K - k) D / N`` of K clients, of which it trains k, with updates of D bytes, and ``(N - 1) / N`` of the result."""
-    found = received(size, tmp_path, CoordinateMedian())
+    monkeypatch.setattr(whole_updates, "BLOCK", 4096)
+    found = received(size, tmp_path, make())
     update = 8 * (NUMBERS + 5)
-    assert found["swapped"] == pytest.approx((10 - 10 / size) * update / size, rel=0.01)
-    others = 30_000 * (size - 1)  # settings, rows of visits and names
+    whole_blocks = 0.1 if make is Krum else 0.01  # of Krum's shares
+    assert found["swapped"] == pytest.approx((10 - 10 / size) * update / size, rel=whole_blocks)
+    distances = 200_000 if make is Krum else 0  # of 10 clients to 10 others, for each block
+    others = 30_000 * (size - 1) + distances  # settings, rows of visits and names
     assert found["messages"] == pytest.approx(update * (size - 1) / size, abs=others)
     assert found["sums"] == 0
 

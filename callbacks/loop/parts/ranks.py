@@ -25,11 +25,9 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
-from fedlight.federation.aggregation import TrimsCoordinates
 from fedlight.federation.algorithm import Aggregation, Algorithm, aggregation_of, pieces_of
 from fedlight.federation.client import State
 from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.exact_sum import ExactSums
 from fedlight.processes.team import Team
 from fedlight.support.pokes import count_steps_of_others, logged_names, saves_inside_epochs, stops_at_a_batch
 from fedlight.support.settings_record import described, digest
@@ -281,8 +279,9 @@ class Ranks(Part):
         whole: list[Any] = [self._made, self._counts, round.training, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
-            if isinstance(sums := getattr(holder, "sums", None), (ExactSums, TrimsCoordinates)):
-                sums.add_up(self._team)
+            add_up = getattr(getattr(holder, "sums", None), "add_up", None)
+            if add_up is not None:
+                add_up(self._team)
         # All start anew before the first merge, or a process would send values that it received.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)

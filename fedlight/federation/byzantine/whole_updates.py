@@ -19,14 +19,15 @@ coordinate. With n updates x_i, each as one vector, of which f may be lies:
 Deviations: f is a share of a round's updates, since cohorts differ in size. Clients count alike, whatever an algorithm's
 weights, which the paper on RFA has: numbers of examples are claims, and a liar would claim many.
 
-Updates are combined in the order of their clients' ids by sums of one thread, so neither the order of the clients nor the
-number of processes changes a bit. Each of several processes receives all updates of the round.
+Updates are combined in the order of their clients' ids. Sums are taken block by block in one thread and added in order, so
+neither the order of the clients nor the number of processes changes a bit. Each process has a share of the blocks.
 """
 
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,14 @@ from torch import Tensor, cat, from_numpy
 
 from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import State, Update
-from fedlight.federation.exact_sum import Layout, places_of
+from fedlight.federation.exact_sum import Layout, Team, digest_of, layouts_of_all, places_of
 from fedlight.support.checks import Checked
+
+BLOCK = 2**16
+"""Numbers of an update that are added in one go."""
+SumUp = Callable[[np.ndarray], np.ndarray]
+"""Function from a value at each coordinate here, ``(clients, numbers)``, to the sum over the coordinates of all processes,
+``(clients,)``."""
 
 
 class ComparesUpdates(Checked, Aggregation):
@@ -46,10 +53,17 @@ class ComparesUpdates(Checked, Aggregation):
 
     def __init__(self) -> None:
         self._updates: list[tuple[str, State]] = []
+        self._total: State | None = None
 
     @abstractmethod
-    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
-        """Return the combination, ``(numbers,)``, of updates ``(clients, numbers)``, in the order of the clients' ids."""
+    def combined(self, updates: np.ndarray, clients: Sequence[str], sum_up: SumUp) -> np.ndarray:
+        """Return the combination at each coordinate here, ``(numbers,)``.
+
+        Args:
+            updates: updates at these coordinates, ``(clients, numbers)``, in the order of the clients' ids.
+            clients: their ids.
+            sum_up: function that adds up what is needed of all coordinates; every process calls it equally often.
+        """
 
     def check(self, clients: Sequence[str]) -> None:
         """Raise ValueError for clients of a round that the aggregation has no meaning for, such as too few."""
@@ -68,31 +82,60 @@ class ComparesUpdates(Checked, Aggregation):
     def merge(self, partial: Mapping[str, Any]) -> None:
         self._updates.extend((client, movement) for client, movement in partial["updates"])
 
+    @property
+    def sums(self) -> "ComparesUpdates":
+        """This aggregation: processes call its ``add_up``, as they do that of exact sums."""
+        return self
+
+    def add_up(self, team: Team) -> None:
+        """Have each process combine its share of the coordinates; `result` then is that of all, and `partial` empty.
+
+        A process receives as much as under `fedlight.federation.aggregation.TrimsCoordinates.add_up`, and the sums.
+        """
+        self._total = self._combined(team)
+
     def result(self) -> State:
         """Return the combined movement and start anew.
 
         Raises:
             ValueError: there are too few updates, or clients have sent a tensor beside different others.
         """
-        alike: dict[Layout, list[tuple[str, State]]] = defaultdict(list)
-        for client, movement in sorted(self.partial()["updates"], key=lambda update: update[0]):
+        total, self._total = self._total, None
+        return self._combined() if total is None else total
+
+    def _combined(self, team: Team | None = None) -> State:
+        alike: dict[Layout, list[tuple[str, Tensor]]] = defaultdict(list)
+        for client, movement in self.partial()["updates"]:
             layout = tuple((name, tuple(movement[name].shape)) for name in sorted(movement))
-            alike[layout].append((client, movement))
+            alike[layout].append((client, _vector(movement, layout)))
+        layouts = {digest_of(layout): layout for layout in alike}
+        if team is not None:
+            layouts = layouts_of_all(team, layouts, team.gather([*layouts], "whole updates"))
         total: State = {}
-        for layout, updates in sorted(alike.items(), key=lambda item: item[0]):
-            clients = [client for client, _ in updates]
+        for layout in sorted(layouts.values()):
+            rows = alike.pop(layout, [])
+            if team is not None:
+                rows = [
+                    row
+                    for share in team.swap(_shares(rows, layout, team.size), "shares of updates")
+                    for row in share
+                ]
+            rows.sort(key=lambda row: row[0])
+            clients = [client for client, _ in rows]
             self.check(clients)
             # Numbers that are not finite reach an aggregation from Python alone: the loop leaves their clients out.
             with np.errstate(over="ignore", invalid="ignore"):
-                vectors = np.stack([_vector(movement, layout) for _, movement in updates])
-                values = self.combined(vectors, clients)
+                updates = np.stack([row.numpy() for _, row in rows])
+                values = from_numpy(self.combined(updates, clients, lambda each: _sum_up(each, team)))
+            if team is not None:
+                values = cat(team.gather(values, "combined shares"))
             for name, shape, place in places_of(layout):
                 if name in total:
                     raise ValueError(
                         f"{type(self).__name__} compares whole updates, and clients have sent {name} beside different "
                         "tensors: take CoordinateMedian, which combines each tensor over the clients that have sent it"
                     )
-                total[name] = from_numpy(values[place].reshape(shape))
+                total[name] = values[place].reshape(shape)
         return total
 
 
@@ -154,9 +197,9 @@ class Krum(ToleratesLiars):
         super().__init__(share, factor=2)
         self.multi = multi
 
-    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str], sum_up: SumUp) -> np.ndarray:
         liars = self.most_liars(len(updates))
-        best = _by_score(_squared_distances(updates), liars)
+        best = _by_score(_squared_distances(updates, sum_up), liars)
         kept = best[: len(updates) - liars - 2] if self.multi else best[:1]
         return np.asarray(updates[np.sort(kept)].mean(axis=0))
 
@@ -178,9 +221,9 @@ class Bulyan(ToleratesLiars):
     def __init__(self, share: float = 0.2) -> None:
         super().__init__(share, factor=4)
 
-    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str], sum_up: SumUp) -> np.ndarray:
         liars = self.most_liars(len(updates))
-        distances, left = _squared_distances(updates), [*range(len(updates))]
+        distances, left = _squared_distances(updates, sum_up), [*range(len(updates))]
         chosen = [left.pop(_by_score(distances[np.ix_(left, left)], liars)[0]) for _ in updates[2 * liars :]]
         values = np.sort(updates[chosen], axis=0)  # so that ties do not depend on the clients
         order = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
@@ -216,10 +259,10 @@ class GeometricMedian(ComparesUpdates):
         super().__init__()
         self.smoothing, self.steps = smoothing, steps
 
-    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str], sum_up: SumUp) -> np.ndarray:
         point, before = np.median(updates, axis=0), math.inf
         for _ in range(self.steps):
-            distances = np.sqrt(np.square(updates - point).sum(axis=1))
+            distances = np.sqrt(sum_up(np.square(updates - point)))
             if not distances.sum() < before * (1 - 1e-12):
                 break
             before = distances.sum()
@@ -262,11 +305,11 @@ class FLTrust(ComparesUpdates):
                 "clients, without groups of clients; or take Krum"
             )
 
-    def combined(self, updates: np.ndarray, clients: Sequence[str]) -> np.ndarray:
+    def combined(self, updates: np.ndarray, clients: Sequence[str], sum_up: SumUp) -> np.ndarray:
         place = clients.index(self.root)
-        lengths = np.sqrt(np.square(updates).sum(axis=1))
+        lengths = np.sqrt(sum_up(np.square(updates)))
         units = updates / np.where(lengths > 0, lengths, 1.0)[:, None]
-        trust = np.maximum(0.0, (units * units[place]).sum(axis=1))
+        trust = np.maximum(0.0, sum_up(units * units[place]))
         # An update that is not finite is no direction.
         trust[~np.isfinite(trust)], units[~np.isfinite(lengths)] = 0.0, 0.0
         lengths[~np.isfinite(lengths)] = 0.0
@@ -275,14 +318,32 @@ class FLTrust(ComparesUpdates):
         return np.asarray(lengths[place] * (trust[:, None] * units).sum(axis=0) / (total if total else 1.0))
 
 
-def _vector(movement: Mapping[str, Tensor], layout: Layout) -> np.ndarray:
-    return np.asarray(cat([movement[name].detach().double().cpu().reshape(-1) for name, _ in layout]).numpy())
+def _vector(movement: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    return cat([movement[name].detach().double().cpu().reshape(-1) for name, _ in layout])
 
 
-def _squared_distances(updates: np.ndarray) -> np.ndarray:
-    """Return the squared distances between updates, ``(clients, clients)``."""
+def _shares(
+    rows: Sequence[tuple[str, Tensor]], layout: Layout, processes: int
+) -> list[list[tuple[str, Tensor]]]:
+    """Return the part of clients' updates that each process combines, of whole blocks."""
+    size = sum(math.prod(shape) for _, shape in layout)
+    blocks = -(-size // BLOCK)
+    cuts = [min(size, BLOCK * (blocks * rank // processes)) for rank in range(processes + 1)]
+    return [[(client, row[start:stop]) for client, row in rows] for start, stop in pairwise(cuts)]
+
+
+def _sum_up(values: np.ndarray, team: Team | None) -> np.ndarray:
+    """Return the sums over all coordinates of ``values``, which hold those of this process."""
     # Not torch's or BLAS's sums, whose bits depend on the number of threads.
-    return np.stack([np.square(updates - update).sum(axis=1) for update in updates])
+    blocks = (values[:, start : start + BLOCK] for start in range(0, values.shape[1], BLOCK))
+    sums = [block.sum(axis=1).tolist() for block in blocks]  # messages hold no arrays
+    everyones = [sums] if team is None else team.gather(sums, "sums over coordinates")
+    return np.asarray(sum((np.array(each) for sums in everyones for each in sums), np.zeros(len(values))))
+
+
+def _squared_distances(updates: np.ndarray, sum_up: SumUp) -> np.ndarray:
+    """Return the squared distances between updates, ``(clients, clients)``."""
+    return np.stack([sum_up(np.square(updates - update)) for update in updates])
 
 
 def _by_score(distances: np.ndarray, liars: int) -> np.ndarray:

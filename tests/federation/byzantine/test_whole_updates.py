@@ -17,6 +17,7 @@ from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight.federation.byzantine import whole_updates
 from fedlight.federation.byzantine.whole_updates import Bulyan, FLTrust, GeometricMedian, Krum
 from fedlight.federation.client import Update
 from fedlight.processes import current_team
@@ -193,8 +194,10 @@ def test_neither_order_nor_partial_results_change_a_bit(kind):
     assert result(first, []) == {}
 
 
+@pytest.mark.parametrize("block", [whole_updates.BLOCK, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_change_no_bit(kind, monkeypatch):
+def test_processes_change_no_bit(kind, block, monkeypatch):
+    monkeypatch.setattr(whole_updates, "BLOCK", block)
     whole, _ = federate(clients_per_round=8, aggregation=KINDS[kind]() if kind != "bulyan" else Bulyan(0.15))
 
     def body(rank):
@@ -204,6 +207,27 @@ def test_processes_change_no_bit(kind, monkeypatch):
 
     for each in on_team(monkeypatch, 3, body):
         assert_equal(each, weights(whole))
+
+
+@pytest.mark.parametrize("make", [*KINDS.values(), lambda: FLTrust("000")], ids=[*KINDS, "trust"])
+def test_shares_of_the_coordinates_change_no_bit(make, monkeypatch):
+    """One process has no update, and the last one of a short update no coordinate."""
+    monkeypatch.setattr(whole_updates, "BLOCK", 64)
+    values = np.random.default_rng(4).normal(size=(11, 1000)) ** 5
+    short = [] if make not in KINDS.values() else [update(f"{i}", n=v[:70]) for i, v in enumerate(values)]
+    updates = [*updates_of(values), *short]
+    whole = {name: value.tobytes() for name, value in result(make(), updates).items()}
+
+    def body(rank):
+        aggregation = make()
+        for each in updates[rank::2] if rank < 2 else []:
+            aggregation.add(each)
+        aggregation.add_up(current_team())
+        assert aggregation.partial() == {"updates": []}
+        return {name: value.tobytes() for name, value in result(aggregation, []).items()}
+
+    assert on_team(monkeypatch, 3, body) == [whole] * 3
+    assert {*whole} == ({"w", "n"} if short else {"w"})
 
 
 def test_the_number_of_threads_changes_no_bit():
