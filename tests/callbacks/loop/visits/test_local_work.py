@@ -53,6 +53,17 @@ class ManualWithLoss(Manual):
     returns = True
 
 
+class ManualInOneTensor(ManualWithLoss):
+    """With the loss in one tensor of one number, which each step overwrites."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.zeros(1)
+
+    def training_step(self, batch, batch_idx):
+        return self.kept.copy_(super().training_step(batch, batch_idx).detach())
+
+
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_the_loss_is_that_of_the_batches_whatever_a_step_accumulates(accumulation):
     """``fed/loss``, the visit's loss and the progress bar's, which Lightning has divided by the accumulation."""
@@ -88,6 +99,12 @@ def test_without_a_loss_nothing_is_said_of_it(tmp_path):
     assert [row["loss"] for row in rows] == ["", "", ""]
     assert "fed/loss" not in fit.callback_metrics
     assert fit.callback_metrics["fed/clients"].item() == 3
+
+
+def test_a_loss_that_is_overwritten_counts_in_each_step(tmp_path):
+    kinds = (ManualWithLoss, ManualInOneTensor)
+    one, other = ([row["loss"] for row in manual_visits(kind, tmp_path / kind.__name__)[1]] for kind in kinds)
+    assert one == other
 
 
 def test_manual_optimization_counts_the_steps_of_all_optimizers(tmp_path):
