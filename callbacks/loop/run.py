@@ -488,8 +488,8 @@ def log_round(
     if trainer.barebones:  # a barebones trainer warns about logging
         return
     named = {f"fed/{name}": value for name, value in metrics.items()}
-    # Of one value, the sum is the mean; it takes Lightning less time.
-    module.log_dict(named, on_step=False, on_epoch=True, reduce_fx="sum")
+    # The sum of one value is its mean, in less time. Without a batch size Lightning looks for one in the batch.
+    module.log_dict(named, on_step=False, on_epoch=True, reduce_fx="sum", batch_size=1)
     for name, value in training.items():
         shown = name == "loss"
-        module.log(f"train/{name}", value, prog_bar=shown, on_step=False, on_epoch=True, reduce_fx="sum")
+        module.log(f"train/{name}", value, prog_bar=shown, on_step=False, on_epoch=True, batch_size=1)

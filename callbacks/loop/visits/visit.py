@@ -203,9 +203,9 @@ CLIENT_LOSSES = "client_losses"
 
 
 def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss of each visit under way from ``on_train_batch_end``'s ``outputs``, one number for one visit.
+    """Return the loss of each visit under way from ``on_train_batch_end``'s ``outputs``.
 
-    None without a loss, as may be under manual optimization.
+    Its shape is ``(visits,)``, of one visit ``()`` or ``(1,)``. None without a loss, as may be under manual optimization.
     """
     if isinstance(outputs, Mapping) and CLIENT_LOSSES in outputs:
         losses: Tensor = outputs[CLIENT_LOSSES]
