@@ -3,6 +3,10 @@
 PEFT writes ``W x``, ``B A x``, its multiple and the sum one after another, each with a pass over memory. One product with
 an addend (BLAS's gemm) saves half of them: a training step of a tiny language model takes a tenth less time on a CPU. With
 a scaling that is a power of two the numbers are PEFT's; else they differ by rounding.
+
+Under a base in bf16, PEFT casts the input of each adapter to fp32, computes its products there and casts the sum back. Here
+the adapter is rounded to bf16 instead, as by autocast, and its gradients are cast to fp32: a step of SmolLM2 (135 M
+parameters, eight texts of 52 or 184 tokens) takes a fifth less time, and its gradients are as far from those in fp32.
 """
 
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import torch
 from peft.tuners.lora import layer as peft_lora
 from torch import Tensor, nn
+from torch.nn import functional
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -24,30 +29,30 @@ class FusedLora(peft_lora.Linear):
         adapter = self._plain_adapter()
         if adapter is None or args or kwargs or _has_autocast(x.device.type):
             return super().forward(x, *args, **kwargs)
-        b, scaling = self.lora_B[adapter], self.scaling[adapter]
-        if x.dtype != b.weight.dtype:  # as under a base in bf16, whose adapter is fp32
+        a, b, scaling = self.lora_A[adapter].weight, self.lora_B[adapter].weight, self.scaling[adapter]
+        if x.dtype not in (b.dtype, torch.bfloat16):
             return super().forward(x)
         result: Tensor = self.base_layer(x)
-        small = self.lora_A[adapter](self.lora_dropout[adapter](x))
-        if result.dtype != small.dtype:
-            return (result + b(small) * scaling).to(result.dtype)
+        small = functional.linear(self.lora_dropout[adapter](x), a.to(x.dtype))
         width = result.shape[-1]
         sums = torch.addmm(  # one pass over memory
-            result.reshape(-1, width), small.reshape(-1, small.shape[-1]), b.weight.t(), alpha=scaling
+            result.reshape(-1, width), small.reshape(-1, small.shape[-1]), b.t().to(x.dtype), alpha=scaling
         )
         return sums.view(result.shape)
 
     def _plain_adapter(self) -> str | None:
-        """Return the one active adapter; None without one, or where its B is more than a product with a matrix."""
+        """Return the one active adapter; None without one, or where A or B is more than a product with a matrix."""
         if self.disable_adapters or self.merged or len(self.active_adapters) != 1:
             return None
         [adapter] = self.active_adapters
         if adapter not in self.lora_A or adapter in self.lora_variant:
             return None
-        b = self.lora_B[adapter]
-        # A hook on B has to be called, for example that of gradients by example.
-        hooked = "forward" in vars(b) or any(vars(b)[name] for name in _HOOKS)
-        return None if type(b) is not nn.Linear or b.bias is not None or hooked else adapter
+        for factor in (self.lora_A[adapter], self.lora_B[adapter]):
+            # A hook has to be called, for example that of gradients by example.
+            hooked = "forward" in vars(factor) or any(vars(factor)[name] for name in _HOOKS)
+            if type(factor) is not nn.Linear or factor.bias is not None or hooked:
+                return None
+        return adapter
 
 
 def _has_autocast(device: str) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from fedlight.stacking.fused_lora import FusedLora
 from fedlight.stacking.rows import Rows
 
 
@@ -54,13 +55,10 @@ class StackedLora:
             return result
         assert self.rows is not None, "set_rows comes first"
         rows = self.rows
-        tiles = rows.tiles(x, self.name)
+        tiles, kind = rows.tiles(x, self.name), self._product_type(x)
         if self.drop is not None and self.layer.training:
             x = self.drop(x)  # casts as well
-        kind = x.device.type
-        x = rows.split(
-            x.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.a.dtype), tiles
-        )
+        x = rows.split(x.to(kind), tiles)
         if rows.equal and self.bias is None and result.dtype == x.dtype:
             blocks = result.reshape(len(x), -1, result.shape[-1])
             added: Tensor = LoraProduct.apply(x, self.a, self.b, self.scaling, blocks)
@@ -72,6 +70,13 @@ class StackedLora:
         if self.casts_product:
             return result + product.to(result.dtype)
         return (result + product).to(result.dtype)
+
+    def _product_type(self, x: Tensor) -> torch.dtype:
+        """Return the number type in which the layer computes its adapter, see `FusedLora`."""
+        if torch.is_autocast_enabled(x.device.type):
+            return torch.get_autocast_dtype(x.device.type)
+        fused = isinstance(self.layer, FusedLora) and self.bias is None
+        return torch.bfloat16 if fused and x.dtype == torch.bfloat16 else self.a.dtype
 
 
 class LoraProduct(torch.autograd.Function):

@@ -75,11 +75,24 @@ def test_product_scaling_and_sum_are_one_operation():
     assert sum(map(names["fused"].count, products)) == sum(map(names["plain"].count, products)) == 6
 
 
-@pytest.mark.parametrize("settings", [{"lora_bias": True}, {"use_dora": True}, {"dtype": torch.bfloat16}])
+@pytest.mark.parametrize("settings", [{"lora_bias": True}, {"use_dora": True}, {"dtype": torch.float16}])
 def test_other_adapters_are_left_to_peft(settings):
     plain, fused = make_pair(**settings)
     x = torch.randn(9, 24).to(settings.get("dtype", torch.float32))
     assert all(torch.equal(*pair) for pair in zip(run(fused, x), run(plain, x), strict=True))
+
+
+def test_under_a_base_in_bf16_errors_are_those_of_peft():
+    plain, fused = make_pair(dtype=torch.bfloat16)
+    exact, x = copy.deepcopy(plain).float(), torch.randn(64, 24).bfloat16()
+    expected, theirs, found = (run(model, x.float() if model is exact else x) for model in (exact, plain, fused))
+    for goal, their, own in zip(expected, theirs, found, strict=True):
+        assert own.dtype == their.dtype
+        errors = [float((value.float() - goal).norm() / goal.norm()) for value in (their, own)]
+        assert 0 < errors[1] < max(1.1 * errors[0], 2**-7)  # PEFT's gradients of the adapter are not rounded
+    with Calls() as calls:
+        fused(x)
+    assert calls.names.count("_to_copy") == 4  # of A and B
 
 
 def test_states_of_peft_are_kept():

@@ -1,0 +1,76 @@
+"""Attention over short texts in bf16: computed in fp32, in networks that fedlight loads and in no other."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from fedlight.modules.language import base_model
+from fedlight.modules.language.attention import LONGEST
+from fedlight.modules.language.readout import hidden_states
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Number types that torch's attention is computed in."""
+    types, attend = [], functional.scaled_dot_product_attention
+
+    def compute(query, key, value, attn_mask=None, **options):
+        types.append((query.dtype, attn_mask.dtype if attn_mask is not None else None))
+        return attend(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", compute)
+    return types
+
+
+def load(folder, dtype="bf16"):
+    return base_model.load_base(folder, base="plain", dtype=dtype, trust_remote_code=False)[0]
+
+
+def make_texts(tokens, padding=0):
+    ids = torch.randint(5, 40, (2, tokens), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, tokens - padding :] = 0
+    return ids, mask
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_short_texts_are_closer_to_fp32(long_llama, seen, padding):
+    network, texts = load(long_llama), make_texts(20, padding)
+    exact = copy.deepcopy(network).float()
+    plain = AutoModelForCausalLM.from_pretrained(long_llama, dtype=torch.bfloat16)
+    used, states = texts[1].bool(), {}
+    for name, model in {"exact": exact, "plain": plain, "ours": network}.items():
+        seen.clear()
+        states[name] = hidden_states(model, *texts)[used]
+        kind = torch.bfloat16 if name == "plain" else torch.float32
+        assert {query for query, _ in seen} == {kind}
+    assert states["ours"].dtype == torch.bfloat16
+    errors = [(states[name].float() - states["exact"]).norm() for name in ("plain", "ours")]
+    assert 0 < errors[1] < 1.1 * errors[0]
+
+
+def test_masks_that_are_added_are_cast(long_llama, seen):
+    network, (ids, mask) = load(long_llama), make_texts(20)
+    added = torch.zeros(2, 1, 20, 20).masked_fill(torch.ones(20, 20).triu(1).bool(), -1e9)
+    positions = torch.arange(20).expand(2, -1)
+    found = hidden_states(network, ids, added.bfloat16(), positions)
+    assert {kinds for kinds in seen} == {(torch.float32, torch.float32)}
+    torch.testing.assert_close(found, hidden_states(network, ids, mask), rtol=0.05, atol=0.05)
+
+
+def test_other_lengths_types_and_networks_are_those_of_transformers(long_llama, seen):
+    plain = AutoModelForCausalLM.from_pretrained(long_llama, dtype=torch.bfloat16)
+    network, texts = load(long_llama), make_texts(LONGEST + 1)
+    assert torch.equal(hidden_states(network, *texts), hidden_states(plain, *texts))
+    assert {query for query, _ in seen} == {torch.bfloat16}
+    seen.clear()
+    one = make_texts(1)
+    hidden_states(network, *one)
+    hidden_states(plain, *make_texts(20))  # of someone else in this process
+    assert {query for query, _ in seen} == {torch.bfloat16}
+    single, theirs = load(long_llama, "fp32"), AutoModelForCausalLM.from_pretrained(long_llama)
+    texts = make_texts(20)
+    assert torch.equal(hidden_states(single, *texts), hidden_states(theirs, *texts))
