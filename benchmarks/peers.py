@@ -1,7 +1,7 @@
 """Client visits a second of fedlight and its peers: one workload, all ways of training it by turns in one run.
 
 A Llama of a million parameters with random weights, or the language model in the folder ``--model``, and LoRA of rank 8 on
-all linear layers; 10 clients with 4 steps each in a round, no dropout, AdamW, fp32, random texts of equal length. Every way
+all linear layers; 10 clients with 4 steps each in a round, no dropout, AdamW, fp32 or a base in bf16, random texts of equal length. Every way
 runs in separate processes, which train one round each by turns, so that a noisy machine disturbs all alike. By default a
 process has two threads of torch; two processes, and the one that they are compared with, have one thread each.
 
@@ -282,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--model", type=Path, help="folder of a language model, in the place of the random one"
     )
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of the base under LoRA")
     parser.add_argument("--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES])
     parser.add_argument("--threads", type=int, default=2, help="of a way that runs in one process")
     parser.add_argument("--only", nargs="+", choices=REFERENCES, metavar="WAY", help="these ways alone")
@@ -302,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         log = Path(folder)
         numbers = {
             name: getattr(options, name)
-            for name in ("rounds", "clients", "steps", "hidden", "layers", "at_once")
+            for name in ("rounds", "clients", "steps", "hidden", "layers", "at_once", "dtype")
         }
         settings = Settings(str(log / "model"), sizes, **numbers)
         weights = make_model(settings, options.model, options.threads, log)

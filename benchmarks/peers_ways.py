@@ -38,6 +38,7 @@ class Settings:
         steps: of a client.
         hidden, layers: size of the model.
         at_once: clients that are stacked.
+        dtype: number type of the base, fp32 or bf16; an adapter is fp32.
     """
 
     folder: str
@@ -48,6 +49,7 @@ class Settings:
     hidden: int = 128
     layers: int = 4
     at_once: int = 10
+    dtype: str = "fp32"
 
 
 class Turns:
@@ -116,12 +118,13 @@ def save_model(settings: Settings) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def load_model(folder: str, full: bool = False) -> Any:
+def load_model(settings: Settings, full: bool = False) -> Any:
     """The model under LoRA of rank 8 on all linear layers, or with all its weights trained."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    kind = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=kind)
     if full:
         return model.train()
     lora = LoraConfig(
@@ -151,7 +154,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 def by_hand(settings: Settings, size: list[int], turns: Turns, full: bool = False) -> None:
     """FedAvg as one would write it: copy, train, subtract, add."""
-    model, texts = load_model(settings.folder, full), draw_texts(settings, size)
+    model, texts = load_model(settings, full), draw_texts(settings, size)
     for _ in range(settings.rounds + 1):
         turns.next_round()
         start = [weight.detach().clone() for weight in trained(model)]
@@ -184,7 +187,7 @@ def with_lightning(
     class OwnModule(L.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = load_model(settings.folder, full)
+            self.model = load_model(settings, full)
 
         def example_losses(self, batch: dict[str, Tensor]) -> Tensor:
             return example_losses(self.model, batch["input_ids"])
@@ -238,7 +241,9 @@ def with_lightning(
     else:
         from fedlight import SFTModule
 
-        trained_module = SFTModule(settings.folder, lora=Lora(rank=8, dropout=0.0), lr=LR)
+        trained_module = SFTModule(
+            settings.folder, lora=Lora(rank=8, dropout=0.0), dtype=settings.dtype, lr=LR
+        )
     trainer.fit(trained_module, datamodule=data)
 
 
@@ -255,7 +260,7 @@ def with_pfl(settings: Settings, size: list[int], turns: Turns) -> None:
     class Loss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = load_model(settings.folder)
+            self.model = load_model(settings)
 
         def loss(self, ids: Tensor) -> Tensor:
             return example_losses(self.model, ids).mean()
@@ -331,7 +336,7 @@ def with_flower(settings: Settings, size: list[int], turns: Turns) -> None:
         kept = vars(torch).setdefault("_peers", {})  # this function is pickled anew for each message
         if "model" not in kept:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-            kept["model"], kept["texts"] = load_model(settings.folder), draw_texts(settings, size)
+            kept["model"], kept["texts"] = load_model(settings), draw_texts(settings, size)
         model = kept["model"]
         model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
         optimizer = torch.optim.AdamW(trained(model), lr=LR)
@@ -346,7 +351,7 @@ def with_flower(settings: Settings, size: list[int], turns: Turns) -> None:
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         strategy = Averaging(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=settings.clients)
-        start = ArrayRecord(state(load_model(settings.folder)))
+        start = ArrayRecord(state(load_model(settings)))
         strategy.start(grid=grid, initial_arrays=start, num_rounds=settings.rounds + 1)
 
     resources = {"num_cpus": os.cpu_count() or 1, "num_gpus": 0.0}

@@ -24,6 +24,7 @@ from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import read_config, width_of
+from fedlight.modules.language.fast_layers import use_fast_layers
 from fedlight.modules.language.module import LanguageModule
 from fedlight.plan.duration import step_seconds, steps_of
 from fedlight.plan.plan import workload, works_by_device
@@ -292,7 +293,10 @@ def count_training(name: str, namespace: Any, base: str, configs: Mapping[str, b
         counted = partial(workload, parsed, batch if isinstance(batch, int) else 1)
         loop, work, settings = counted()
         module: Any = work.meter.module
-        here = replace(work, meter=CostMeter(module.skeleton(chosen.name)))
+        skeleton = module.skeleton(chosen.name)
+        if not cuda and options["base"] == "plain":  # as on a base that is loaded here
+            use_fast_layers(skeleton.network, skeleton.dropout_masks)
+        here = replace(work, meter=CostMeter(skeleton))
         devices = [] if loop.fleet is None else [*loop.fleet.devices.values()]
         works = works_by_device(loop, work, devices, lambda rank: counted(lora_rank=rank))
         size = chosen.dtype.itemsize

@@ -77,7 +77,7 @@ class DropoutMasks:
         """
         dtype = dtype or x.dtype
         if x.is_meta:  # shapes alone
-            return functional.dropout(x.to(dtype), rate)
+            return functional.dropout(x.to(_mask_type(dtype)), rate).to(dtype)
         state = self._now
         # A recomputation for a backward pass has to save as many tensors as the first pass, so it shares none of that.
         key = (state, x._version, rate, dtype, backward_pass())
@@ -102,9 +102,7 @@ class DropoutMasks:
         start = _mixed(state.row_keys(len(x), x.device) + _signed(number * _GOLDEN))
         numbers = _mixed(start[:, None] + self._progression(-(-entries // 4), x.device))
         lanes = numbers.view(torch.int16)[:, :entries].view(x.shape)  # four of each number, signed
-        # The product of 16-bit numbers would round the scale as well, to one part in 256.
-        kind = torch.float32 if dtype.itemsize == 2 else dtype
-        return (lanes >= dropped - LANES // 2).to(kind).mul_(LANES / (LANES - dropped))
+        return (lanes >= dropped - LANES // 2).to(_mask_type(dtype)).mul_(LANES / (LANES - dropped))
 
     def _progression(self, length: int, device: torch.device) -> Tensor:
         """Return ``(length,)`` multiples of the golden ratio, those of the longest input so far cut off."""
@@ -112,6 +110,11 @@ class DropoutMasks:
         if known is None or len(known) < length:
             known = self._steps[device] = torch.arange(length, device=device) * _signed(_GOLDEN)
         return known[:length]
+
+
+def _mask_type(dtype: torch.dtype) -> torch.dtype:
+    # The product of 16-bit numbers would round the scale as well, to one part in 256.
+    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 class _During(AbstractContextManager[None]):
@@ -172,7 +175,7 @@ class SeededDropout(nn.Module):
         rate: share of entries to drop, in [0, 1].
         masks: masks of the whole model.
         number: number of the layer.
-        weight_of: module whose weight gives the result's type.
+        weight_of: module whose weight gives the result's type where none is given.
     """
 
     def __init__(self, rate: float, masks: DropoutMasks, number: int, weight_of: nn.Module) -> None:
@@ -181,9 +184,9 @@ class SeededDropout(nn.Module):
         self.rate, self.masks, self.number = rate, masks, number
         self._weight_of = (weight_of,)  # in a tuple: it is no part of this layer
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the input cast to the weight's type, in training with entries dropped."""
-        dtype: Any = self._weight_of[0].weight.dtype
+    def forward(self, x: Tensor, dtype: Any = None) -> Tensor:
+        """Return the input cast to a type, by default the weight's, in training with entries dropped."""
+        dtype = dtype or self._weight_of[0].weight.dtype
         return self.masks.drop(x, self.rate, self.number, dtype) if self.training else x.to(dtype)
 
     def extra_repr(self) -> str:  # noqa: D102

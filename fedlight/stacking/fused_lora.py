@@ -16,6 +16,8 @@ from peft.tuners.lora import layer as peft_lora
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedlight.stacking.dropout import SeededDropout
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -33,7 +35,9 @@ class FusedLora(peft_lora.Linear):
         if x.dtype not in (b.dtype, torch.bfloat16):
             return super().forward(x)
         result: Tensor = self.base_layer(x)
-        small = functional.linear(self.lora_dropout[adapter](x), a.to(x.dtype))
+        drop = self.lora_dropout[adapter]
+        dropped = drop(x, x.dtype) if isinstance(drop, SeededDropout) else drop(x)
+        small = functional.linear(dropped, a.to(x.dtype))
         width = result.shape[-1]
         sums = torch.addmm(  # one pass over memory
             result.reshape(-1, width), small.reshape(-1, small.shape[-1]), b.t().to(x.dtype), alpha=scaling

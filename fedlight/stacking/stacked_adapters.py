@@ -220,7 +220,7 @@ class StackedAdapters:
             rate, drop = _rate(layer.lora_dropout[host]), None
             if rate > 0:
                 layer_number = getattr(layer.lora_dropout[host], "number", number)  # as alone: the same masks
-                drop = partial(self._masks.drop, rate=rate, number=layer_number, dtype=a.dtype)
+                drop = partial(self._masks.drop, rate=rate, number=layer_number)
             a, b = self._per_client(a), self._per_client(b.weight)
             stacked = StackedLora(layer, path, a, b, bias, scalings, drop)
             self._layers.append(stacked)

@@ -26,7 +26,7 @@ class StackedLora:
         b: B.
         bias: bias of B, ``(clients, out)``, or None.
         scalings: of each client, alpha / r.
-        drop: dropout of the adapter's input, a function of it, or None.
+        drop: dropout of the adapter's input, a function of it and of the result's ``dtype``, or None.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class StackedLora:
         b: Tensor,
         bias: Tensor | None,
         scalings: list[float],
-        drop: Callable[[Tensor], Tensor] | None,
+        drop: Callable[..., Tensor] | None,
     ) -> None:
         self.layer, self.name, self.base = layer, name, layer.base_layer
         self.a, self.b, self.bias, self.drop = a, b, bias, drop
@@ -55,10 +55,18 @@ class StackedLora:
             return result
         assert self.rows is not None, "set_rows comes first"
         rows = self.rows
-        tiles, kind = rows.tiles(x, self.name), self._product_type(x)
+        tiles, kind = rows.tiles(x, self.name), x.device.type
+        casts = torch.is_autocast_enabled(kind)
+        rounds = (
+            x.dtype == torch.bfloat16
+            and isinstance(self.layer, FusedLora)
+            and self.bias is None
+            and not casts
+        )
+        dtype = x.dtype if rounds else self.a.dtype
         if self.drop is not None and self.layer.training:
-            x = self.drop(x)  # casts as well
-        x = rows.split(x.to(kind), tiles)
+            x = self.drop(x, dtype=dtype)
+        x = rows.split(x.to(torch.get_autocast_dtype(kind) if casts else dtype), tiles)
         if rows.equal and self.bias is None and result.dtype == x.dtype:
             blocks = result.reshape(len(x), -1, result.shape[-1])
             added: Tensor = LoraProduct.apply(x, self.a, self.b, self.scaling, blocks)
@@ -70,13 +78,6 @@ class StackedLora:
         if self.casts_product:
             return result + product.to(result.dtype)
         return (result + product).to(result.dtype)
-
-    def _product_type(self, x: Tensor) -> torch.dtype:
-        """Return the number type in which the layer computes its adapter, see `FusedLora`."""
-        if torch.is_autocast_enabled(x.device.type):
-            return torch.get_autocast_dtype(x.device.type)
-        fused = isinstance(self.layer, FusedLora) and self.bias is None
-        return torch.bfloat16 if fused and x.dtype == torch.bfloat16 else self.a.dtype
 
 
 class LoraProduct(torch.autograd.Function):

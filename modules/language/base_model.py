@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fedlight.devices import hardware
 from fedlight.devices.measure.number_type import DTYPES, NumberType
 from fedlight.devices.quantization import HEADS, quiet_int8
-from fedlight.modules.language.attention import attend_in_fp32
 from fedlight.modules.language.streams import own_stream
 from fedlight.pretrained import hub
 from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_errors
@@ -102,7 +101,6 @@ def load_base(
             trust_remote_code=trust_remote_code,
             **_quantization_options(base, number_type, device, num_labels is not None),
         )
-    attend_in_fp32(network)
     if base == "nf4":
         _disable_cpu_packing(network)
     new = sorted(report["missing_keys"])

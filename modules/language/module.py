@@ -26,11 +26,12 @@ from fedlight.modules.language import adapter_folders, adapters, base_model, che
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
+from fedlight.modules.language.fast_layers import use_fast_layers
 from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import Optimization, configure_optimizer
 from fedlight.modules.language.readout import SharedPrefix, check_readout
 from fedlight.processes.work import once
-from fedlight.stacking.dropout import DropoutMasks, seed_dropout
+from fedlight.stacking.dropout import DropoutMasks
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_precision, check_range
@@ -152,10 +153,7 @@ class LanguageModule(Checked, LightningModule):
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
         if self.options.execution["gradient_checkpointing"]:
             self.checkpoint_gradients(True)
-        seed_dropout(self.network, self.dropout_masks)
-        from fedlight.stacking.fused_lora import fuse_lora  # imports PEFT
-
-        fuse_lora(self.network)
+        use_fast_layers(self.network, self.dropout_masks)
         self.tokenizer = tokenizer
 
     def load_base(self) -> tuple[Any, list[str]]:

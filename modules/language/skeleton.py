@@ -40,9 +40,6 @@ def make_skeleton(module: Any, dtype: str = "bf16") -> Any:
         options.model, DTYPES[dtype], options.execution["trust_remote_code"], module.num_labels
     )
     made.network = _add_adapters(network, module)
-    from fedlight.stacking.fused_lora import fuse_lora  # imports PEFT
-
-    fuse_lora(made.network)
     if options.execution["gradient_checkpointing"]:
         made.checkpoint_gradients(True)
     return made

@@ -9,6 +9,7 @@ from fedlight.devices.cost import CostMeter
 from fedlight.devices.forecast import Workload
 from fedlight.devices.shape import BatchShape
 from fedlight.lightning_cli.cli import ReadSettings, find_config
+from fedlight.modules.language.fast_layers import use_fast_layers
 from fedlight.modules.sft import SFTModule
 from fedlight.plan import duration
 from fedlight.preflight import memory
@@ -33,6 +34,7 @@ def test_the_peak_is_the_sum_of_its_parts():
     """Libraries with a tokenizer, the base in its number type, fp32 adapters, and activations in that number type."""
     found = counted()
     skeleton = SFTModule("toy").skeleton("fp32")
+    use_fast_layers(skeleton.network, skeleton.dropout_masks)
     frozen, trained = (
         sum(weight.numel() for weight in skeleton.parameters() if weight.requires_grad is learns)
         for learns in (False, True)

@@ -85,7 +85,9 @@ def test_other_adapters_are_left_to_peft(settings):
 def test_under_a_base_in_bf16_errors_are_those_of_peft():
     plain, fused = make_pair(dtype=torch.bfloat16)
     exact, x = copy.deepcopy(plain).float(), torch.randn(64, 24).bfloat16()
-    expected, theirs, found = (run(model, x.float() if model is exact else x) for model in (exact, plain, fused))
+    expected, theirs, found = (
+        run(model, x.float() if model is exact else x) for model in (exact, plain, fused)
+    )
     for goal, their, own in zip(expected, theirs, found, strict=True):
         assert own.dtype == their.dtype
         errors = [float((value.float() - goal).norm() / goal.norm()) for value in (their, own)]

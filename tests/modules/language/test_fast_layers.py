@@ -8,8 +8,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from fedlight.modules.language import base_model
-from fedlight.modules.language.attention import LONGEST
+from fedlight.modules.language.fast_layers import LONGEST, use_fast_layers
 from fedlight.modules.language.readout import hidden_states
+from fedlight.stacking.dropout import DropoutMasks
 
 
 @pytest.fixture
@@ -26,7 +27,9 @@ def seen(monkeypatch):
 
 
 def load(folder, dtype="bf16"):
-    return base_model.load_base(folder, base="plain", dtype=dtype, trust_remote_code=False)[0]
+    network, _ = base_model.load_base(folder, base="plain", dtype=dtype, trust_remote_code=False)
+    use_fast_layers(network, DropoutMasks())
+    return network
 
 
 def make_texts(tokens, padding=0):
@@ -57,7 +60,7 @@ def test_masks_that_are_added_are_cast(long_llama, seen):
     added = torch.zeros(2, 1, 20, 20).masked_fill(torch.ones(20, 20).triu(1).bool(), -1e9)
     positions = torch.arange(20).expand(2, -1)
     found = hidden_states(network, ids, added.bfloat16(), positions)
-    assert {kinds for kinds in seen} == {(torch.float32, torch.float32)}
+    assert set(seen) == {(torch.float32, torch.float32)}
     torch.testing.assert_close(found, hidden_states(network, ids, mask), rtol=0.05, atol=0.05)
 
 
