@@ -1,9 +1,10 @@
 """Client visits a second of fedlight and its peers: one workload, all ways of training it by turns in one run.
 
 A Llama of a million parameters with random weights, or the language model in the folder ``--model``, and LoRA of rank 8 on
-all linear layers; 10 clients with 4 steps each in a round, no dropout, AdamW, fp32 or a base in bf16, random texts of equal length. Every way
-runs in separate processes, which train one round each by turns, so that a noisy machine disturbs all alike. By default a
-process has two threads of torch; two processes, and the one that they are compared with, have one thread each.
+all linear layers; 10 clients with 4 steps each in a round, no dropout, AdamW, fp32 or a base in bf16, random texts of equal
+length. Every way runs in separate processes, which train one round each by turns, so that a noisy machine disturbs all
+alike. By default a process has two threads of torch; two processes, and the one that they are compared with, have one
+thread each.
 
 * visits: median client visits a second of a way's rounds.
 * ratio: median over the rounds of a way's speed to that of its reference in the same turn; low and high are its extremes.
