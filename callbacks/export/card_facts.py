@@ -158,7 +158,12 @@ def privacy_of(last: Mapping[str, float]) -> list[Privacy]:
         [Privacy(towards='observers of the models', epsilon=3.5, delta=1e-05)]
     """
     # As the privacy account logs them.
-    ends = {"": "observers of the models", "_local": "the server", "_example": "everybody for one example"}
+    ends = {
+        "": "observers of the models",
+        "_local": "the server",
+        "_sum": "the server, which sees sums alone",
+    }
+    ends["_example"] = "everybody for one example"
     return [
         Privacy(towards, float(last[f"fed/epsilon{end}"]), float(last[f"fed/delta{end}"]))
         for end, towards in ends.items()

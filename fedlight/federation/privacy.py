@@ -17,12 +17,13 @@ length of clients' texts, so one client's data can push another out of a round, 
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlight.federation.algorithm import Aggregation
@@ -40,9 +41,12 @@ CLIP_SHARE = 0.05
 """Share of the privacy budget for counting the movements within the clipping norm."""
 TAIL = 1e-15
 """Probability of losses that are counted as infinite when unlike rounds are composed."""
+LEAST_UNITS = 64
+"""Least noise of a client that shares it with others, in units of the grid that its numbers lie on."""
 MISSING = "privacy needs the accountant dp-accounting: pip install 'fedlight[privacy]'"
 
 
+Numbers = NDArray[np.float64]
 Rounds = Iterable[tuple[int, int]] | Mapping[tuple[int, int], int]
 """Clients sampled and number of clients of each round; or the number of rounds with each such pair."""
 
@@ -285,12 +289,20 @@ class ClipAndNoise(Private, Codec):
     torch's global stream, which the loop seeds for each visit; on a node of a deployment from the operating system, and the
     server cannot reproduce it.
 
+    With ``shared_by`` above 1 the clients of a round make the noise of their sum together, for a server that sees the sum
+    alone (secure aggregation): Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning
+    with Secure Aggregation", ICML 2021, https://arxiv.org/abs/2102.06387. A client's movement is cut to whole multiples of a
+    unit, towards zero, so that its norm does not grow, and its noise is a `discrete_normal` of them. Both are exact in fp32,
+    and their sum in the ring. By theorem 1 the sum has rho-concentrated privacy with rho = 2 / ``noise_multiplier``^2, up to
+    a term that is below 1e-10000 where a client's noise has `LEAST_UNITS` units.
+
     Args:
         clip_norm: largest L2 norm of the whole movement, all tensors together, above 0.
         noise_multiplier: standard deviation of each coordinate's noise over ``clip_norm``, at least 0.
         delta: chance that the logged epsilon does not hold, above 0 and below one over the number of clients.
         epsilon: largest epsilon of a run, instead of ``noise_multiplier``: the noise follows for the planned rounds, and the
             run ends before a round that would exceed it.
+        shared_by: clients whose noise together has ``noise_multiplier``; each adds the root of ``shared_by`` times less.
 
     Raises:
         ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given.
@@ -302,8 +314,23 @@ class ClipAndNoise(Private, Codec):
 
     movements_only = True
 
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        delta: float = DELTA,
+        epsilon: float | None = None,
+        shared_by: int = 1,
+    ) -> None:
+        super().__init__(clip_norm, noise_multiplier, delta, epsilon)
+        if shared_by < 1:
+            raise ValueError(f"shared_by={shared_by} is a number of clients and must be at least 1")
+        self.shared_by = shared_by
+
     def encode(self, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Side]:
         scale = _clipping([values], self.clip_norm, "the movement")
+        if self.shared_by > 1:
+            return self._on_grid(values.double() * scale), {}
         noise = self._normal(values.shape, torch.float32)
         return (values * scale).add_(noise, alpha=self.noise * self.clip_norm), {}
 
@@ -311,17 +338,89 @@ class ClipAndNoise(Private, Codec):
         """Return the values as they are: neither clipping nor noise can be undone."""
         return values
 
+    def _on_grid(self, clipped: Tensor) -> Tensor:
+        """Return a client's part of the sum, fp32: clipped values and noise as multiples of one unit."""
+        deviation = self.noise * self.clip_norm / math.sqrt(self.shared_by)
+        unit = 2.0 ** math.ceil(math.log2((self.clip_norm + 12 * deviation) / 2**23))  # fp32 has 24 bits
+        if 0 < deviation < LEAST_UNITS * unit:
+            raise ValueError(
+                f"ClipAndNoise: noise_multiplier={self.noise:g} shared by {self.shared_by:,} clients is too little to be "
+                "exact: raise it, or lower shared_by"
+            )
+        uniform = secret_uniform if self._is_secret else _seeded_uniform
+        noise = torch.from_numpy(discrete_normal(deviation / unit, clipped.numel(), uniform))
+        return ((clipped / unit).trunc_().add_(noise) * unit).float()
+
+    def _spent(self, noise: float, rounds: Counter[tuple[int, int]]) -> float:
+        if self.shared_by == 1:
+            return super()._spent(noise, rounds)
+        return concentrated_epsilon(2 / noise**2 * rounds.total() if noise else math.inf, self.delta)
+
+
+def discrete_normal(deviation: float, size: int, uniform: Callable[[int], Numbers]) -> Numbers:
+    """Return independent whole numbers, each x as likely as ``exp(-x^2 / (2 deviation^2))`` says, ``(size,)`` fp64.
+
+    Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020,
+    https://arxiv.org/abs/2004.00010, algorithm 3: candidates of a discrete Laplace distribution, of which some are kept.
+    Probabilities are computed in fp64, so they are right to about 1e-15.
+
+    Args:
+        deviation: scale, about the standard deviation, in units, at least 0.
+        size: how many.
+        uniform: returns so many independent numbers in (0, 1).
+    """
+    found, scale = np.zeros(size), math.floor(deviation) + 1.0
+    open_places = np.arange(size if deviation else 0)
+    while open_places.size:
+        u, sign, keep = uniform(3 * open_places.size).reshape(3, -1)
+        magnitude, negative = np.floor(-scale * np.log(u)), sign < 0.5
+        least = np.exp(-((magnitude - deviation**2 / scale) ** 2) / (2 * deviation**2))
+        kept = (keep < least) & ~(negative & (magnitude == 0))  # zero has one sign
+        found[open_places[kept]] = np.where(negative, -magnitude, magnitude)[kept]
+        open_places = open_places[~kept]
+    return found
+
+
+def secret_uniform(size: int) -> Numbers:
+    """Return independent numbers in (0, 1) of the operating system's entropy, ``(size,)`` fp64.
+
+    A torch generator has 32 bits of seed, which can be tried out.
+    """
+    bits = np.frombuffer(os.urandom(8 * size), np.uint64)
+    return np.asarray(((bits >> np.uint64(11)) + 0.5) / 2**53)
+
+
+def _seeded_uniform(size: int) -> Numbers:
+    return np.asarray(torch.rand(size, dtype=torch.float64).clamp_(min=2.0**-54).numpy())
+
 
 def secret_normal(size: int) -> Tensor:
     """Return independent standard normal numbers of the operating system's entropy, ``(size,)`` fp64.
 
-    Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958, https://doi.org/10.1214/aoms/1177706645. A
-    torch generator has 32 bits of seed, which can be tried out.
+    Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958, https://doi.org/10.1214/aoms/1177706645.
     """
-    bits = np.frombuffer(os.urandom(16 * math.ceil(size / 2)), np.uint64).reshape(2, -1)
-    uniform = ((bits >> np.uint64(11)) + 0.5) / 2**53  # above 0
+    uniform = secret_uniform(2 * math.ceil(size / 2)).reshape(2, -1)
     radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]
     return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size])
+
+
+def concentrated_epsilon(rho: float, delta: float) -> float:
+    """Return epsilon at ``delta`` of ``rho``-concentrated differential privacy (zCDP), the least over its Renyi orders.
+
+    Canonne, Kamath and Steinke 2020 (see `discrete_normal`), proposition 12; Bun and Steinke, "Concentrated Differential
+    Privacy", TCC 2016, https://arxiv.org/abs/1605.02065.
+
+    Examples:
+        >>> round(concentrated_epsilon(0.5, 1e-5), 2)
+        4.73
+    """
+    _check_delta(delta)
+    if not rho:
+        return 0.0
+    above = np.geomspace(1e-4, 1e8, 20_001)  # order - 1
+    order = above + 1
+    bound = order * rho + np.log(above / order) - (math.log(delta) + np.log(order)) / above
+    return max(0.0, float(bound.min()))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float:

@@ -22,7 +22,7 @@ from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.loops.validation import OF_VOTES, sum_of_votes, to_send, votes_of
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
-from fedlight.flower.secure.refusals import refuse_unsummable
+from fedlight.flower.secure.refusals import refuse_shared_noise, refuse_unsummable
 from fedlight.flower.secure.ring import PAYLOAD, UNIT, encode, to_bytes
 from fedlight.support.settings_record import digest
 
@@ -69,6 +69,7 @@ class Node:
         self._parts = Parts([*args, *given, f"--trainer.default_root_dir={self._folder}"], kept_by_node)
         self._settings = self._parts.settings()
         refuse_unsupported(self._settings)
+        refuse_shared_noise(self._settings, secure)
         if secure:
             refuse_unsummable(self._settings)
         # The server learns numbers of examples only where the algorithm weights clients by them.
@@ -187,7 +188,8 @@ class Node:
         from fedlight.flower.secure.node_side import NodeSecrets  # it needs the extra flower
 
         run = value_of(asked.header, "run", str)
-        return NodeSecrets(self._folder / digest(run), run)
+        noised = getattr(self._settings["channel"], "private", None)
+        return NodeSecrets(self._folder / digest(run), run, getattr(noised, "shared_by", 0))
 
     def _task(self, asked: Parcel) -> Task:
         """Return the task of a round's message."""

@@ -15,7 +15,7 @@ from fedlight.flower.messages import Bounds
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
 from fedlight.flower.parts import Parts, judge_of, kept_by_server, refuse_unknown_monitors, refuse_unsupported
-from fedlight.flower.secure.refusals import refuse_unsummable
+from fedlight.flower.secure.refusals import refuse_shared_noise, refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import checkpoints_of
@@ -52,6 +52,7 @@ def serve(
     parts = Parts(args, kept_by_server)
     settings = parts.settings()
     refuse_unsupported(settings)
+    refuse_shared_noise(settings, secure)
     if secure:
         refuse_unsummable(settings, parts.callbacks)
     parts.say_left_out("server", "which need the clients' rows or models")

@@ -24,7 +24,6 @@ from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import read_config, width_of
-from fedlight.modules.language.fast_layers import use_fast_layers
 from fedlight.modules.language.module import LanguageModule
 from fedlight.plan.duration import step_seconds, steps_of
 from fedlight.plan.plan import workload, works_by_device
@@ -33,6 +32,7 @@ from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
 from fedlight.preflight.models import is_local
 from fedlight.recipes.steps import merge_adapter
+from fedlight.stacking.fast_layers import use_fast_layers
 from fedlight.support.words import in_largest_unit
 
 SHAPES = {

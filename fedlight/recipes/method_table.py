@@ -153,7 +153,7 @@ def settings_table(
         visits = [visit for folder in runs.values() for visit in read_csv(Path(folder, "visits.csv"))]
         for way in ("up", "down"):
             row[f"kib_{way}"] = mean(float(visit[f"bytes_{way}"]) for visit in visits) / 2**10
-        names = ("fed/epsilon", "fed/epsilon_local")
+        names = ("fed/epsilon", "fed/epsilon_local", "fed/epsilon_sum")
         if spent := [metrics[name] for metrics in logged.values() for name in names if name in metrics]:
             row["epsilon"] = max(spent)
         rows.append(row)

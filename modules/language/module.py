@@ -26,12 +26,12 @@ from fedlight.modules.language import adapter_folders, adapters, base_model, che
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
-from fedlight.modules.language.fast_layers import use_fast_layers
 from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import Optimization, configure_optimizer
 from fedlight.modules.language.readout import SharedPrefix, check_readout
 from fedlight.processes.work import once
 from fedlight.stacking.dropout import DropoutMasks
+from fedlight.stacking.fast_layers import use_fast_layers
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_precision, check_range

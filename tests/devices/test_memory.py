@@ -27,10 +27,10 @@ from fedlight.federation.client import Client, Visit, Visiting
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import Lora, trained_parameters
-from fedlight.modules.language.fast_layers import use_fast_layers
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
+from fedlight.stacking.fast_layers import use_fast_layers
 from fedlight.stacking.fused_lora import fuse_lora
 
 EXAMPLES = 8

@@ -11,18 +11,24 @@ import pytest
 import torch
 from plain_lightning import federate
 from scipy.optimize import brentq
-from scipy.stats import kstest, norm
+from scipy.stats import chisquare, kstest, norm
 
 from fedlight.federation import privacy
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Client, Update
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import (
+    LEAST_UNITS,
     ClipAndNoise,
     PrivateMean,
+    concentrated_epsilon,
+    discrete_normal,
     gaussian_epsilon,
     sampled_epsilon,
     secret_normal,
+    secret_uniform,
 )
 
 DELTA = 1e-4
@@ -269,6 +275,10 @@ def test_the_noise_of_epsilons_in_the_documentation():
         known = PrivateMean(1.0, epsilon=epsilon, secret_sampling=False).noise_for({(10, 1000): 100})
         assert f"| {epsilon} | {few:.2f} | {many:.2f} | {known:.1f} |" in page
     assert f"epsilon 4 takes {ClipAndNoise(1.0, epsilon=4.0).noise_for({(1, 1): 10}):.1f} if" in page
+    one, ten, many = (
+        ClipAndNoise(1.0, epsilon=4.0, shared_by=2).noise_for({(1, 1): times}) for times in (1, 10, 100)
+    )
+    assert f"{one:.1f} for one round, {ten:.1f} for ten and {many:.1f} for a hundred" in page
 
 
 def test_the_noise_of_an_epsilon_is_unknown_outside_of_a_run():
@@ -439,3 +449,102 @@ def test_much_noise_on_few_clients_does_not_carry_the_clipping_norm_away():
 def test_no_rounds_need_no_noise():
     with pytest.raises(ValueError, match="no noise for no rounds: raise trainer"):
         PrivateMean(1.0, epsilon=4.0).noise_for({(10, 1000): 0})
+
+
+# Noise that clients share
+
+
+@pytest.mark.parametrize("deviation", [0.4, 3.0, 7.5])
+def test_discrete_noise_has_the_probabilities_of_its_definition(deviation):
+    size = 200_000
+    found = discrete_normal(deviation, size, np.random.default_rng(0).random)
+    assert np.array_equal(found, np.rint(found))
+    reach = math.ceil(6 * deviation)
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * deviation**2))
+    expected = size * weights / weights.sum()
+    counts = np.bincount((found + reach).astype(int), minlength=2 * reach + 1)
+    often = expected >= 5
+    assert (
+        chisquare(counts[often], expected[often] * counts[often].sum() / expected[often].sum()).pvalue > 1e-4
+    )
+
+
+def test_wide_discrete_noise_is_normal():
+    found = discrete_normal(1e6, 50_000, secret_uniform)
+    assert kstest(found / 1e6, norm.cdf).pvalue > 1e-4
+    assert not discrete_normal(0.0, 3, secret_uniform).any()
+
+
+@pytest.mark.parametrize(("rho", "delta"), [(0.02, 1e-5), (0.5, 1e-5), (0.5, 1e-9), (20.0, 1e-6)])
+def test_epsilon_of_concentrated_privacy_is_that_of_another_accountant(rho, delta):
+    """A Gaussian mechanism of that rho has the same Renyi divergences; the other accountant has fewer orders."""
+    from dp_accounting import GaussianDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    other = RdpAccountant(orders=[1 + 10 ** (k / 200) for k in range(-600, 1200)])
+    other.compose(GaussianDpEvent(1 / math.sqrt(2 * rho)))
+    assert concentrated_epsilon(rho, delta) == pytest.approx(other.get_epsilon(delta), rel=1e-3)
+    exact = gaussian_epsilon(2 / math.sqrt(2 * rho), delta, times=1)  # of noise that is no whole number
+    assert exact < concentrated_epsilon(rho, delta) < 1.25 * exact
+
+
+def test_shared_noise_adds_up_exactly():
+    """Each client's part lies on one grid, its norm without noise is no larger, and the noise of all has its size."""
+    values, clients = torch.randn(20_000, generator=torch.Generator().manual_seed(1)), 16
+    quiet, noisy = (ClipAndNoise(0.5, noise, shared_by=clients) for noise in (0.0, 2.0))
+    cut, _ = quiet.encode(values, [20_000])
+    assert 0.4999 < cut.double().norm().item() <= 0.5
+    noisy.keep_secret()
+    parts = [noisy.encode(values, [20_000])[0] for _ in range(clients)]
+    unit = 2.0 ** math.ceil(math.log2((0.5 + 12 * 2.0 * 0.5 / 4) / 2**23))
+    assert all(torch.equal(part, (part / unit).round() * unit) for part in parts)
+    noise = sum(part.double() for part in parts) - clients * cut.double()
+    assert noise.std().item() == pytest.approx(2.0 * 0.5, rel=0.02)
+    assert (parts[0] - cut).std().item() == pytest.approx(2.0 * 0.5 / 4, rel=0.02)
+    assert not torch.equal(parts[0], parts[1])
+
+
+def test_epsilon_of_shared_noise():
+    shared = ClipAndNoise(1.0, 4.0, shared_by=10)
+    assert shared.spent({(1, 1): 3}) == concentrated_epsilon(3 * 2 / 16, shared.delta)
+    assert ClipAndNoise(1.0, 0.0, shared_by=10).spent({(1, 1): 1}) == math.inf
+    needed = ClipAndNoise(1.0, epsilon=4.0, shared_by=10).noise_for({(1, 1): 10})
+    assert concentrated_epsilon(10 * 2 / needed**2, privacy.DELTA) == pytest.approx(4.0, rel=1e-3)
+    with pytest.raises(
+        ValueError, match=r"noise_multiplier=0\.01 shared by 10,000,000 clients is too little"
+    ):
+        ClipAndNoise(1.0, 0.01, shared_by=10_000_000).encode(torch.ones(3), [3])
+    assert LEAST_UNITS >= 64  # the term of theorem 1 that is left out: exp(-pi^2 * LEAST_UNITS^2)
+    with pytest.raises(ValueError, match="shared_by=0 is a number of clients"):
+        ClipAndNoise(1.0, 1.0, shared_by=0)
+
+
+def share(algorithm=None, clients=3, further=(), **loop):
+    """Run a federation of ten clients, three in a round, with shared noise."""
+    channel = Wire(up=[ClipAndNoise(0.5, 8.0, delta=0.01, shared_by=clients), *further])
+    return federate(algorithm=algorithm or FedAvg("uniform"), channel=channel, **loop)
+
+
+def test_a_run_with_shared_noise_counts_towards_who_sees_sums():
+    _, loop = share()
+    most = max(loop.privacy.asked.values())
+    assert loop.privacy.after([], 10)["epsilon_sum"] == concentrated_epsilon(most * 2 / 64, 0.01)
+    assert "epsilon_local" not in loop.privacy.after([], 10)
+    before = dict(loop.privacy.asked)
+    loop.privacy.after(["a"], 10, there=2)  # two of the three that share it
+    assert loop.privacy.asked["a"] == before.get("a", 0) + 1.5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"algorithm": FedAvg()}, "weighting=uniform"),
+        ({"algorithm": Scaffold("uniform")}, "needs FedAvg"),
+        ({"aggregation": PrivateMean(1.0, 1.0, delta=0.01)}, "needs FedAvg or FedProx, no aggregation"),
+        ({"further": [TopK(0.5, error_feedback=False)]}, "no other codec"),
+        ({"clients": 4}, "as many clients in a round, and 3 are asked"),
+    ],
+)
+def test_shared_noise_needs_one_sum_of_enough_clients(change, reason):
+    with pytest.raises(ValueError, match=f"ClipAndNoise with shared_by=.*{reason}"):
+        share(**change)

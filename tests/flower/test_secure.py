@@ -30,7 +30,7 @@ from fedlight.flower.secure.node_side import NodeSecrets
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
-KINDS = ["everybody", "all_fedprox", "all_uniform", "all_noised"]
+KINDS = ["everybody", "all_fedprox", "all_uniform", "all_noised", "all_shared_noise"]
 
 
 def nodes(name, folder, number=3, secure=True):
@@ -420,6 +420,24 @@ def test_a_node_set_to_secure_aggregation_sends_nothing_unmasked(tmp_path):
     _, loop = deploy("everybody", tmp_path / "server", there, 1)  # the server is not set to it
     assert all("secure-aggregation" in reason or "no secrets" in reason for reason in loop.nodes.refused)
     assert all(isinstance(one.answer, Refused) for one in there.of("visit"))
+
+
+def test_nodes_refuse_a_sum_of_fewer_than_share_its_noise(tmp_path):
+    def change(message):
+        gone = message.asked.header["action"] == "visit" and message.node == 4
+        return Refused("lost") if gone else message.answer
+
+    _, loop, there = secure_run("four_share_noise", tmp_path, change, number=4)
+    assert all(isinstance(one.answer, Refused) for one in there.of("unmask"))
+    assert any("3 of 4 nodes have answered, too few" in reason for reason in loop.nodes.refused)
+    assert {row["reason"][:7] for row in visits_of(tmp_path / "server")} == {"dropped"}
+
+
+@pytest.mark.parametrize("end", ["node", "server"])
+def test_shared_noise_is_refused_without_masks(tmp_path, end):
+    with pytest.raises(ValueError, match=r"ClipAndNoise with shared_by=4 needs secure-aggregation"):
+        there = Here(nodes("four_share_noise", tmp_path, 4, secure=end == "server"))
+        deploy("four_share_noise", tmp_path / "server", there, 1, secure=end == "node")
 
 
 # What goes with it

@@ -9,12 +9,12 @@ from fedlight.devices.cost import CostMeter
 from fedlight.devices.forecast import Workload
 from fedlight.devices.shape import BatchShape
 from fedlight.lightning_cli.cli import ReadSettings, find_config
-from fedlight.modules.language.fast_layers import use_fast_layers
 from fedlight.modules.sft import SFTModule
 from fedlight.plan import duration
 from fedlight.preflight import memory
 from fedlight.preflight.finding import State
 from fedlight.preflight.machine import MachineMemory
+from fedlight.stacking.fast_layers import use_fast_layers
 
 
 def counted(*settings, name="sft.yaml"):

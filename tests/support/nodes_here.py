@@ -125,6 +125,12 @@ def writing(algorithm, by=None, **loop):
     return Kind({"algorithm": algorithm, "clients_per_round": 3, **loop}, model, data, rounds=2)
 
 
+def share_noise(clients):
+    """Return a kind of run in which everybody takes part, and clients share the noise of the sum."""
+    channel = Wire(up=ClipAndNoise(0.5, 2.0, delta=0.01, shared_by=clients))
+    return Kind({"algorithm": FedAvg("uniform"), "channel": channel, "clients_per_round": 10})
+
+
 MORE_KINDS = {
     "written_fewfedpit": lambda root: writing(FewFedPIT()),
     "written_fedmit": lambda root: writing(FedMIT()),
@@ -179,6 +185,8 @@ MORE_KINDS = {
     "noised_examples": lambda root: Kind({"parts": [DPSGD(0.5, 2.0, delta=0.01)]}),
     "budget": lambda root: Kind({"aggregation": PrivateMean(0.5, delta=0.01, epsilon=20.0)}),
     "all_noised": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.1)), "clients_per_round": 10}),
+    "all_shared_noise": lambda root: share_noise(3),
+    "four_share_noise": lambda root: share_noise(4),
 }
 ALL_KINDS = KINDS | MORE_KINDS
 

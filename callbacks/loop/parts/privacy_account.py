@@ -10,8 +10,13 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.algorithm import Aggregation
+from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import Channel, State
-from fedlight.federation.privacy import Private, Rounds, gaussian_epsilon
+from fedlight.federation.privacy import ClipAndNoise, Private, Rounds, gaussian_epsilon
+
+SUMS_ALONE = (FedAvg, FedProx)
+"""Algorithms whose server needs the sum of the updates and nothing else of a round, which says nothing of derived ones."""
 
 
 class PrivacyAccount(Part):
@@ -34,7 +39,13 @@ class PrivacyAccount(Part):
         self.asked: Counter[str] = Counter()
         self.passes: Counter[str] = Counter()
         self.noise: dict[str, float] = {}
-        parts: dict[str, object] = {"": aggregation, "_local": getattr(channel, "private", None)}
+        noised: Any = getattr(channel, "private", None)
+        self._shared_by = getattr(noised, "shared_by", 1)
+        self._alone = [
+            aggregation is None,
+            *(type(codec) is ClipAndNoise for codec in getattr(channel, "up_codecs", [])),
+        ]
+        parts: dict[str, object] = {"": aggregation, "_local" if self._shared_by == 1 else "_sum": noised}
         parts["_example"] = next((part for part in further if isinstance(part, Private)), None)
         self._parts = {end: part for end, part in parts.items() if isinstance(part, Private)}
         for part in self._parts.values():
@@ -51,8 +62,28 @@ class PrivacyAccount(Part):
             if end != "_example":
                 part.check_delta(len(run.clients), "clients", "all that one of them holds")
 
+    def _refuse_other_sums(self, run: Run) -> None:
+        asked, uniform = run.planned.num_asked, getattr(run.algorithm, "weighting", "") == "uniform"
+        one_sum = type(run.algorithm) in SUMS_ALONE and all(self._alone)
+        for holds, reason in (
+            (
+                one_sum,
+                "needs FedAvg or FedProx, no aggregation and no other codec: the noise is that of one sum",
+            ),
+            (uniform, "needs algorithm.weighting=uniform: clip_norm bounds what a client adds to the sum"),
+            (asked >= self._shared_by, f"needs as many clients in a round, and {asked} are asked"),
+        ):
+            if not holds:
+                raise ValueError(f"ClipAndNoise with shared_by={self._shared_by} {reason}")
+
     def attach(self, run: Run) -> None:
-        """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget."""
+        """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget.
+
+        Raises:
+            ValueError: clients share noise, and there is no sum of enough of them with equal weights.
+        """
+        if self._shared_by > 1:
+            self._refuse_other_sums(run)
         for end, part in self._parts.items():
             if discard := getattr(part, "partial", None):  # of an aggregation
                 discard()  # a round that was broken off has left updates
@@ -80,7 +111,9 @@ class PrivacyAccount(Part):
         if "_example" in self._parts:
             self.passes.update(self._uses("_example", run, run.round_idx))
         # Dropouts count, because they were sampled.
-        spent = self.after([client.id for client in run.planned.asked(run.round_idx)], len(run.clients))
+        asked = [client.id for client in run.planned.asked(run.round_idx)]
+        lost = {row["client"] for row in run.records if row["reason"]} if self._shared_by > 1 else set()
+        spent = self.after(asked, len(run.clients), len(asked) - len(lost))
         changing = {end: part for end, part in self._parts.items() if part.clip_quantile is not None}
         return spent | {f"clip_norm{end}": part.norm for end, part in changing.items()}
 
@@ -88,17 +121,21 @@ class PrivacyAccount(Part):
         """End the run where the next round would exceed the budget."""
         self._stop_at_budget(run)
 
-    def after(self, asked: Sequence[str], clients: int) -> dict[str, float]:
-        """Count a round that asked some of ``clients``, and return epsilon after it.
+    def after(self, asked: Sequence[str], clients: int, there: int = 0) -> dict[str, float]:
+        """Count a round that asked some of ``clients``, of whom some were ``there``, and return epsilon after it.
 
         Returns:
             ``epsilon`` and ``delta`` towards observers of the models, ``epsilon_local`` and ``delta_local`` towards the
-                server, of the client that was asked most often, ``epsilon_example`` and ``delta_example`` of an example of
-                the client with the most passes; absent where nothing is private.
+                server, of the client that was asked most often, with ``_sum`` at the end where clients share their noise,
+                ``epsilon_example`` and ``delta_example`` of an example of the client with the most passes; absent where
+                nothing is private.
         """
         self.rounds[len(asked), clients] += 1
-        if "_local" in self._parts:
-            self.asked.update(asked)
+        if {"_local", "_sum"} & self._parts.keys():
+            # With half of the clients that were to share it, the noise has half of its variance: as in two rounds.
+            uses: Any = max(1.0, self._shared_by / there) if there and self._shared_by > 1 else 1
+            for name in asked:
+                self.asked[name] += uses
         spent: dict[str, float] = {}
         for end, part in self._parts.items():
             spent |= {f"epsilon{end}": part.spent(self._counted(end)), f"delta{end}": part.delta}

@@ -35,11 +35,12 @@ class NodeSecrets:
     Args:
         folder: folder of the run at the node.
         run: name of the run.
+        least: nodes that a sum is of at least; more than `LEAST_NODES` where they share the noise of the sum.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
+    def __init__(self, folder: Path, run: str, least: int = LEAST_NODES) -> None:
         # A file, as Flower may have the messages of a round answered by different processes.
-        self._file, self._run = folder / "secure.json", run
+        self._file, self._run, self._least = folder / "secure.json", run, max(least, LEAST_NODES)
 
     def keys(self, asked: Parcel) -> dict[str, str]:
         """Return the public keys of a round, and a commitment to its seed; secrets of earlier rounds are forgotten."""
@@ -55,8 +56,8 @@ class NodeSecrets:
         """
         kept = self._read(asked, "keys")
         nodes = value_of(asked.header, "nodes", dict)
-        if not LEAST_NODES <= len(nodes) <= MOST_NODES or {*nodes} != {str(n + 1) for n in range(len(nodes))}:
-            raise Refused(f"a secure sum of {len(nodes)} nodes is not safe: it takes {LEAST_NODES} at least")
+        if not self._least <= len(nodes) <= MOST_NODES or {*nodes} != {str(n + 1) for n in range(len(nodes))}:
+            raise Refused(f"a secure sum of {len(nodes)} nodes is not safe: it takes {self._least} at least")
         public: dict[str, dict[str, str]] = {}
         for name, keys in nodes.items():
             if not isinstance(keys, dict):
@@ -97,7 +98,7 @@ class NodeSecrets:
             key = self._letter_key(kept, kept["public"][name]["letter"])
             data = masks.unseal(key, hex_of(letters, name, masks.LETTER_BYTES), self._about(kept, name, here))
             held[name] = [data[: masks.SHARE_BYTES].hex(), data[masks.SHARE_BYTES :].hex()]
-        if len(held) < least_of(len(kept["public"])):
+        if len(held) < max(self._least, least_of(len(kept["public"]))):
             raise Refused(f"{len(held)} of {len(kept['public'])} nodes are left, too few for a secure sum")
         self._write({**kept, "step": "letters", "held": held})
 
@@ -127,7 +128,7 @@ class NodeSecrets:
         texts = all(isinstance(name, str) for name in listed)
         if not texts or sorted(listed) != sorted(kept["held"]) or kept["own"] not in alive:
             raise Refused("the nodes of an unmasking are not those of the round, each once")
-        if len(alive) < least_of(len(kept["public"])):
+        if len(alive) < max(self._least, least_of(len(kept["public"]))):
             raise Refused(
                 f"{len(alive)} of {len(kept['public'])} nodes have answered, too few to unmask a sum"
             )

@@ -4,16 +4,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedlight.callbacks.loop.parts.part import Part
+from fedlight.callbacks.loop.parts.privacy_account import SUMS_ALONE
 from fedlight.callbacks.loop.visits.visit import TakesUpload
 from fedlight.federation.algorithm import WeightedSum
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Identity
 from fedlight.federation.privacy import ClipAndNoise
 
-SUMS_ALONE = (FedAvg, FedProx)
-"""Algorithms whose server needs the sum of the updates and nothing else of a round, which says nothing of derived ones."""
+
+def refuse_shared_noise(settings: dict[str, Any], secure: bool) -> None:
+    """Raise ValueError for noise that clients share where the server would see what each sends."""
+    shared_by = getattr(getattr(settings["channel"], "private", None), "shared_by", 1)
+    if shared_by > 1 and not secure:
+        raise ValueError(
+            f"federated.channel.up=ClipAndNoise with shared_by={shared_by} needs secure-aggregation, since one update has "
+            "too little noise: set secure-aggregation to true, or leave shared_by out"
+        )
 
 
 def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -> None:

@@ -1,16 +1,15 @@
-"""Attention over short texts in bf16: computed in fp32, in networks that fedlight loads and in no other."""
+"""Attention over short texts in bf16: computed in fp32, in networks with fast layers and in no other."""
 
 import copy
 
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from fedlight.modules.language import base_model
-from fedlight.modules.language.fast_layers import LONGEST, use_fast_layers
 from fedlight.modules.language.readout import hidden_states
 from fedlight.stacking.dropout import DropoutMasks
+from fedlight.stacking.fast_layers import LONGEST, use_fast_layers
 
 
 @pytest.fixture
@@ -26,8 +25,18 @@ def seen(monkeypatch):
     return types
 
 
-def load(folder, dtype="bf16"):
-    network, _ = base_model.load_base(folder, base="plain", dtype=dtype, trust_remote_code=False)
+@pytest.fixture(scope="module")
+def plain():
+    """A Llama of two layers in bf16."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=40, max_position_embeddings=512)
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def quicken(network, dtype=torch.bfloat16):
+    """Return a copy with fast layers."""
+    network = copy.deepcopy(network).to(dtype)
     use_fast_layers(network, DropoutMasks())
     return network
 
@@ -40,10 +49,9 @@ def make_texts(tokens, padding=0):
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_short_texts_are_closer_to_fp32(long_llama, seen, padding):
-    network, texts = load(long_llama), make_texts(20, padding)
-    exact = copy.deepcopy(network).float()
-    plain = AutoModelForCausalLM.from_pretrained(long_llama, dtype=torch.bfloat16)
+def test_short_texts_are_closer_to_fp32(plain, seen, padding):
+    network, texts = quicken(plain), make_texts(20, padding)
+    exact = copy.deepcopy(plain).float()
     used, states = texts[1].bool(), {}
     for name, model in {"exact": exact, "plain": plain, "ours": network}.items():
         seen.clear()
@@ -55,8 +63,8 @@ def test_short_texts_are_closer_to_fp32(long_llama, seen, padding):
     assert 0 < errors[1] < 1.1 * errors[0]
 
 
-def test_masks_that_are_added_are_cast(long_llama, seen):
-    network, (ids, mask) = load(long_llama), make_texts(20)
+def test_masks_that_are_added_are_cast(plain, seen):
+    network, (ids, mask) = quicken(plain), make_texts(20)
     added = torch.zeros(2, 1, 20, 20).masked_fill(torch.ones(20, 20).triu(1).bool(), -1e9)
     positions = torch.arange(20).expand(2, -1)
     found = hidden_states(network, ids, added.bfloat16(), positions)
@@ -64,9 +72,8 @@ def test_masks_that_are_added_are_cast(long_llama, seen):
     torch.testing.assert_close(found, hidden_states(network, ids, mask), rtol=0.05, atol=0.05)
 
 
-def test_other_lengths_types_and_networks_are_those_of_transformers(long_llama, seen):
-    plain = AutoModelForCausalLM.from_pretrained(long_llama, dtype=torch.bfloat16)
-    network, texts = load(long_llama), make_texts(LONGEST + 1)
+def test_other_lengths_types_and_networks_are_those_of_transformers(plain, seen):
+    network, texts = quicken(plain), make_texts(LONGEST + 1)
     assert torch.equal(hidden_states(network, *texts), hidden_states(plain, *texts))
     assert {query for query, _ in seen} == {torch.bfloat16}
     seen.clear()
@@ -74,6 +81,6 @@ def test_other_lengths_types_and_networks_are_those_of_transformers(long_llama, 
     hidden_states(network, *one)
     hidden_states(plain, *make_texts(20))  # of someone else in this process
     assert {query for query, _ in seen} == {torch.bfloat16}
-    single, theirs = load(long_llama, "fp32"), AutoModelForCausalLM.from_pretrained(long_llama)
+    single, theirs = quicken(plain, torch.float32), copy.deepcopy(plain).float()
     texts = make_texts(20)
     assert torch.equal(hidden_states(single, *texts), hidden_states(theirs, *texts))
