@@ -302,7 +302,8 @@ class ClipAndNoise(Private, Codec):
         delta: chance that the logged epsilon does not hold, above 0 and below one over the number of clients.
         epsilon: largest epsilon of a run, instead of ``noise_multiplier``: the noise follows for the planned rounds, and the
             run ends before a round that would exceed it.
-        shared_by: clients whose noise together has ``noise_multiplier``; each adds the root of ``shared_by`` times less.
+        shared_by: clients whose noise together has ``noise_multiplier``; each adds the root of ``shared_by`` times less. A
+            round of fewer moves nothing. In a deployment as many nodes have to take part.
 
     Raises:
         ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given.
@@ -361,20 +362,22 @@ def discrete_normal(deviation: float, size: int, uniform: Callable[[int], Number
     """Return independent whole numbers, each x as likely as ``exp(-x^2 / (2 deviation^2))`` says, ``(size,)`` fp64.
 
     Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020,
-    https://arxiv.org/abs/2004.00010, algorithm 3: candidates of a discrete Laplace distribution, of which some are kept.
-    Probabilities are computed in fp64, so they are right to about 1e-15.
+    https://arxiv.org/abs/2004.00010, algorithms 2 and 3: candidates of a discrete Laplace distribution, of which some are
+    kept. Its scale is a power of two, so that part of a candidate is a uniform whole number. The choice to keep is in fp64:
+    within five deviations a probability is right to a share of 1e-12.
 
     Args:
         deviation: scale, about the standard deviation, in units, at least 0.
         size: how many.
         uniform: returns so many independent numbers in (0, 1).
     """
-    found, scale = np.zeros(size), math.floor(deviation) + 1.0
+    found, scale = np.zeros(size), 2.0 ** max(0, math.ceil(math.log2(deviation or 1.0)))
     open_places = np.arange(size if deviation else 0)
     while open_places.size:
-        u, sign, keep = uniform(3 * open_places.size).reshape(3, -1)
-        magnitude, negative = np.floor(-scale * np.log(u)), sign < 0.5
-        least = np.exp(-((magnitude - deviation**2 / scale) ** 2) / (2 * deviation**2))
+        low, high, sign, keep = uniform(4 * open_places.size).reshape(4, -1)
+        rest = np.floor(scale * low)
+        magnitude, negative = rest + scale * np.floor(-np.log(high)), sign < 0.5
+        least = np.exp(-rest / scale - (magnitude - deviation**2 / scale) ** 2 / (2 * deviation**2))
         kept = (keep < least) & ~(negative & (magnitude == 0))  # zero has one sign
         found[open_places[kept]] = np.where(negative, -magnitude, magnitude)[kept]
         open_places = open_places[~kept]
@@ -387,7 +390,7 @@ def secret_uniform(size: int) -> Numbers:
     A torch generator has 32 bits of seed, which can be tried out.
     """
     bits = np.frombuffer(os.urandom(8 * size), np.uint64)
-    return np.asarray(((bits >> np.uint64(11)) + 0.5) / 2**53)
+    return np.asarray(((bits >> np.uint64(12)) + 0.5) / 2**52)
 
 
 def _seeded_uniform(size: int) -> Numbers:

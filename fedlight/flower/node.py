@@ -22,7 +22,7 @@ from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.loops.validation import OF_VOTES, sum_of_votes, to_send, votes_of
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
-from fedlight.flower.secure.refusals import refuse_shared_noise, refuse_unsummable
+from fedlight.flower.secure.refusals import refuse_shared_noise, refuse_unsummable, shared_by
 from fedlight.flower.secure.ring import PAYLOAD, UNIT, encode, to_bytes
 from fedlight.support.settings_record import digest
 
@@ -70,6 +70,7 @@ class Node:
         self._settings = self._parts.settings()
         refuse_unsupported(self._settings)
         refuse_shared_noise(self._settings, secure)
+        self._shared_by = shared_by(self._settings)
         if secure:
             refuse_unsummable(self._settings)
         # The server learns numbers of examples only where the algorithm weights clients by them.
@@ -174,6 +175,8 @@ class Node:
         visits = [_entry(loop, row) for row in loop.visit_records]
         if len(loop.lost) == len(loop.task.shares):
             raise Refused(next(iter(loop.lost.values())))
+        if self._shared_by > 1 and all(visit["diverged"] for visit in visits):
+            raise Refused("all clients here diverged, and their sum would lack its part of the noise")
         return {"visits": visits, "lost": loop.lost}, _masked(asked, secrets, loop.summed, loop.shapes)
 
     def _masked_validate(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -188,8 +191,7 @@ class Node:
         from fedlight.flower.secure.node_side import NodeSecrets  # it needs the extra flower
 
         run = value_of(asked.header, "run", str)
-        noised = getattr(self._settings["channel"], "private", None)
-        return NodeSecrets(self._folder / digest(run), run, getattr(noised, "shared_by", 0))
+        return NodeSecrets(self._folder / digest(run), run, self._shared_by)
 
     def _task(self, asked: Parcel) -> Task:
         """Return the task of a round's message."""

@@ -6,7 +6,8 @@ a scaling that is a power of two the numbers are PEFT's; else they differ by rou
 
 Under a base in bf16, PEFT casts the input of each adapter to fp32, computes its products there and casts the sum back. Here
 the adapter is rounded to bf16 instead, as by autocast, and its gradients are cast to fp32: a step of SmolLM2 (135 M
-parameters, eight texts of 52 or 184 tokens) takes a fifth less time, and its gradients are as far from those in fp32.
+parameters, eight texts of 52 or 184 tokens) takes a fifth less time, and its gradients are about as
+far from those in fp32.
 """
 
 from typing import Any

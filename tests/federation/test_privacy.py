@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plain_lightning import federate
+from plain_lightning import federate, module
 from scipy.optimize import brentq
 from scipy.stats import chisquare, kstest, norm
 
@@ -17,7 +17,7 @@ from fedlight.federation import privacy
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Client, Update
+from fedlight.federation.client import Client, Diverged, Update
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import (
     LEAST_UNITS,
@@ -528,11 +528,29 @@ def share(algorithm=None, clients=3, further=(), **loop):
 def test_a_run_with_shared_noise_counts_towards_who_sees_sums():
     _, loop = share()
     most = max(loop.privacy.asked.values())
-    assert loop.privacy.after([], 10)["epsilon_sum"] == concentrated_epsilon(most * 2 / 64, 0.01)
-    assert "epsilon_local" not in loop.privacy.after([], 10)
-    before = dict(loop.privacy.asked)
-    loop.privacy.after(["a"], 10, there=2)  # two of the three that share it
-    assert loop.privacy.asked["a"] == before.get("a", 0) + 1.5
+    spent = loop.privacy.after([], 10)
+    assert spent["epsilon_sum"] == concentrated_epsilon(most * 2 / 64, 0.01)
+    assert "epsilon_local" not in spent
+
+
+def test_a_round_of_fewer_than_share_the_noise_moves_nothing(monkeypatch, caplog):
+    start, found = module(), {}
+    for broken in (0, 1):
+        calls = []
+
+        def encode(codec, values, sizes, broken=broken, calls=calls, kept=ClipAndNoise.encode):
+            calls.append(1)
+            if len(calls) == broken:
+                raise Diverged("of this client")
+            return kept(codec, values, sizes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ClipAndNoise, "encode", encode)
+            found[broken] = share(rounds=1)[0]
+    vectors = [torch.nn.utils.parameters_to_vector(m.parameters()) for m in (start, found[0], found[1])]
+    assert not torch.equal(vectors[0], vectors[1])
+    assert torch.equal(vectors[0], vectors[2])
+    assert "round 1 had 2 of the 3 clients that share the noise, so it moves nothing" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Update
+from fedlight.federation.client import Diverged, Update
 from fedlight.federation.codecs import Quantize
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.privacy import ClipAndNoise, Private
@@ -431,6 +431,26 @@ def test_nodes_refuse_a_sum_of_fewer_than_share_its_noise(tmp_path):
     assert all(isinstance(one.answer, Refused) for one in there.of("unmask"))
     assert any("3 of 4 nodes have answered, too few" in reason for reason in loop.nodes.refused)
     assert {row["reason"][:7] for row in visits_of(tmp_path / "server")} == {"dropped"}
+
+
+def test_a_node_without_a_client_that_has_noise_gives_no_sum(tmp_path, monkeypatch):
+    """Else a server could have others diverge by its model, and the rest would have too little noise."""
+    own = nodes("all_shared_noise", tmp_path, 4)
+    answer = own[2].answer
+
+    def diverge(codec, values, sizes):
+        raise Diverged("of this client")
+
+    def answer_without_results(asked):
+        with monkeypatch.context() as patch:
+            patch.setattr(ClipAndNoise, "encode", diverge)
+            return answer(asked)
+
+    own[2].answer = answer_without_results
+    there = Here(own)
+    _, loop = deploy("all_shared_noise", tmp_path / "server", there, None, secure=True)
+    assert {one.node for one in there.of("visit") if not isinstance(one.answer, Refused)} == {1, 3, 4}
+    assert any("would lack its part of the noise" in reason for reason in loop.nodes.refused)
 
 
 @pytest.mark.parametrize("end", ["node", "server"])

@@ -5,7 +5,15 @@ import copy
 import pytest
 import torch
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    UMT5Config,
+    UMT5ForSequenceClassification,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fedlight.modules.language.readout import hidden_states
 from fedlight.stacking.dropout import DropoutMasks
@@ -84,3 +92,55 @@ def test_other_lengths_types_and_networks_are_those_of_transformers(plain, seen)
     single, theirs = quicken(plain, torch.float32), copy.deepcopy(plain).float()
     texts = make_texts(20)
     assert torch.equal(hidden_states(single, *texts), hidden_states(theirs, *texts))
+
+
+def test_a_few_words_behind_a_long_cache_are_those_of_transformers(plain, seen):
+    """Casting all keys would take longer than the words."""
+    network, (ids, _) = quicken(plain), make_texts(LONGEST + 4)
+    for words in (4, 100):
+        seen.clear()
+        cache = network.model(input_ids=ids[:, : words - 4 + 1], use_cache=True).past_key_values
+        seen.clear()
+        network.model(input_ids=ids[:, :4], past_key_values=cache)
+        assert {query for query, _ in seen} == {torch.float32}
+    cache = network.model(input_ids=ids, use_cache=True).past_key_values
+    seen.clear()
+    network.model(input_ids=ids[:, :4], past_key_values=cache)
+    assert {query for query, _ in seen} == {torch.bfloat16}
+
+
+def test_a_bias_of_positions_is_left_to_transformers(seen):
+    """Its type is that of the model, and torch takes none that differs from the queries'."""
+    torch.manual_seed(0)
+    config = UMT5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, num_labels=2)
+    config.eos_token_id = 1
+    network = UMT5ForSequenceClassification(config).to(torch.bfloat16).eval()
+    ids = torch.tensor([[5, 6, 7, 1]])
+    expected = network(input_ids=ids).logits
+    use_fast_layers(network, DropoutMasks())
+    assert torch.equal(network(input_ids=ids).logits, expected)
+    assert {query for query, _ in seen} == {torch.bfloat16}
+
+
+def test_a_function_that_somebody_has_registered_is_called(plain, monkeypatch):
+    """With all arguments by their names in transformers, as some architectures give them."""
+    calls, before = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def own(module, query, key, value, attention_mask, **options):
+        calls.append(query.dtype)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    AttentionInterface.register("sdpa", own)
+    try:
+        network, texts = quicken(plain), make_texts(20)
+        hidden_states(network, *texts)
+        hidden_states(plain, *texts)
+        assert calls == [torch.float32] * 2 + [torch.bfloat16] * 2
+        x = torch.zeros(1, 2, 3, 4)
+        layer = network.model.layers[0].self_attn
+        attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        attend(layer, query=x, key=x, value=x, attention_mask=None, scaling=1.0)
+        quicken(plain)
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend  # once in a process
+    finally:
+        AttentionInterface.register("sdpa", before)

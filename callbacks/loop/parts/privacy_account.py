@@ -1,5 +1,6 @@
 """Privacy account of a run: epsilon after each round, of a private aggregation, channel or part, and its end at a budget."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import Channel, State
 from fedlight.federation.privacy import ClipAndNoise, Private, Rounds, gaussian_epsilon
+
+logger = logging.getLogger(__name__)
 
 SUMS_ALONE = (FedAvg, FedProx)
 """Algorithms whose server needs the sum of the updates and nothing else of a round, which says nothing of derived ones."""
@@ -112,8 +115,14 @@ class PrivacyAccount(Part):
             self.passes.update(self._uses("_example", run, run.round_idx))
         # Dropouts count, because they were sampled.
         asked = [client.id for client in run.planned.asked(run.round_idx)]
-        lost = {row["client"] for row in run.records if row["reason"]} if self._shared_by > 1 else set()
-        spent = self.after(asked, len(run.clients), len(asked) - len(lost))
+        spent = self.after(asked, len(run.clients))
+        there = len(asked) - len({row["client"] for row in run.records if row["reason"]})
+        if there < self._shared_by > 1:
+            movement.clear()  # nodes of a deployment do not unmask such a sum
+            logger.warning(
+                "ClipAndNoise: round %s had %s of the %s clients that share the noise, so it moves nothing",
+                *(run.round_idx + 1, there, self._shared_by),
+            )
         changing = {end: part for end, part in self._parts.items() if part.clip_quantile is not None}
         return spent | {f"clip_norm{end}": part.norm for end, part in changing.items()}
 
@@ -121,8 +130,8 @@ class PrivacyAccount(Part):
         """End the run where the next round would exceed the budget."""
         self._stop_at_budget(run)
 
-    def after(self, asked: Sequence[str], clients: int, there: int = 0) -> dict[str, float]:
-        """Count a round that asked some of ``clients``, of whom some were ``there``, and return epsilon after it.
+    def after(self, asked: Sequence[str], clients: int) -> dict[str, float]:
+        """Count a round that asked some of ``clients``, and return epsilon after it.
 
         Returns:
             ``epsilon`` and ``delta`` towards observers of the models, ``epsilon_local`` and ``delta_local`` towards the
@@ -132,10 +141,7 @@ class PrivacyAccount(Part):
         """
         self.rounds[len(asked), clients] += 1
         if {"_local", "_sum"} & self._parts.keys():
-            # With half of the clients that were to share it, the noise has half of its variance: as in two rounds.
-            uses: Any = max(1.0, self._shared_by / there) if there and self._shared_by > 1 else 1
-            for name in asked:
-                self.asked[name] += uses
+            self.asked.update(asked)
         spent: dict[str, float] = {}
         for end, part in self._parts.items():
             spent |= {f"epsilon{end}": part.spent(self._counted(end)), f"delta{end}": part.delta}

@@ -57,7 +57,10 @@ class NodeSecrets:
         kept = self._read(asked, "keys")
         nodes = value_of(asked.header, "nodes", dict)
         if not self._least <= len(nodes) <= MOST_NODES or {*nodes} != {str(n + 1) for n in range(len(nodes))}:
-            raise Refused(f"a secure sum of {len(nodes)} nodes is not safe: it takes {self._least} at least")
+            raise Refused(
+                f"a secure sum of {len(nodes)} nodes is not safe: it takes {self._least} at least"
+                + (" that share its noise (shared_by of ClipAndNoise)" if self._least > LEAST_NODES else "")
+            )
         public: dict[str, dict[str, str]] = {}
         for name, keys in nodes.items():
             if not isinstance(keys, dict):

@@ -12,13 +12,17 @@ from fedlight.federation.client import Identity
 from fedlight.federation.privacy import ClipAndNoise
 
 
+def shared_by(settings: dict[str, Any]) -> int:
+    """Return the number of clients that share the noise of their sum."""
+    return int(getattr(getattr(settings["channel"], "private", None), "shared_by", 1))
+
+
 def refuse_shared_noise(settings: dict[str, Any], secure: bool) -> None:
     """Raise ValueError for noise that clients share where the server would see what each sends."""
-    shared_by = getattr(getattr(settings["channel"], "private", None), "shared_by", 1)
-    if shared_by > 1 and not secure:
+    if shared_by(settings) > 1 and not secure:
         raise ValueError(
-            f"federated.channel.up=ClipAndNoise with shared_by={shared_by} needs secure-aggregation, since one update has "
-            "too little noise: set secure-aggregation to true, or leave shared_by out"
+            f"federated.channel.up=ClipAndNoise with shared_by={shared_by(settings)} needs secure-aggregation, since one "
+            "update has too little noise: set secure-aggregation to true, or leave shared_by out"
         )
 
 

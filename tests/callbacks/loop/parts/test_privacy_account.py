@@ -171,7 +171,7 @@ def test_a_round_of_more_clients_ends_a_run_earlier():
     account = PrivacyAccount(central(), Identity())
     planned = SimpleNamespace(num_asked=3)
     planned.asked = lambda round_idx: [SimpleNamespace(id=name) for name in range(planned.num_asked)]
-    run = SimpleNamespace(clients=range(10), planned=planned, num_rounds=5, round_idx=0)
+    run = SimpleNamespace(clients=range(10), planned=planned, num_rounds=5, round_idx=0, records=[])
     run.trainer = SimpleNamespace(should_stop=False)
     account.attach(run)
     run.planned.num_asked = 9
