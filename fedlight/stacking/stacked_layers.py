@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from fedlight.stacking.fused_lora import FusedLora
 from fedlight.stacking.rows import Rows
 
 
@@ -43,6 +42,9 @@ class StackedLora:
         self.a, self.b, self.bias, self.drop = a, b, bias, drop
         # PEFT casts the product on a 4-bit layer to the type of the result, and the sum on other layers.
         self.casts_product = type(layer).__name__ == "Linear4bit"
+        self.rounds = (
+            type(layer).__name__ == "FusedLora" and bias is None
+        )  # an adapter in fp32 under a base in bf16
         self.scaling: Any = scalings[0]
         if len(set(scalings)) > 1:
             self.scaling = torch.tensor(scalings, dtype=a.dtype, device=a.device)[:, None, None]
@@ -57,12 +59,7 @@ class StackedLora:
         rows = self.rows
         tiles, kind = rows.tiles(x, self.name), x.device.type
         casts = torch.is_autocast_enabled(kind)
-        rounds = (
-            x.dtype == torch.bfloat16
-            and isinstance(self.layer, FusedLora)
-            and self.bias is None
-            and not casts
-        )
+        rounds = self.rounds and x.dtype == torch.bfloat16 and not casts
         dtype = x.dtype if rounds else self.a.dtype
         if self.drop is not None and self.layer.training:
             x = self.drop(x, dtype=dtype)
