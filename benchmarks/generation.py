@@ -21,7 +21,7 @@ from peft.tuners.lora import Linear
 from fedlight.modules.language.base_model import load_base
 from fedlight.modules.language.generation import encode_prompts, pad_left
 from fedlight.modules.sft import SFTModule
-from fedlight.stacking.fused_lora import FusedLora
+from fedlight.stacking.fast_layers import FusedLora
 
 TOPICS = (
     "three rivers",

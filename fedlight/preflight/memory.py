@@ -32,7 +32,6 @@ from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
 from fedlight.preflight.models import is_local
 from fedlight.recipes.steps import merge_adapter
-from fedlight.stacking.fast_layers import attend_in_fp32, use_fast_layers
 from fedlight.support.words import in_largest_unit
 
 SHAPES = {
@@ -294,6 +293,8 @@ def count_training(name: str, namespace: Any, base: str, configs: Mapping[str, b
         loop, work, settings = counted()
         module: Any = work.meter.module
         skeleton = module.skeleton(chosen.name)
+        from fedlight.stacking.fast_layers import attend_in_fp32, use_fast_layers  # imports PEFT
+
         if not cuda and options["base"] == "plain":  # as on a base that is loaded here
             use_fast_layers(skeleton.network, skeleton.dropout_masks)
         elif not cuda:

@@ -9,7 +9,7 @@ REMEDY = "set clients_at_once to 1"
 _LORA_LAYERS = {
     "peft.tuners.lora.layer.Linear",
     "peft.tuners.lora.bnb.Linear4bit",
-    "fedlight.stacking.fused_lora.FusedLora",
+    "fedlight.stacking.fast_layers.FusedLora",
 }
 _BASES = {
     "torch.nn.modules.linear.Linear",

@@ -31,7 +31,6 @@ from fedlight.modules.language.optimizers import Optimization, configure_optimiz
 from fedlight.modules.language.readout import SharedPrefix, check_readout
 from fedlight.processes.work import once
 from fedlight.stacking.dropout import DropoutMasks
-from fedlight.stacking.fast_layers import use_fast_layers
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_precision, check_range
@@ -153,6 +152,8 @@ class LanguageModule(Checked, LightningModule):
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
         if self.options.execution["gradient_checkpointing"]:
             self.checkpoint_gradients(True)
+        from fedlight.stacking.fast_layers import use_fast_layers  # imports PEFT
+
         use_fast_layers(self.network, self.dropout_masks)
         self.tokenizer = tokenizer
 

@@ -30,8 +30,7 @@ from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
-from fedlight.stacking.fast_layers import use_fast_layers
-from fedlight.stacking.fused_lora import fuse_lora
+from fedlight.stacking.fast_layers import fuse_lora, use_fast_layers
 
 EXAMPLES = 8
 

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedlight.stacking.fused_lora import FusedLora, fuse_lora
+from fedlight.stacking.fast_layers import FusedLora, fuse_lora
 
 
 def make_pair(alpha=16, dtype=torch.float32, **settings):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fedlight.stacking import StackedAdapters
-from fedlight.stacking.fused_lora import fuse_lora
+from fedlight.stacking.fast_layers import fuse_lora
 from fedlight.stacking.rows import Rows
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}

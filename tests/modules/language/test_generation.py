@@ -10,7 +10,7 @@ from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.generation import encode_prompts, pad_left
 from fedlight.modules.sft import SFTModule
 from fedlight.pretrained import endings
-from fedlight.stacking.fused_lora import FusedLora
+from fedlight.stacking.fast_layers import FusedLora
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"]
 
