@@ -371,7 +371,7 @@ def discrete_normal(deviation: float, size: int, uniform: Callable[[int], Number
         size: how many.
         uniform: returns so many independent numbers in (0, 1).
     """
-    found, scale = np.zeros(size), 2.0 ** max(0, math.ceil(math.log2(deviation or 1.0)))
+    numbers, scale = np.zeros(size), 2.0 ** max(0, math.ceil(math.log2(deviation or 1.0)))
     open_places = np.arange(size if deviation else 0)
     while open_places.size:
         low, high, sign, keep = uniform(4 * open_places.size).reshape(4, -1)
@@ -379,9 +379,9 @@ def discrete_normal(deviation: float, size: int, uniform: Callable[[int], Number
         magnitude, negative = rest + scale * np.floor(-np.log(high)), sign < 0.5
         least = np.exp(-rest / scale - (magnitude - deviation**2 / scale) ** 2 / (2 * deviation**2))
         kept = (keep < least) & ~(negative & (magnitude == 0))  # zero has one sign
-        found[open_places[kept]] = np.where(negative, -magnitude, magnitude)[kept]
+        numbers[open_places[kept]] = np.where(negative, -magnitude, magnitude)[kept]
         open_places = open_places[~kept]
-    return found
+    return numbers
 
 
 def secret_uniform(size: int) -> Numbers:
