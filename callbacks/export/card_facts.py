@@ -162,8 +162,8 @@ def privacy_of(last: Mapping[str, float]) -> list[Privacy]:
         "": "observers of the models",
         "_local": "the server",
         "_sum": "the server, which sees sums alone",
+        "_example": "everybody for one example",
     }
-    ends["_example"] = "everybody for one example"
     return [
         Privacy(towards, float(last[f"fed/epsilon{end}"]), float(last[f"fed/delta{end}"]))
         for end, towards in ends.items()

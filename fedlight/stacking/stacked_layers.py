@@ -42,9 +42,8 @@ class StackedLora:
         self.a, self.b, self.bias, self.drop = a, b, bias, drop
         # PEFT casts the product on a 4-bit layer to the type of the result, and the sum on other layers.
         self.casts_product = type(layer).__name__ == "Linear4bit"
-        self.rounds = (
-            type(layer).__name__ == "FusedLora" and bias is None
-        )  # an adapter in fp32 under a base in bf16
+        # It rounds an adapter in fp32 under a base in bf16.
+        self.rounds = type(layer).__name__ == "FusedLora" and bias is None
         self.scaling: Any = scalings[0]
         if len(set(scalings)) > 1:
             self.scaling = torch.tensor(scalings, dtype=a.dtype, device=a.device)[:, None, None]

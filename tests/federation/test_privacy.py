@@ -13,6 +13,8 @@ from plain_lightning import federate, module
 from scipy.optimize import brentq
 from scipy.stats import chisquare, kstest, norm
 
+from fedlight import Limits
+from fedlight.callbacks.loop.parts.product_error import ProductError
 from fedlight.federation import privacy
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
@@ -553,6 +555,14 @@ def test_a_round_of_fewer_than_share_the_noise_moves_nothing(monkeypatch, caplog
     assert "round 1 had 2 of the 3 clients that share the noise, so it moves nothing" in caplog.text
 
 
+def test_clients_over_a_limit_that_count_all_the_same_share_the_noise(caplog):
+    start = torch.nn.utils.parameters_to_vector(module().parameters())
+    moved, loop = share(rounds=1, limits=Limits(norm=1.0))
+    assert "large_norm" in {row["reason"] for row in loop.visit_records}
+    assert not torch.equal(torch.nn.utils.parameters_to_vector(moved.parameters()), start)
+    assert "moves nothing" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -560,6 +570,8 @@ def test_a_round_of_fewer_than_share_the_noise_moves_nothing(monkeypatch, caplog
         ({"algorithm": Scaffold("uniform")}, "needs FedAvg"),
         ({"aggregation": PrivateMean(1.0, 1.0, delta=0.01)}, "needs FedAvg or FedProx, no aggregation"),
         ({"further": [TopK(0.5, error_feedback=False)]}, "no other codec"),
+        ({"limits": Limits(enforce=True)}, "limits.enforce left out"),
+        ({"parts": [ProductError()]}, "no part that changes updates"),
         ({"clients": 4}, "as many clients in a round, and 3 are asked"),
     ],
 )

@@ -10,13 +10,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
+from fedlight.devices.outcomes import took_part
 from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import Channel, State
 from fedlight.federation.privacy import ClipAndNoise, Private, Rounds, gaussian_epsilon
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("fedlight")
 
 SUMS_ALONE = (FedAvg, FedProx)
 """Algorithms whose server needs the sum of the updates and nothing else of a round, which says nothing of derived ones."""
@@ -47,6 +48,7 @@ class PrivacyAccount(Part):
         self._alone = [
             aggregation is None,
             *(type(codec) is ClipAndNoise for codec in getattr(channel, "up_codecs", [])),
+            *(type(part).aggregation is Part.aggregation for part in further),
         ]
         parts: dict[str, object] = {"": aggregation, "_local" if self._shared_by == 1 else "_sum": noised}
         parts["_example"] = next((part for part in further if isinstance(part, Private)), None)
@@ -68,10 +70,16 @@ class PrivacyAccount(Part):
     def _refuse_other_sums(self, run: Run) -> None:
         asked, uniform = run.planned.num_asked, getattr(run.algorithm, "weighting", "") == "uniform"
         one_sum = type(run.algorithm) in SUMS_ALONE and all(self._alone)
+        enforced = any(getattr(getattr(part, "limits", None), "enforce", None) for part in run.parts)
         for holds, reason in (
             (
                 one_sum,
-                "needs FedAvg or FedProx, no aggregation and no other codec: the noise is that of one sum",
+                "needs FedAvg or FedProx, no aggregation, no other codec and no part that changes updates: the noise is "
+                "that of one sum",
+            ),
+            (
+                not enforced,
+                "needs limits.enforce left out: a limit on one update changes the noise of the sum",
             ),
             (uniform, "needs algorithm.weighting=uniform: clip_norm bounds what a client adds to the sum"),
             (asked >= self._shared_by, f"needs as many clients in a round, and {asked} are asked"),
@@ -116,7 +124,7 @@ class PrivacyAccount(Part):
         # Dropouts count, because they were sampled.
         asked = [client.id for client in run.planned.asked(run.round_idx)]
         spent = self.after(asked, len(run.clients))
-        there = len(asked) - len({row["client"] for row in run.records if row["reason"]})
+        there = len({row["client"] for row in run.records if took_part(str(row["reason"]))})
         if there < self._shared_by > 1:
             movement.clear()  # nodes of a deployment do not unmask such a sum
             logger.warning(
