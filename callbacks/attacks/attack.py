@@ -304,7 +304,7 @@ class Attack(Checked, L.Callback, ABC):
     def _attack_server(self, module: L.LightningModule) -> Found:
         """Attack the server's model."""
         # The first of several processes attacks, and all have its findings.
-        return Found(*once(lambda: _plain(self._measure(module, None))))
+        return Found(*once(lambda: _plain(self._measure(module, None)), forward=True))
 
     def _measure(self, module: L.LightningModule, client: str | None) -> Found:
         start = time.perf_counter()

@@ -114,10 +114,10 @@ class PredictionWriter(Checked, L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Append the lines of this batch, or of one batch of each process once all of them are predicted."""
-        if is_own_turn(batch_idx):
+        if is_own_turn(batch_idx) and current_team().leads:
             self._own = "".join(f"{line}\n" for line in _lines(batch, outputs, self.fields, self.copy))
         self._num_open += 1
-        if self._num_open == current_team().size:
+        if self._num_open == current_team().seats:
             self._append()
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -348,7 +348,8 @@ def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
     """Return storage addresses of the parameters that no optimizer holds."""
     trained = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
     # A state_dict holds other tensor objects at the same storage.
-    lies_at = {id(p): _storage(p) for p in module.parameters()}
+    # Layers that are split among processes have no storage, and their state dict has new tensors.
+    lies_at = {id(p): _storage(p) for p in module.parameters() if not hasattr(p, "full_tensor")}
     return set(lies_at.values()) - {at for identity, at in lies_at.items() if identity in trained}
 
 

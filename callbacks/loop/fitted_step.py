@@ -210,7 +210,7 @@ class FittedStep:
                 if self._changes is not None:
                     gradients = self._changes.noised(gradients, weights, shares[0])
                 # Lightning clears the gradients after training_step and only then goes backward.
-                total = _HandOver.apply(total, gradients, *weights)
+                total = HandOver.apply(total, gradients, *weights)
             return (
                 {**join_results(results, shares), "loss": total} if isinstance(results[0], Mapping) else total
             )
@@ -232,7 +232,7 @@ class FittedStep:
                 total[i] = part.clone() if before is None else before.add_(part)
 
 
-class _HandOver(torch.autograd.Function):
+class HandOver(torch.autograd.Function):
     """Loss with gradients that are already known."""
 
     @staticmethod

@@ -264,11 +264,11 @@ class RoundPlanner:
 
     def own_bundles(self, round_idx: int) -> list[Bundle]:
         """Return the bundles of a planned round that this process trains."""
-        if self.team.size == 1:
+        if self.team.seats == 1:
             return self.bundles
         costs = [self._cost(bundle, round_idx) for bundle in self.bundles]
-        ranks = share(costs, self.team.size)
-        return [bundle for bundle, rank in zip(self.bundles, ranks, strict=True) if rank == self.team.rank]
+        seats = share(costs, self.team.seats)
+        return [bundle for bundle, seat in zip(self.bundles, seats, strict=True) if seat == self.team.seat]
 
     @property
     def begins(self) -> list[int]:

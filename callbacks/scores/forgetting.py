@@ -44,10 +44,10 @@ class Forgetting(Checked, L.Callback):
             )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        log_now(trainer, once(lambda: measure(pl_module)))  # type: ignore[arg-type]
+        log_now(trainer, once(lambda: measure(pl_module), forward=True))  # type: ignore[arg-type]
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        pl_module.log_dict(once(lambda: measure(pl_module)))  # type: ignore[arg-type]
+        pl_module.log_dict(once(lambda: measure(pl_module), forward=True))  # type: ignore[arg-type]
 
 
 def measure(module: ScoresRaw) -> dict[str, float]:

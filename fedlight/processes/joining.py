@@ -14,6 +14,7 @@ import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from torch import Tensor, distributed
 
+from fedlight.processes.seat import take_seat
 from fedlight.processes.team import Team
 from fedlight.support.words import first_line
 
@@ -71,7 +72,7 @@ class Others:
             ConnectionError: another process is gone, has failed, or is not here in time.
         """
         parts = [data] * self.size
-        with self._reached():
+        with self.reached():
             lengths = self._lengths(parts)
             if max(lengths) <= SMALL_BYTES:
                 return self._swapped(parts, lengths)
@@ -87,12 +88,12 @@ class Others:
 
     def add(self, tensor: Tensor) -> None:
         """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
-        with self._reached():
+        with self.reached():
             self._group.allreduce([tensor]).wait()  # a sum, if not told otherwise
 
     def swap(self, parts: Sequence[memoryview]) -> list[memoryview]:
         """Send each process its part, and return the parts for this one; raise ConnectionError as `exchange` does."""
-        with self._reached():
+        with self.reached():
             return self._swapped(parts, self._lengths(parts))
 
     def _lengths(self, parts: Sequence[memoryview]) -> list[int]:
@@ -109,8 +110,8 @@ class Others:
         return [part.numpy().data for part in received.split(lengths)]
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Raise ConnectionError for torch's error of a connection."""
+    def reached(self) -> Iterator[None]:
+        """Raise ConnectionError for torch's error of a connection, while the body exchanges something."""
         try:
             yield
         except RuntimeError as error:
@@ -166,22 +167,33 @@ _joined: list[tuple[Team, Others]] = []
 """Team of this process, once it is joined: once, however many runs the process has."""
 
 
-def join(environment: ClusterEnvironment) -> tuple[Team, Others]:
+def join(environment: ClusterEnvironment, per_client: int = 1, device: str = "cpu") -> tuple[Team, Others]:
     """Return the team of all processes and the way to the others; the first time, wait until all are there.
 
+    Args:
+        environment: way that the processes were started.
+        per_client: processes that train a client together, a divisor of all.
+        device: type of their devices.
+
     Raises:
-        ValueError: an earlier run of this process had another number of processes.
+        ValueError: an earlier run of this process had another number of processes, or torch's default group is there
+            already.
         ConnectionError: the others are not there within `JOIN_SECONDS`.
     """
     rank, size = environment.global_rank(), environment.world_size()
     if not _joined:
         host, port = environment.main_address, environment.main_port
         with _patience(rank, size, f"{host}:{port}"):
-            others = Others(rank, size, _store(rank, host, port))
-        _joined.append((Team(rank, size, others.exchange, others.add, others.swap), others))
-    if (team := _joined[0][0]).size != size:
+            store = _store(rank, host, port)
+            if per_client > 1:
+                take_seat(store, rank, per_client, device)
+            others = Others(rank, size, store)
+        _joined.append((Team(rank, size, others.exchange, others.add, others.swap, per_client), others))
+    team = _joined[0][0]
+    if (team.size, team.per_client) != (size, per_client):
         raise ValueError(
-            f"this run is to have {size} processes and an earlier one here had {team.size}: start them anew"
+            f"this run is to have {size} processes, {per_client} for each client, and an earlier one here had {team.size} "
+            f"and {team.per_client}: start them anew"
         )
     return _joined[0]
 

@@ -6,7 +6,7 @@ over a group that is not torch's default group: torchmetrics would add up the sa
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from fedlight.federation.protocols import TrainsRounds
 from fedlight.processes.joining import fail, join, joined
+from fedlight.processes.seat import split_as, split_layers, whole
 from fedlight.processes.team import ALONE, begin, end
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.pokes import process_launcher, share_threads
 
 
@@ -39,6 +40,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         parallel_devices: devices of this host, one for each of its processes; None: those of the trainer.
         cluster_environment: way that the processes were started; None: found by Lightning.
         checkpoint_io, precision_plugin: see Lightning's ``Strategy``.
+        processes_per_client: processes that train each client together, a divisor of their number: each computes a part of
+            the rows of a batch, and holds a part of the frozen weights in repeated layers (`fedlight.processes.seat`).
         wait_seconds: longest wait of a process for the others at the end of a round or another meeting, above 0; then all
             end. None: any, since a visit may take hours; a process that is stopped is noticed without it.
 
@@ -46,8 +49,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         team: processes of the run.
 
     Raises:
-        ValueError: ``wait_seconds`` is out of its range; or, when the trainer is made, this host has fewer devices than
-            processes.
+        ValueError: a number is out of its range; or, when the trainer is made, this host has fewer devices than
+            processes, or their number is no multiple of ``processes_per_client``.
     """
 
     strategy_name = "client_parallel"
@@ -60,7 +63,9 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
         wait_seconds: float | None = None,
+        processes_per_client: int = 1,
     ) -> None:
+        refuse_below(1, processes_per_client=processes_per_client)
         if wait_seconds is not None and not wait_seconds > 0:
             raise ValueError(
                 f"trainer.strategy.wait_seconds={wait_seconds} must be above 0; None waits for any time"
@@ -70,7 +75,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         self.cluster_environment = cluster_environment
         self.num_nodes = 1
         self.size = 1
-        self.wait_seconds = wait_seconds
+        self.wait_seconds, self.processes_per_client = wait_seconds, processes_per_client
         self.team = ALONE
 
     @property
@@ -93,6 +98,11 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
                 f"process {self.global_rank} is number {self.local_rank} on its host, and trainer.devices gives "
                 f"{len(devices)} there: set trainer.devices to the number of processes on each host"
             )
+        if self.size % self.processes_per_client:
+            raise ValueError(
+                f"{self.size} processes cannot train each client in groups of processes_per_client="
+                f"{self.processes_per_client}: start a multiple of it"
+            )
         self._root_device = devices[min(self.local_rank, len(devices) - 1)]
         # Loggers are made after this and ask for it.
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
@@ -109,7 +119,9 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         assert self.cluster_environment is not None
         if self.size > 1:
             share_threads(max(1, self.size // self.num_nodes))
-            self.team, others = join(self.cluster_environment)
+            self.team, others = join(
+                self.cluster_environment, self.processes_per_client, self._root_device.type
+            )
             others.begin(self.wait_seconds)
             begin(self.team)
 
@@ -122,6 +134,23 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
                 "set trainer.strategy=ddp"
             )
         super().setup(trainer)
+
+    def model_to_device(self) -> None:
+        """Move the model, of which each of several processes for a client keeps a part."""
+        if self.team.per_client > 1:
+            assert self.model is not None
+            split_layers(self.model)  # first, or a device would have to hold the whole model
+        super().model_to_device()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the module's state with whole tensors, also of layers that are split; all processes call it."""
+        return {name: whole(value) for name, value in super().lightning_module_state_dict().items()}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the module's state, also into layers that are split."""
+        assert self.lightning_module is not None
+        state = split_as(checkpoint["state_dict"], dict(self.lightning_module.named_parameters()))
+        super().load_model_state_dict({**checkpoint, "state_dict": state}, strict)
 
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         """Return the value of process ``src``."""

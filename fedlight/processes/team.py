@@ -30,6 +30,11 @@ class Team:
         exchange: way to the other processes.
         add: function that adds up a tensor over all processes, in place; None: by ``exchange``.
         swap: way to send each process something else; None: by ``exchange``.
+        per_client: number of processes that train each client together, a divisor of ``size``.
+
+    Attributes:
+        seats: groups of processes that train a client together; with ``per_client=1`` each process is one.
+        seat: number of this process's group, in [0, seats).
 
     Raises:
         ValueError: rank or size is out of range, or there is no way to the others.
@@ -46,6 +51,7 @@ class Team:
         exchange: Exchange | None = None,
         add: AddUp | None = None,
         swap: Swap | None = None,
+        per_client: int = 1,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} must be in [0, {size}), the number of processes")
@@ -53,9 +59,16 @@ class Team:
             raise ValueError(f"a team of {size} processes needs a way to exchange what they have")
         self.rank = rank
         self.size = size
+        self.per_client = per_client
+        self.seats, self.seat = size // per_client, rank // per_client
         self._exchange = exchange
         self._add = add
         self._swap = swap
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first of its group, whose results count once for all of them."""
+        return self.rank % self.per_client == 0
 
     def gather(self, value: Any, what: str = "gather") -> list[Any]:
         """Return the values of all processes in the order of their ranks; tensors come back on the CPU, as copies.

@@ -16,6 +16,8 @@ R = TypeVar("R")
 def for_each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Return ``work(item)`` for each item, in their order; the team's processes compute them in turn.
 
+    Processes that train a client together compute the same items, since each has a part of the model.
+
     Args:
         work: function to tensors on the CPU and plain values.
         items: about equally large, or ordered by size; each process goes through all of them, as of a loader.
@@ -30,28 +32,30 @@ def for_each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         if is_own_turn(number):
             results.append(work(item))
         number += 1
-    parts = team.gather(results, "for_each")
-    return [parts[place % team.size][place // team.size] for place in range(number)]
+    parts = team.gather(results if team.leads else [], "for_each")[:: team.per_client]
+    return [parts[place % team.seats][place // team.seats] for place in range(number)]
 
 
 def is_own_turn(number: int) -> bool:
     """Return whether the piece of work with this number, from 0, is this process's; the processes take turns."""
     team = current_team()
-    return number % team.size == team.rank
+    return number % team.seats == team.seat
 
 
-def once(work: Callable[[], R]) -> R:
+def once(work: Callable[[], R], forward: bool = False) -> R:
     """Return ``work()`` of the team's first process; the others wait for it.
 
     Args:
         work: function to tensors on the CPU and plain values, such as one that reads a file which it may also write.
+        forward: whether the work runs the model that is trained; all processes with a part of it then do the work.
 
     Examples:
         >>> once(lambda: 3)
         3
     """
     team = current_team()
-    return team.broadcast(work() if team.rank == 0 else None, "once")
+    works = team.rank == 0 or (forward and team.seat == 0)
+    return team.broadcast(work() if works else None, "once")
 
 
 def merged(entries: Mapping[str, R]) -> dict[str, R]:

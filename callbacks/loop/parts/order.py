@@ -124,6 +124,10 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
         from fedlight.callbacks.loop.parts.core_watch import CoreWatch
 
         yield CoreWatch()
+    if team.per_client > 1:
+        from fedlight.callbacks.loop.parts.split_steps import SplitSteps
+
+        yield SplitSteps()
     if team.size > 1:
         from fedlight.callbacks.loop.parts.ranks import Ranks
 

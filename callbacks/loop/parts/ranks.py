@@ -6,6 +6,7 @@ merged in the order of the plan, and the server's step is computed in each proce
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +29,7 @@ from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
 from fedlight.federation.algorithm import Aggregation, Algorithm, aggregation_of, pieces_of
 from fedlight.federation.client import State
 from fedlight.federation.client_state import ClientMemories
+from fedlight.processes.seat import split_as, whole
 from fedlight.processes.team import Team
 from fedlight.support.pokes import count_steps_of_others, logged_names, saves_inside_epochs, stops_at_a_batch
 from fedlight.support.settings_record import described, digest
@@ -279,17 +281,23 @@ class Ranks(Part):
         whole: list[Any] = [self._made, self._counts, round.training, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
-            add_up = getattr(getattr(holder, "sums", None), "add_up", None)
-            if add_up is not None:
-                add_up(self._team)
+            sums = getattr(holder, "sums", None)
+            if hasattr(sums, "add_up"):
+                if not self._team.leads:  # the first process of the client has the same
+                    sums.partial()
+                sums.add_up(self._team)
         # All start anew before the first merge, or a process would send values that it received.
         first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
+        if not self._team.leads:
+            deque(pieces, maxlen=0)
         messages = self._team.gather_each(chain([(0, first)], pieces), f"end of round {run.round_idx + 1}")
         opening = next(messages)
         firsts = [sent.pop(0)[1] for sent in opening]
         for place, part in enumerate(whole):
-            part.merge([of_process[place] for of_process in firsts])
+            # Metrics are of the rows of a process, all else of the visit.
+            step = 1 if part is round.training else self._team.per_client
+            part.merge([of_process[place] for of_process in firsts[::step]])
         for message in chain([opening], messages):
             for sent in message:
                 while sent:  # merged pieces are freed
@@ -351,10 +359,11 @@ def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any
         )
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = {name: value for name, value in tensors.items() if not value.is_meta}
-    sums = {name: sum_of_bits(value) for name, value in tensors.items()}
+    sums = {name: sum_of_bits(whole(value)) for name, value in tensors.items()}
     others = {name for name, _, _ in _unlike(team, sums, "weights")}
     unlike = [name for name in sums if name in others]
-    for name, value in team.broadcast({name: tensors[name] for name in unlike}, "first weights").items():
+    first = team.broadcast({name: whole(tensors[name]) for name in unlike}, "first weights")
+    for name, value in split_as(first, tensors).items():
         tensors[name].copy_(value)
 
 

@@ -250,9 +250,10 @@ class TrainingMetrics:
         return visits
 
     def merge(self, partials: Sequence[Mapping[str, list[Mapping[str, tuple[float, int]]]]]) -> None:
-        """Add the `partial` of all processes, each of different clients."""
+        """Add the `partial` of all processes: of different clients, or of other rows of the same visits."""
         for partial in partials:
-            self.visits |= partial
+            for client, visits in partial.items():
+                self.visits.setdefault(client, []).extend(visits)
 
     def means(self, reported: bool = False) -> dict[str, float]:
         """Return the mean of each metric over the examples of all visits.
