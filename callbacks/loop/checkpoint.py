@@ -26,6 +26,7 @@ from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup, call_agai
 from fedlight.federation.client import write
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
+from fedlight.processes.seat import here
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
 from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
@@ -348,8 +349,7 @@ def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
     """Return storage addresses of the parameters that no optimizer holds."""
     trained = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
     # A state_dict holds other tensor objects at the same storage.
-    # Layers that are split among processes have no storage, and their state dict has new tensors.
-    lies_at = {id(p): _storage(p) for p in module.parameters() if not hasattr(p, "full_tensor")}
+    lies_at = {id(p): _storage(p) for p in module.parameters()}
     return set(lies_at.values()) - {at for identity, at in lies_at.items() if identity in trained}
 
 
@@ -363,7 +363,7 @@ def _names_of_settings(module: Any) -> set[str]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return int(here(tensor).untyped_storage().data_ptr())
 
 
 def check_what_is_loaded(trainer: Any, memory: ClientMemories) -> None:

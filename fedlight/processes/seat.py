@@ -1,4 +1,4 @@
-"""Processes that train one client together: each has a part of the model's frozen weights, and computes a part of each batch.
+"""Processes that train one client together: each has a part of the frozen weights, and computes a part of each batch.
 
 Repeated layers, the modules of an ``nn.ModuleList``, are split by torch's ``fully_shard`` (FSDP2): a layer's frozen weights
 are put together while it computes, and freed after it. Trained weights, such as LoRA adapters, embeddings and heads stay
@@ -73,7 +73,7 @@ def split_layers(module: nn.Module) -> int:
         if not weight.requires_grad and not weight.is_floating_point():
             raise ValueError(
                 f"{name} is quantized ({str(weight.dtype).removeprefix('torch.')}), and torch cannot split it: load the "
-                "base without quantization, or set processes_per_client=1"
+                "base without quantization, or set trainer.strategy.processes_per_client=1"
             )
     mesh: DeviceMesh | None = None
     for layer in layers:

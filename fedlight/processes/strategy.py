@@ -100,7 +100,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
             )
         if self.size % self.processes_per_client:
             raise ValueError(
-                f"{self.size} processes cannot train each client in groups of processes_per_client="
+                f"{self.size} processes cannot train each client in groups of trainer.strategy.processes_per_client="
                 f"{self.processes_per_client}: start a multiple of it"
             )
         self._root_device = devices[min(self.local_rank, len(devices) - 1)]

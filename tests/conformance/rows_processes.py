@@ -7,6 +7,7 @@ import torch
 from matrix import Refused, Row, Works, kind
 from project import Net, Project, Run, Validated, loader
 
+from fedlight.processes.strategy import ClientParallelStrategy
 from fedlight.processes.team import Team, current_team, working_in
 
 several = kind("Several processes")
@@ -33,6 +34,16 @@ TWO_NODES = {"NODE_RANK": ("0", "1"), "LOCAL_RANK": ("0", "0")}
 
 def two(module=Net, **trainer):
     return Project(module=module, trainer={"strategy": "client_parallel", "devices": 2} | trainer)
+
+
+def in_parts(folder):
+    """The weights are nearly those of one process, and both processes make every step."""
+    alone = Run(Project(), folder / "alone").fit()
+    together = two(strategy=ClientParallelStrategy(processes_per_client=2))
+    for weights, steps in in_two(folder / "two", together, lambda run: run.steps):
+        for name, value in alone.weights().items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+        assert steps == alone.steps + 2  # the first batch is computed whole and in parts, and compared
 
 
 def in_two(folder, project, found=lambda run: None, environment=None):
@@ -159,6 +170,13 @@ ROWS: list[Row] = [
         trains_as_one_process(two()),
         "each process trains some of a round's clients; the model is that of one process, bit for bit",
         'strategy="client_parallel", devices=2',
+    ),
+    several(
+        "",
+        Works(in_parts),
+        "each process has a part of every batch and of the frozen layers of a client; the model is that of one process, but "
+        "for rounding",
+        "strategy=ClientParallelStrategy(processes_per_client=2), devices=2",
     ),
     several(
         "",

@@ -1,9 +1,12 @@
-"""Clients that several processes train together: a part of the layers and of each batch in each, with one process's results."""
+"""Clients that several processes train together, each a part of the layers and of a batch, with one process's results."""
+
+import os
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
 from memories import loop_with
 from peft import LoraConfig, get_peft_model
@@ -11,20 +14,27 @@ from plain_lightning import Numbers, ten_clients
 from plain_lightning import trainer as quiet_trainer
 from ranks import log_of, run_ranks, start_ranks, wait_for
 from shared_runs import files_of, newest
+from tiny_world import fedlight, make_model, weights
 from torch import nn
 from torchmetrics import MeanSquaredError
 
 from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.parts.buffers import AveragedBuffers
+from fedlight.callbacks.loop.parts.dpsgd import DPSGD
 from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import TrimmedMean
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.byzantine.whole_updates import Krum
 from fedlight.federation.channel import Wire
-from fedlight.federation.client_state import ClientMemories
 from fedlight.federation.codecs import TopK
 from fedlight.processes.strategy import ClientParallelStrategy
 
+pytestmark = [
+    pytest.mark.slow,  # teams of processes
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
 SHAPES = ((2, 2), (4, 2), (3, 3))
 """Processes, and processes for each client."""
 KINDS = {
@@ -100,7 +110,9 @@ def train(folder, processes, per_client, rounds=3, resumes=False, model=Layered,
         **strategy(processes, per_client),
     )
     path = newest(folder) if resumes else None
-    trainer.fit(module, FederatedWrapper(Numbers(), ten_clients), ckpt_path=path, weights_only=bool(path) or None)
+    trainer.fit(
+        module, FederatedWrapper(Numbers(), ten_clients), ckpt_path=path, weights_only=bool(path) or None
+    )
     state = {name: value.numpy() for name, value in trainer.strategy.lightning_module_state_dict().items()}
     memories = {client: loop.memory.load(client) for client in loop.clients}
     held = sum(getattr(p, "_local_tensor", p).numel() for p in module.net.parameters() if not p.requires_grad)
@@ -123,11 +135,14 @@ def runs(tmp_path_factory):
 
     def all_kinds(size, per_client):
         return lambda rank: {
-            name: train(root / f"{name}_{size}_{per_client}", size, per_client, **make()) for name, make in KINDS.items()
+            name: train(root / f"{name}_{size}_{per_client}", size, per_client, **make())
+            for name, make in KINDS.items()
         }
 
     shapes = ((1, 1), *SHAPES)
-    return root, {shape: run_ranks(shape[0], all_kinds(*shape), root / f"logs{shape}", 240) for shape in shapes}
+    return root, {
+        shape: run_ranks(shape[0], all_kinds(*shape), root / f"logs{shape}", 240) for shape in shapes
+    }
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -148,3 +163,185 @@ def test_every_process_ends_with_what_one_process_ends_with(runs, name, shape):
     losses, expected = ([float(row.pop("loss")) for row in rows] for rows in (ours, theirs))
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("first", [(1, 1), (2, 2)], ids=str)
+def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first):
+    _, results = runs
+    then = (2, 2) if first == (1, 1) else (1, 1)
+    settings = KINDS["scaffold"]
+    for shape, how in ((first, {"rounds": 2}), (then, {"resumes": True})):
+        ended = run_ranks(
+            shape[0],
+            lambda rank, shape=shape, how=how: train(tmp_path, *shape, **settings(), **how),
+            tmp_path / f"{shape}",
+        )
+    close(ended[0][0], results[1, 1][0]["scaffold"][0])
+
+
+COMMANDS = {
+    "selector": ["selector.yaml", "--trainer.max_epochs=2", "--model.execution.gradient_checkpointing=true"],
+    "dpo": ["feddpo.yaml", "--trainer.max_epochs=1", "--model.dtype=bf16"],
+    "fewfedpit": [
+        "fewfedpit.yaml",
+        "--trainer.max_epochs=1",
+        "--data.synthesis.number=2",
+        "--model.adapter=null",
+        "--model.merge_adapter=false",
+    ],
+}
+
+
+def command(name, model, folder, *more):
+    config, *changes = COMMANDS[name]
+    return [
+        *("fit", f"--config={config}", "--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}"),
+        *(f"--model.model={model}", "--model.lora.dropout=0", "--federated.clients_per_round=2", *changes),
+        *("--federated.local_steps=2", *more),
+    ]
+
+
+IN_TWO = (
+    *("--trainer.strategy=fedlight.ClientParallelStrategy", "--trainer.strategy.processes_per_client=2"),
+    "--trainer.devices=2",
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_language_models_are_tuned_as_in_one_process(tmp_path, name):
+    model = make_model(tmp_path / "model")
+    for label, number, more in (("one", 1, ()), ("two", 2, IN_TWO)):
+        arguments = command(name, model, tmp_path / label, *more)
+        outcomes = run_ranks(
+            number, lambda rank, arguments=arguments: vars(fedlight(*arguments)), tmp_path / f"{label}_logs"
+        )
+        assert [outcome["code"] for outcome in outcomes] == [0] * number, outcomes[0]["err"]
+    one, two = (weights(tmp_path / label) for label in ("one", "two"))
+    assert one.keys() == two.keys()
+    for key in one:
+        np.testing.assert_allclose(one[key], two[key], atol=2e-2 if name == "dpo" else 1e-3, err_msg=key)
+    assert not outcomes[1]["out"]
+
+
+def test_predictions_are_written_once(tmp_path):
+    model = make_model(tmp_path / "model")
+    source = "--data.source=toy:prompts?size=6"
+    arguments = [
+        *("predict", "--config=completions.yaml", "--trainer.accelerator=cpu", f"--model.model={model}"),
+        *("--model.adapter=null", source, "--model.completions.max_new_tokens=4", "--data.eval_batch_size=2"),
+    ]
+    written = {}
+    for label, number, more in (("one", 1, ()), ("four", 4, (*IN_TWO[:2], "--trainer.devices=4"))):
+        folder = f"--trainer.default_root_dir={tmp_path / label}"
+        outcomes = run_ranks(
+            number,
+            lambda rank, more=(folder, *more): vars(fedlight(*arguments, *more)),
+            tmp_path / f"{label}_logs",
+        )
+        assert outcomes[0]["code"] == 0, outcomes[0]["err"]
+        [file] = (tmp_path / label).rglob("*.jsonl")
+        written[label] = file.read_text()
+    assert written["one"] == written["four"]
+    assert len(written["one"].splitlines()) == 6
+
+
+class Dies(Layered):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_rank == 1 and self.trainer.current_epoch == 1:
+            os._exit(1)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_lost_process_ends_the_round_of_its_client_with_one_line(tmp_path):
+    children = start_ranks(4, lambda rank: train(tmp_path, 4, 2, model=Dies), tmp_path / "logs")
+    assert wait_for(children, 100) == [1, 1, 1, 1]
+    for rank, named in ((0, "process 1 is gone"), (2, "process 0 or another one has ended")):
+        assert f"ConnectionError: {named}" in log_of(tmp_path / "logs", rank).splitlines()[-1]
+        assert "start again from the newest checkpoint" in log_of(tmp_path / "logs", rank).splitlines()[-1]
+
+
+class ByToken(Layered):
+    """A loss that is no mean over rows."""
+
+    def training_step(self, batch, batch_idx):
+        sizes = torch.arange(1.0, len(batch[0]) + 1, dtype=torch.float64)
+        errors = (self.head(self.features(batch[0])) - batch[1]).square().mean(1)
+        return (errors * sizes).sum() / sizes.sum()
+
+
+class Skips(Layered):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return None if self.trainer.global_rank else loss
+
+
+class Thaws(Layered):
+    """The whole net is trained, though it was frozen when the layers were split."""
+
+    def on_fit_start(self):
+        self.net.requires_grad_(True)
+        self.trainer.optimizers[0].add_param_group(
+            {"params": [self.net.base_model.model.layers[0].inner.base_layer.weight]}
+        )
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ({"model": ByToken}, r"mean over its rows .*: ByToken has to return the mean over the rows"),
+        ({"model": Skips}, r"Skips.training_step returned None for a part of a batch's rows"),
+        ({"model": Thaws}, r"base_layer.weight is trained, and it was frozen when its layer was split"),
+        (
+            {"fleet": lambda folder: make_fleet(folder, slow={})},
+            "a fleet emulates small devices.*, or set trainer.strategy.processes_per_client=1",
+        ),
+        (
+            {"parts": lambda folder: [DPSGD(1.0, noise_multiplier=1.0, delta=0.001)]},
+            "DPSGD adds noise to the gradient",
+        ),
+        (
+            {"parts": lambda folder: [AveragedBuffers()]},
+            "AveragedBuffers needs the statistics of whole batches",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_split_is_refused_in_every_process(tmp_path, how, complaint):
+    def tried(rank):
+        settings = {
+            name: value(tmp_path) if name in ("fleet", "parts") else value for name, value in how.items()
+        }
+        with pytest.raises(ValueError, match=complaint):
+            train(tmp_path, 2, 2, **settings)
+
+    run_ranks(2, tried, tmp_path / "logs")
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        (
+            "--model.base=nf4",
+            "is quantized (uint8), and torch cannot split it: load the base without quantization",
+        ),
+        (
+            "--federated.clients_at_once=2",
+            "clients side by side share a batch: set --federated.clients_at_once 1, or set trainer.strategy",
+        ),
+    ],
+)
+def test_settings_of_language_models_are_refused(tmp_path, setting, complaint):
+    arguments = command("selector", make_model(tmp_path / "model"), tmp_path, *IN_TWO, setting)
+    for outcome in run_ranks(2, lambda rank: vars(fedlight(*arguments)), tmp_path / "logs"):
+        assert outcome["code"] == 2
+        assert complaint in outcome["err"]
+
+
+def test_numbers_that_do_not_fit_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="processes_per_client=0"):
+        ClientParallelStrategy(processes_per_client=0)
+    with pytest.raises(
+        ValueError,
+        match="3 processes cannot train each client in groups of",
+    ):
+        quiet_trainer(1, **strategy(3, 2))

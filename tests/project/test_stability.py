@@ -311,7 +311,7 @@ def test_the_same_run_gives_the_same_bits(run, tiny_model, tmp_path):
     assert table(tmp_path / "groups.csv") == table(run / "groups.csv")
 
 
-@holds("Three things change the last bits", "The last are chosen")
+@holds("Four things change the last bits", "The last are chosen")
 def test_what_changes_the_last_bits(tiny_model, tmp_path):
     losses = []
     for at_once in (1, 2):

@@ -281,7 +281,7 @@ class Ranks(Part):
         whole: list[Any] = [self._made, self._counts, round.training, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
-            sums = getattr(holder, "sums", None)
+            sums: Any = getattr(holder, "sums", None)
             if hasattr(sums, "add_up"):
                 if not self._team.leads:  # the first process of the client has the same
                     sums.partial()

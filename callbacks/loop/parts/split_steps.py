@@ -68,14 +68,15 @@ class SplitSteps(Part):
         }
         for reason, is_so in refused.items():
             if is_so:
-                raise ValueError(f"{reason}, or set processes_per_client=1")
+                raise ValueError(f"{reason}, or set trainer.strategy.processes_per_client=1")
 
     def start_round(self, run: Run) -> None:
         for name, parameter in run.parameters.items():
             if hasattr(parameter, "full_tensor"):
                 raise ValueError(
                     f"{name} is trained, and it was frozen when its layer was split among the processes of a client: have "
-                    "the module set requires_grad in __init__ or configure_model, or set processes_per_client=1"
+                    "the module set requires_grad in __init__ or configure_model, or set "
+                    "trainer.strategy.processes_per_client=1"
                 )
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
@@ -125,18 +126,22 @@ class SplitSteps(Part):
 
     def _compare(self, run: Run, step: Any, all_of_it: Any, part: Any, share: float) -> None:
         """Raise ValueError if the loss of a batch is not the mean over its rows."""
-        self._is_compared = True
         module = run.lightning_module
         with torch.no_grad(), isolate_rng(), quiet(module), eval_mode(module):
             results = [step(*arguments) for arguments in (all_of_it, part)]
         losses = [result["loss"] if isinstance(result, Mapping) else result for result in results]
         values = torch.tensor([0.0 if loss is None else float(loss) for loss in losses], dtype=torch.float64)
-        mean = values[1] * share
+        mean, skipped = values[1] * share, torch.tensor(float(None in losses))
         add_up(mean)
+        add_up(skipped)
+        if skipped:  # nothing to compare
+            return
+        self._is_compared = True
         if not torch.isclose(values[0], mean, rtol=SAME_LOSS, atol=1e-6, equal_nan=True):
             raise ValueError(
                 f"the loss of a batch is {values[0]:.6g} and the mean over its rows {mean:.6g}: {type(module).__name__} has "
-                "to return the mean over the rows of a batch, not over their tokens, or set processes_per_client=1"
+                "to return the mean over the rows of a batch, not over their tokens, or set "
+                "trainer.strategy.processes_per_client=1"
             )
 
     def _is_skipped(self, run: Run, result: Any) -> bool:
@@ -146,7 +151,7 @@ class SplitSteps(Part):
         if 0 < skipped < self._number:
             raise ValueError(
                 f"{type(run.lightning_module).__name__}.training_step returned None for a part of a batch's rows: have it "
-                "return torch.zeros(()) with a gradient, or set processes_per_client=1"
+                "return torch.zeros(()) with a gradient, or set trainer.strategy.processes_per_client=1"
             )
         return bool(skipped)
 
