@@ -297,7 +297,7 @@ class FedlightCLI(LightningCLI):
             )
         if self._starts_over or settings.ckpt_path:
             return True
-        has_work = run.has_work()
+        has_work = run.has_work(self.trainer.is_global_zero)
         if run.said and self.trainer.is_global_zero:
             print(run.said, file=sys.stderr, flush=True)
         if run.checkpoint:

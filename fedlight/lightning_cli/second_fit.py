@@ -59,15 +59,19 @@ class FitFolder:
         self._federated = config.get("federated") is not None
         self._checkpoints = {os.path.relpath(file, folder): file for file in checkpoints}
 
-    def has_work(self) -> bool:
+    def has_work(self, writes: bool = True) -> bool:
         """Return whether there is something to do, and set ``checkpoint`` and ``said``.
+
+        Args:
+            writes: whether this process writes the files of the folder; of several processes the first one does.
 
         Raises:
             ValueError: the run has other settings, they are not known, or a finished run has no checkpoint for more epochs.
         """
         last = last_fit(self.folder)
         if not self.made.file.is_file():
-            if last is None and not self._checkpoints:
+            # The process that writes them may be between the two files.
+            if (last is None or not writes) and not self._checkpoints:
                 return True
             name = next(iter(self._checkpoints), "run.json")
             raise ValueError(

@@ -177,6 +177,15 @@ def test_a_run_whose_settings_are_not_known_is_refused(run, settings, tmp_path):
         again(settings()).has_work()
 
 
+def test_a_process_that_looks_while_the_first_one_begins_takes_it_for_a_new_run(settings, tmp_path):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "run.json").write_text('{"commands": [{"command": "fit", "state": "running"}]}')
+    assert FitFolder(begun, settings(), []).has_work(writes=False)
+    with pytest.raises(ValueError, match="has a run"):
+        FitFolder(begun, settings(), []).has_work()
+
+
 def test_files_of_others_are_no_run(settings, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").touch()
