@@ -243,20 +243,16 @@ LISTING = "files.json"
 OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")  # no path: a damaged list must not remove files elsewhere
 
 
-def listed(folder: Path) -> set[str]:
-    """Return the names that an earlier report has listed; none where the list is absent or damaged."""
-    try:
-        names = list(json.loads(read_text(folder / LISTING))["figures"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # also lists in lists without end
-        return set()
-    return {name for name in names if isinstance(name, str) and OWN_NAME.fullmatch(name)}
-
-
 def keep_only(folder: Path, figures: Iterable[str]) -> None:
     """Remove figures that an earlier report has listed and this one does not have, and list those that it has."""
     wanted = sorted(figures)
-    for name in listed(folder) - set(wanted):
-        if (file := folder / name).is_file():
+    try:
+        listed = [str(name) for name in json.loads(read_text(folder / LISTING))["figures"]]
+    # Absent or damaged, with lists in lists without end.
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        listed = []
+    for name in set(listed) - set(wanted):
+        if OWN_NAME.fullmatch(name) and (file := folder / name).is_file():
             file.unlink()
     (folder / LISTING).write_text(json.dumps({"figures": wanted}, indent=1) + "\n", encoding="utf-8")
 
@@ -297,14 +293,12 @@ def themed(svg: str, name: str, alt: str) -> str:
     svg = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), svg)
     svg = re.sub(r"\n\s*", "\n", svg)  # no need of indentation on the page
     # Without its size, and with its view box, it fills the figure on the page.
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
 
 
 def _variable(color: str) -> str:
     """Return the page's variable for greys and the figures' own colours, other colours as they are."""
-    red, green, blue = color[1:3], color[3:5], color[5:7]
-    if red == green == blue:
-        return f"var(--grey-{round(int(red, 16) / 255 * 20) * 5})"
+    if color[1:3] == color[3:5] == color[5:7]:
+        return f"var(--grey-{round(int(color[1:3], 16) / 255 * 20) * 5})"
     return VARIABLES.get(color, color)

@@ -81,20 +81,19 @@ def visits_of(rows: Rows) -> Visits | None:
     Raises:
         ValueError: a round is beyond `MOST_ROUNDS`.
     """
-    rounds = [number(row.get("round")) for row in rows]
-    whole = [row for row, at in zip(rows, rounds, strict=True) if at is not None and at >= 0]
-    if not whole:
+    numbered = [(row, at) for row in rows if (at := number(row.get("round"))) is not None and at >= 0]
+    if not numbered:
         return None
-    last = max(at for at in rounds if at is not None)
-    if last >= MOST_ROUNDS:
+    whole, rounds = zip(*numbered, strict=True)
+    if (last := max(rounds)) >= MOST_ROUNDS:
         raise ValueError(f"visits.csv names round {last:.0f}, and no run has that many: the file is damaged")
     client_names, clients = _codes([row.get("client", "") for row in whole])
     device_names, devices = _codes([row.get("device", "") for row in whole])
     # A reason that is not listed counts as having taken part.
     place = {reason: index for index, reason in enumerate(OUTCOMES)}
     return Visits(
-        whole,
-        np.array([at for at in rounds if at is not None and at >= 0], dtype=np.int64),
+        [*whole],
+        np.array(rounds, dtype=np.int64),
         clients,
         client_names,
         devices,

@@ -79,24 +79,16 @@ Looks = dict[str, dict[str, Any]]
 """Name -> colour and dashes."""
 
 
-def looks(names: Iterable[str]) -> Looks:
-    """Return colour and dashes of each name; the same names in the same order look the same on every chart.
+def looks(kinds: Mapping[str, str]) -> Looks:
+    """Return a colour for each kind of names, and dashes that tell apart names of one colour.
 
-    Examples:
-        >>> looks(["a", "b"])["b"]
-        {'color': '#D55E00', 'linestyle': '-'}
-    """
-    return looks_by_kind({name: name for name in names})
-
-
-def looks_by_kind(kinds: Mapping[str, str]) -> Looks:
-    """Return colour and dashes of each name, where names of one kind share their colour and differ in their dashes.
+    The same names in the same order look the same on every chart.
 
     Args:
         kinds: name -> kind, such as ``first/fedavg`` -> ``fedavg``.
 
     Examples:
-        >>> looks_by_kind({"first/fedavg": "fedavg", "ditto": "ditto", "second/fedavg": "fedavg"})["second/fedavg"]
+        >>> looks({"first/fedavg": "fedavg", "ditto": "ditto", "second/fedavg": "fedavg"})["second/fedavg"]
         {'color': '#0072B2', 'linestyle': '--'}
     """
     places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
@@ -152,7 +144,7 @@ def method_looks(runs: Sequence[Run]) -> Looks:
     for run in [*(run for run in runs if run.command in ("fit", "")), *runs]:
         is_below = run.folder != run.home and run.folder.is_relative_to(run.home)
         kinds[run.method] = methods([(run.folder, run.home)])[0] if is_below else run.method
-    return looks_by_kind(kinds)
+    return looks(kinds)
 
 
 def looks_of(names: Iterable[str], known: Mapping[str, dict[str, Any]]) -> Looks:
@@ -182,14 +174,10 @@ def row_looks(names: Iterable[str], runs: Sequence[Run], known: Looks) -> Looks:
     stages = {slug(run.method): run.method for run in runs if run.command in ("fit", "")}
     by_folder = {(run.folder.parent.name, run.folder.name): run.method for run in runs}
     told: dict[str, str] = {}
-    for run in runs:
-        spec = run.settings().get("methods")
+    for spec in (run.settings().get("methods") for run in runs):
         for name, folders in spec.items() if isinstance(spec, dict) else ():
             for folder in folders.values() if isinstance(folders, dict) else [folders]:
-                parts = tuple(str(folder).split("/")[-2:])
-                if len(parts) == 2 and parts in by_folder:
-                    told.setdefault(str(name), by_folder[parts])
-    methods_of = {name: told.get(name) or stages.get(slug(name), "") for name in names}
-    return {
-        name: known.get(method, {"color": NEUTRAL, "linestyle": "-"}) for name, method in methods_of.items()
-    }
+                if method := by_folder.get(Path(str(folder)).parts[-2:]):
+                    told.setdefault(str(name), method)
+    grey = {"color": NEUTRAL, "linestyle": "-"}
+    return {name: known.get(told.get(name) or stages.get(slug(name), ""), grey) for name in names}

@@ -78,20 +78,16 @@ def asked(runs: Sequence[Run]) -> list[tuple[str, Prompts]]:
     sets: dict[str, Prompts] = {}
     judged = verdicts(runs)
     for run in runs:
-        for task in tasks(run):
-            answers = task_answers(run, task, judged.get((*_place(run.folder), task), {}))
-            _add(sets.setdefault(f"Task {task}", {}), answers)
+        of_run = {
+            f"Task {t}": task_answers(run, t, judged.get((*_place(run.folder), t), {})) for t in tasks(run)
+        }
         if is_shown(run):
-            _add(sets.setdefault("Before and after training", {}), samples(run))
-            _add(sets.setdefault("Prompts of the server", {}), completions(run))
-    return [(title, by_prompt) for title, by_prompt in sets.items() if by_prompt]
-
-
-def _add(everything: dict[str, Answers], more: Mapping[str, Answers]) -> None:
-    for prompt, answers in more.items():
-        have = everything.setdefault(prompt, {})
-        for method, answer in answers.items():
-            have.setdefault(method, answer)  # of several seeds the first one's
+            of_run |= {"Before and after training": samples(run), "Prompts of the server": completions(run)}
+        for title, by_prompt in of_run.items():
+            for prompt, answers in by_prompt.items():
+                have = sets.setdefault(title, {}).setdefault(prompt, {})
+                have |= answers | have  # of several seeds the first one's
+    return [*sets.items()]
 
 
 def is_shown(run: Run) -> bool:
@@ -103,8 +99,7 @@ def completions(run: Run) -> dict[str, Answers]:
     """Return prompt -> the run's method -> its single completion; several completions await labels and are no answer."""
     by_prompt: dict[str, Answers] = {}
     for row in run.jsonl("completions.jsonl"):
-        texts = row.get("completions")
-        fields = row.get("fields")
+        texts, fields = row.get("completions"), row.get("fields")
         prompt = _prompt(fields) if isinstance(fields, dict) else str(row.get("prompt", ""))
         if isinstance(texts, list) and len(texts) == 1 and prompt:
             by_prompt[prompt] = {run.method: Answer(run.method, str(texts[0]).strip())}
@@ -129,9 +124,7 @@ def _prompt(fields: Mapping[str, Any]) -> str:
         ('Why?', 'instruction: Add.\ninput: 1, 2')
     """
     texts = {name: str(text).strip() for name, text in fields.items() if str(text).strip()}
-    if len(texts) == 1:
-        return next(iter(texts.values()))
-    return "\n".join(f"{name}: {text}" for name, text in texts.items())
+    return "\n".join(f"{name}: {text}" if len(texts) > 1 else text for name, text in texts.items())
 
 
 def tasks(run: Run) -> list[str]:
@@ -188,9 +181,7 @@ def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, An
         texts, prompt = row.get("answers"), str(row.get("prompt", "")).strip()
         if not isinstance(texts, list) or not prompt or prompt in by_prompt:
             continue
-        target = str(row.get("target", "")).strip()
-        score = number(row.get("score"))
-        place = row.get("row")
+        target, score, place = str(row.get("target", "")).strip(), number(row.get("score")), row.get("row")
         verdict = judged.get(place, "") if isinstance(place, int) else ""
         note = ", ".join(filter(None, ["" if score is None else f"score {score:g}", verdict]))
         right = {REFERENCE: Answer(REFERENCE, target)} if target else {}

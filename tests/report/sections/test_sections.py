@@ -169,7 +169,7 @@ def test_the_overview_says_what_is_done_and_what_is_not(tmp_path):
     section = overview.section(read_runs([tmp_path]))
     (table,) = section.parts
     assert table.lines == [
-        ["prox", "FedProx", "SFTModule, tiny", "-", "3", "2 of 4", "0, 1", "1 min 30 s", "1 of 2 done"]
+        ["prox", "FedProx", "SFTModule, tiny", "-", "3", "2 of 4", "0, 1", "1.5 minutes", "1 of 2 done"]
     ]
     assert section.intro == "2 training runs, seeds 0, 1. No record of an end: prox, seed 1."
 

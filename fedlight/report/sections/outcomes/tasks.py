@@ -45,7 +45,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def _metrics(title: str, runs: Sequence[Run], everything: bool, beside: tuple[str, ...]) -> list[Table]:
-    values: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, list[Any]]] = {}
     for run in runs:
         for name, value in last_metrics(run).items():
             wanted = everything or name.startswith(LAST)
@@ -53,10 +53,22 @@ def _metrics(title: str, runs: Sequence[Run], everything: bool, beside: tuple[st
                 values.setdefault(run.method, {}).setdefault(name, []).append(score)
     if not values:
         return []
-    names = list(dict.fromkeys(name for of_method in values.values() for name in of_method))
-    lines = [[method, *(spread(scores.get(n, [])) for n in names)] for method, scores in values.items()]
-    header = ["run", *(name.removeprefix("test/") for name in names)]
-    return [Table(title, header, lines, _caption(values), folded=len(names) > MANY_LINES)]
+    names = {name: name.removeprefix("test/") for of_method in values.values() for name in of_method}
+    seeds = max(len(scores) for of_method in values.values() for scores in of_method.values())
+    return [_spreads(title, "run", names, values, seeds)._replace(folded=len(names) > MANY_LINES)]
+
+
+def _spreads(
+    title: str,
+    first: str,
+    columns: Mapping[str, str],
+    values: Mapping[str, Mapping[str, list[Any]]],
+    seeds: int,
+) -> Table:
+    """Return a line of means and standard deviations for each name in ``values``; ``columns``: key -> what it is called."""
+    lines = [[label, *(spread(line.get(key, [])) for key in columns)] for label, line in values.items()]
+    caption = f"Mean ± standard deviation over {seeds} seeds." if seeds > 1 else ""
+    return Table(title, [first, *columns.values()], lines, caption)
 
 
 def last_metrics(run: Run) -> dict[str, Any]:
@@ -79,22 +91,15 @@ def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
     if not rows:
         return []
     first = next(iter(rows[0]))  # "method", or whatever the rows are about
-    columns = list(dict.fromkeys(key for row in rows for key in row if key not in (first, "seed")))
-    grouped: dict[str, dict[str, list[Any]]] = {}
+    columns = {key: key.replace("_", " ") for row in rows for key in row if key not in (first, "seed")}
+    values: dict[str, dict[str, list[Any]]] = {}
     for row in rows:
-        line = grouped.setdefault(str(row.get(first, "-")), {})
+        line = values.setdefault(str(row.get(first, "-")), {})
         for name in columns:
             if row.get(name) is not None:
                 line.setdefault(name, []).append(row[name])
-    lines = [[label, *(spread(line.get(name, [])) for name in columns)] for label, line in grouped.items()]
-    header = [first, *(name.replace("_", " ") for name in columns)]
-    several = {name: dict.fromkeys(columns, called) for name in grouped}
-    return [Table(f"Stage {method}", header, lines, _caption(several), folded=True)]
-
-
-def _caption(values: dict[str, dict[str, Any]]) -> str:
-    most = max(len(numbers) for of_method in values.values() for numbers in of_method.values())
-    return f"Mean ± standard deviation over {most} seeds." if most > 1 else ""
+    seeds = len(called) if columns else 0
+    return [_spreads(f"Stage {method}", first, columns, values, seeds)._replace(folded=True)]
 
 
 def tables_by_group(runs: Sequence[Run]) -> dict[str, Table]:
