@@ -82,18 +82,12 @@ class Answer(NamedTuple):
     note: str = ""  # by a judge or task, such as ``score 1``
 
 
-class Example(NamedTuple):
-    """Prompt with the answers to it."""
-
-    prompt: str
-    answers: list[Answer]
-
-
 class Texts(NamedTuple):
     """Answers of several methods beside each other."""
 
     title: str
-    examples: list[Example]  # the same methods in each, in the same order, where they have answered
+    # Prompt and the answers to it: the same methods in each, in the same order, where they have answered.
+    examples: list[tuple[str, list[Answer]]]
     caption: str = ""  # where they come from and how they were chosen
     kind: str = "texts"
 

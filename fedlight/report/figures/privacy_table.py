@@ -85,10 +85,8 @@ def utility(folder: str, task: str) -> float:
     for name in (f"own/{task}/client_mean", f"score/{task}"):
         if name in metrics:
             return metrics[name]
-    known = ", ".join(metrics) or "none"
-    raise ValueError(
-        f"{folder} has no metric {name!r}; it has {known}: add the callback TaskScores with this task"
-    )
+    remedy = f"it has {', '.join(metrics) or 'none'}: add the callback TaskScores with this task"
+    raise ValueError(f"{folder} has no metric {name!r}; {remedy}")
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -19,7 +19,7 @@ from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
-from fedlight.report.figures.style import STYLE, add_legend, colors, save
+from fedlight.report.figures.style import STYLE, add_legend, colors, new_grid, save
 from fedlight.report.parts import shortened
 from fedlight.support.seeding import derive_seed
 
@@ -112,18 +112,16 @@ def draw_groups_of_points(
 ) -> Figure:
     """Draw a panel for each title, with groups of points ``(points, 2)`` over the same grey ones; a name has one colour."""
     across = min(across, len(panels))
-    down = -(-len(panels) // across)
-    figure = Figure(figsize=(max(2.6 * across, 4), 2.7 * down + 0.4), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
+    inches = max(2.6 * across, 4), 2.7 * -(-len(panels) // across) + 0.4
+    figure, grid = new_grid(len(panels), across, inches, sharex=True, sharey=True)
     drawn = len(ground) + sum(len(dots) for groups in panels.values() for dots in groups.values())
     are_many = drawn > MANY
     style: Any = {"linewidths": 0, "rasterized": are_many}  # else an SVG of so many points is large
     size = 3 if are_many else 9
     names = list(dict.fromkeys(name for groups in panels.values() for name in groups))
     shades = dict(zip(names, colors(len(names), "groups of points"), strict=True))
-    for axes in grid:
+    for axes, (title, groups) in zip(grid, panels.items(), strict=True):
         axes.set_axis_off()
-    for axes, (title, groups) in zip(grid, panels.items(), strict=False):
         axes.scatter(*ground.T, s=size - 1, color="0.82", **style)
         for name, places in groups.items():
             axes.scatter(*places.T, s=size, color=shades[name], **style)

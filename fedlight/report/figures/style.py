@@ -60,14 +60,23 @@ def new_figure() -> tuple[Figure, Axes]:
 
 def new_panels(number: int) -> tuple[Figure, list[Axes]]:
     """Return a figure with several pairs of axes beside each other that share their y axis."""
-    figure = Figure(figsize=INCHES, layout="constrained")  # not of pyplot: no display, nothing left open
-    return figure, [*figure.subplots(1, number, sharey=True, squeeze=False)[0]]
+    return new_grid(number, number, INCHES, sharey=True)
+
+
+def new_grid(
+    number: int, across: int, inches: tuple[float, float], **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many pairs of axes in rows of ``across``; ``options`` are those of `Figure.subplots`."""
+    figure = Figure(figsize=inches, layout="constrained")  # not of pyplot: no display, nothing left open
+    grid = figure.subplots(-(-number // across), across, squeeze=False, **options).ravel()
+    for axes in grid[number:]:
+        axes.set_visible(False)  # a grid may have places too many
+    return figure, [*grid[:number]]
 
 
 def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
     """Return a figure of half a report page's width."""
-    figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = new_grid(1, 1, (HALF_A_PAGE[0], height))
     axes.tick_params(labelsize=9)
     axes.locator_params(axis="y", nbins=5)  # else other ticks, without room, once there is a legend
     axes.grid(axis="y", color="0.85", linewidth=0.6)

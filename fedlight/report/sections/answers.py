@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.judges.task_answers import last_moment
-from fedlight.report.parts import Answer, Example, Part, Section, Texts
+from fedlight.report.parts import Answer, Part, Section, Texts
 from fedlight.runs import facts
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
@@ -49,7 +49,7 @@ def _texts(title: str, by_prompt: Prompts, most: int) -> Texts:
     for prompt in choose(by_prompt, most):
         answers = [by_prompt[prompt][method] for method in methods if method in by_prompt[prompt]]
         shown = [answer._replace(text=_cut(answer.text) or "(empty)") for answer in answers]
-        examples.append(Example(_cut(prompt), shown))
+        examples.append((_cut(prompt), shown))
     count = f"{len(examples)} of {len(by_prompt):,} prompts"
     return Texts(title, examples, f"{count}, spread evenly over those that most methods have answered.")
 
@@ -136,6 +136,12 @@ def tasks(run: Run) -> list[str]:
 def task_rows(run: Run, task: str) -> list[dict[str, Any]]:
     """Return the rows of a run's last answers to a task."""
     return run.jsonl(f"tasks/{last_moment(run.folder / 'tasks', task)}/{task}.jsonl")
+
+
+def scored_rows(run: Run, task: str) -> list[tuple[dict[str, Any], float]]:
+    """Return the rows of `task_rows` that have a score, with it."""
+    scores = ((row, number(row.get("score"))) for row in task_rows(run, task))
+    return [(row, score) for row, score in scores if score is not None]
 
 
 def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:

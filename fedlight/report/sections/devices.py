@@ -34,6 +34,7 @@ from fedlight.report.figures.style import (
     add_legend,
     looks_of,
     method_looks,
+    new_grid,
 )
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
@@ -303,6 +304,5 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
 def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels below each other, each as high as its lines need."""
     heights = [0.35 + BAR * max(number, 3) for number in lines]
-    figure = Figure(figsize=(HALF_A_PAGE[0], 0.9 + sum(heights)), layout="constrained")
-    rows: Any = {"squeeze": False, "sharex": share_x, "height_ratios": heights}
-    return figure, [*figure.subplots(len(lines), 1, **rows)[:, 0]]
+    inches = HALF_A_PAGE[0], 0.9 + sum(heights)
+    return new_grid(len(lines), 1, inches, sharex=share_x, height_ratios=heights)

@@ -130,7 +130,7 @@ def test_clients_own_rows_are_shown_on_demand_alone(tmp_path):
     assert section.parts == []
     assert "--private" in section.notes[0]
     (texts,) = answers.section(read_runs([tmp_path], private=True)).parts
-    assert texts.examples[0].answers[0].text == "secret"
+    assert texts.examples[0][1][0].text == "secret"
 
 
 def test_several_completions_for_labelling_are_nobodys_answer(tmp_path):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
 from fedlight.report.figures.plots import common_stages, final
 from fedlight.report.parts import Part, Section, Table, capitalized, short, table_of
-from fedlight.report.sections.answers import task_rows, tasks
+from fedlight.report.sections.answers import scored_rows, tasks
 from fedlight.report.sections.curves import in_words
 from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.runs import facts
@@ -108,9 +108,8 @@ def measured_on(run: Run, is_test: bool, is_loss: bool = False) -> str:
 
 def _of_questions(run: Run, task: str) -> Scores:
     scores: dict[str, list[float]] = {}
-    for row in task_rows(run, task):
-        if (score := number(row.get("score"))) is not None:
-            scores.setdefault(f"{row.get('row')} {row.get('prompt')}", []).append(score)
+    for row, score in scored_rows(run, task):
+        scores.setdefault(f"{row.get('row')} {row.get('prompt')}", []).append(score)
     return {question: fmean(values) for question, values in scores.items()}
 
 
