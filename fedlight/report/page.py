@@ -12,10 +12,10 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,7 +150,9 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
     kept, notes = [], list(section.notes)
     for part in section.parts:
         if isinstance(part, Chart):
-            part = part._replace(name=_unused(part.name, drawn))
+            # Labels of runs that differ in other characters give the same name.
+            names = chain([part.name], (f"{part.name}_{n}" for n in count(2)))
+            part = part._replace(name=next(name for name in names if name not in drawn))
             try:
                 drawn[part.name] = draw(part, files)
             except OSError:
@@ -160,11 +162,6 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
                 continue
         kept.append(part)
     return section._replace(parts=kept, notes=tuple(notes))
-
-
-def _unused(name: str, drawn: Mapping[str, Drawn]) -> str:
-    """Return the name, or one with a number: labels of runs that differ in other characters give the same name."""
-    return next(unused for n in count(1) if (unused := name if n == 1 else f"{name}_{n}") not in drawn)
 
 
 def _failed(what: str, error: Exception) -> str:
@@ -214,12 +211,16 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    try:
+        sentence = answer(runs)
+    except Exception as error:  # whatever a damaged file has led to, as for the sections
+        sentence = _failed("The answer", error)
     style, script = ((FILES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     # The page's policy lets this script run and no other, in case a text of the data holds one.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.home.name for run in runs)),
-        answer=_answer(runs),
+        answer=sentence,
         made=datetime.now().strftime("%Y-%m-%d %H:%M"),
         sections=shown,
         drawn=drawn,
@@ -230,13 +231,6 @@ def render(
         digest=digest,
         reload_seconds=reload_seconds,
     )
-
-
-def _answer(runs: Sequence[Run]) -> str:
-    try:
-        return answer(runs)
-    except Exception as error:  # whatever a damaged file has led to, as for the sections
-        return _failed("The answer", error)
 
 
 LISTING = "files.json"

@@ -6,7 +6,7 @@ Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); a client
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -108,23 +108,17 @@ def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     return names.tolist(), codes
 
 
-class Peak(NamedTuple):
-    """Largest visit of a kind of device."""
+def peaks(visits: Visits) -> list[dict[str, Any]]:
+    """Return the largest visit of each device, whether it fitted or not, by budget, then by name.
 
-    device: str
-    weight_bits: int  # of the base on it
-    parts: tuple[float, ...]  # bytes of each of `PARTS`
-    budget: float  # bytes that the device has for training
-
-
-def peaks(visits: Visits) -> list[Peak]:
-    """Return the largest visit of each device, whether it fitted or not, by budget, then by name."""
+    Returns:
+        For each ``device``, ``weight_bits`` of the base on it, bytes of each of `PARTS`, and ``budget_bytes`` for training.
+    """
     size = np.nan_to_num(visits.column("peak_bytes"))  # argmax would take NaN for the largest
-    largest = []
+    columns = ("weight_bits", *(f"{part}_bytes" for part in PARTS), "budget_bytes")
+    largest: list[dict[str, Any]] = []
     for index, name in enumerate(visits.device_names):
         places = np.flatnonzero(visits.devices == index)
         row = visits.rows[places[size[places].argmax()]]
-        parts = tuple(number(row.get(f"{part}_bytes")) or 0.0 for part in PARTS)
-        bits, budget = (number(row.get(column)) or 0.0 for column in ("weight_bits", "budget_bytes"))
-        largest.append(Peak(name, int(bits), parts, budget))
-    return sorted(largest, key=lambda peak: (peak.budget, peak.device))
+        largest.append({"device": name, **{column: int(number(row.get(column)) or 0) for column in columns}})
+    return sorted(largest, key=lambda peak: (peak["budget_bytes"], peak["device"]))

@@ -37,7 +37,7 @@ from fedlight.report.figures.style import (
     new_grid,
 )
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
-from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
+from fedlight.report.visits import OUTCOMES, PARTS, Visits, peaks, visits_of
 from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, three_digits, time_unit
 
@@ -108,17 +108,7 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Chart]:
             "The largest visit of each device, part by part, and the device's budget. One seed of each run."
             + _more(memory),
             draw_memory(_first(memory)),
-            [
-                {
-                    "run": run,
-                    "device": peak.device,
-                    "weight_bits": peak.weight_bits,
-                    **{f"{part}_bytes": int(size) for part, size in zip(PARTS, peak.parts, strict=True)},
-                    "budget_bytes": int(peak.budget),
-                }
-                for run, devices in memory.items()
-                for peak in devices
-            ],
+            [{"run": run, **peak} for run, devices in memory.items() for peak in devices],
         ),
     ]
 
@@ -278,20 +268,23 @@ def draw_participation(table: Mapping[str, np.ndarray]) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
-    """Draw the parts of each device's largest visit, and a mark at its memory budget."""
-    most = max(max(sum(peak.parts), peak.budget) for bars in table.values() for peak in bars)
+def draw_memory(table: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw the parts of each device's largest visit, see `peaks`, and a mark at its memory budget."""
+    columns = [f"{part}_bytes" for part in PARTS]
+    every = [peak for bars in table.values() for peak in bars]
+    most = max(max(sum(peak[part] for part in columns), peak["budget_bytes"]) for peak in every)
     scale, unit = next((unit for unit in UNITS if most >= unit[0]), UNITS[-1])
     figure, panels = _stacked([len(bars) for bars in table.values()])
     for axes, (run, bars) in zip(panels, table.items(), strict=True):
-        names = [f"{peak.device.replace('_', ' ')}, {peak.weight_bits} bits" for peak in bars]
+        names = [f"{peak['device'].replace('_', ' ')}, {peak['weight_bits']} bits" for peak in bars]
         left = np.zeros(len(bars))
-        for part, color in zip(np.array([peak.parts for peak in bars]).T / scale, COLORS, strict=False):
-            axes.barh(range(len(bars)), part, left=left, color=color, height=0.72)
-            left = left + part
+        for part, color in zip(columns, COLORS, strict=False):
+            sizes = np.array([peak[part] for peak in bars]) / scale
+            axes.barh(range(len(bars)), sizes, left=left, color=color, height=0.72)
+            left = left + sizes
         for place, peak in enumerate(bars):
             low, high = place - 0.44, place + 0.44  # a little taller than the bar
-            axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
+            axes.plot([peak["budget_bytes"] / scale] * 2, [low, high], color="0.15", linewidth=2.2)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelsize=9)
