@@ -122,9 +122,9 @@ def draw_groups_of_points(
     shades = dict(zip(names, colors(len(names), "groups of points"), strict=True))
     for axes, (title, groups) in zip(grid, panels.items(), strict=True):
         axes.set_axis_off()
-        axes.scatter(*ground.T, s=size - 1, color="0.82", **style)
+        axes.scatter(ground[:, 0], ground[:, 1], s=size - 1, color="0.82", **style)
         for name, places in groups.items():
-            axes.scatter(*places.T, s=size, color=shades[name], **style)
+            axes.scatter(places[:, 0], places[:, 1], s=size, color=shades[name], **style)
         axes.set_title(title, fontsize="small")
     named = {ground_name: "0.82", **shades}
     longest = max(len(shortened(name, MOST_LETTERS)) for name in named)

@@ -181,7 +181,7 @@ def row_looks(names: Iterable[str], runs: Sequence[Run], known: Looks) -> Looks:
     The stage that made the table was told the folders of each method; else a name is that of a stage, written otherwise.
     """
     stages = {slug(run.method): run.method for run in runs if run.command in ("fit", "")}
-    by_folder = {(run.folder.parent.name, run.folder.name): run.method for run in runs}
+    by_folder = {run.folder.parts[-2:]: run.method for run in runs}
     told: dict[str, str] = {}
     for spec in (run.settings().get("methods") for run in runs):
         for name, folders in spec.items() if isinstance(spec, dict) else ():

@@ -62,9 +62,11 @@ def bubbles(
         totals.update(by_label)
     by_size = sorted(counts, key=lambda client: (-sum(counts[client].values()), client))
     names = sorted(totals, key=lambda label: (-totals[label], label))
-    cells = np.array([[counts[client].get(label, 0) for client in by_size] for label in names], dtype=float)
-    if len(names) > labels:
-        cells = np.vstack([cells[:labels], cells[labels:].sum(axis=0)])
+    place = {label: min(index, labels) for index, label in enumerate(names)}
+    cells = np.zeros((min(len(names), labels + 1), len(by_size)))
+    for column, client in enumerate(by_size):
+        for label, rows in counts[client].items():
+            cells[place[label], column] += rows
     shown, rest = cells[:, :clients], cells[:, clients:]
     # A stable sort: among clients of one label the largest stays first.
     order = np.argsort(shown.argmax(axis=0), kind="stable")
