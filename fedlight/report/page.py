@@ -12,10 +12,10 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,7 +150,9 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
     kept, notes = [], list(section.notes)
     for part in section.parts:
         if isinstance(part, Chart):
-            part = part._replace(name=_unused(part.name, drawn))
+            # Labels of runs that differ in other characters give the same name.
+            names = chain([part.name], (f"{part.name}_{n}" for n in count(2)))
+            part = part._replace(name=next(name for name in names if name not in drawn))
             try:
                 drawn[part.name] = draw(part, files)
             except OSError:
@@ -160,11 +162,6 @@ def with_figures(section: Section, files: Path, drawn: dict[str, Drawn]) -> Sect
                 continue
         kept.append(part)
     return section._replace(parts=kept, notes=tuple(notes))
-
-
-def _unused(name: str, drawn: Mapping[str, Drawn]) -> str:
-    """Return the name, or one with a number: labels of runs that differ in other characters give the same name."""
-    return next(unused for n in count(1) if (unused := name if n == 1 else f"{name}_{n}") not in drawn)
 
 
 def _failed(what: str, error: Exception) -> str:
@@ -214,12 +211,16 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    try:
+        sentence = answer(runs)
+    except Exception as error:  # whatever a damaged file has led to, as for the sections
+        sentence = _failed("The answer", error)
     style, script = ((FILES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     # The page's policy lets this script run and no other, in case a text of the data holds one.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.home.name for run in runs)),
-        answer=_answer(runs),
+        answer=sentence,
         made=datetime.now().strftime("%Y-%m-%d %H:%M"),
         sections=shown,
         drawn=drawn,
@@ -232,31 +233,20 @@ def render(
     )
 
 
-def _answer(runs: Sequence[Run]) -> str:
-    try:
-        return answer(runs)
-    except Exception as error:  # whatever a damaged file has led to, as for the sections
-        return _failed("The answer", error)
-
-
 LISTING = "files.json"
 OWN_NAME = re.compile(r"[a-z0-9_]+\.(png|csv)")  # no path: a damaged list must not remove files elsewhere
-
-
-def listed(folder: Path) -> set[str]:
-    """Return the names that an earlier report has listed; none where the list is absent or damaged."""
-    try:
-        names = list(json.loads(read_text(folder / LISTING))["figures"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # also lists in lists without end
-        return set()
-    return {name for name in names if isinstance(name, str) and OWN_NAME.fullmatch(name)}
 
 
 def keep_only(folder: Path, figures: Iterable[str]) -> None:
     """Remove figures that an earlier report has listed and this one does not have, and list those that it has."""
     wanted = sorted(figures)
-    for name in listed(folder) - set(wanted):
-        if (file := folder / name).is_file():
+    try:
+        listed = [str(name) for name in json.loads(read_text(folder / LISTING))["figures"]]
+    # Absent or damaged, with lists in lists without end.
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        listed = []
+    for name in set(listed) - set(wanted):
+        if OWN_NAME.fullmatch(name) and (file := folder / name).is_file():
             file.unlink()
     (folder / LISTING).write_text(json.dumps({"figures": wanted}, indent=1) + "\n", encoding="utf-8")
 
@@ -297,14 +287,12 @@ def themed(svg: str, name: str, alt: str) -> str:
     svg = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), svg)
     svg = re.sub(r"\n\s*", "\n", svg)  # no need of indentation on the page
     # Without its size, and with its view box, it fills the figure on the page.
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
 
 
 def _variable(color: str) -> str:
     """Return the page's variable for greys and the figures' own colours, other colours as they are."""
-    red, green, blue = color[1:3], color[3:5], color[5:7]
-    if red == green == blue:
-        return f"var(--grey-{round(int(red, 16) / 255 * 20) * 5})"
+    if color[1:3] == color[3:5] == color[5:7]:
+        return f"var(--grey-{round(int(color[1:3], 16) / 255 * 20) * 5})"
     return VARIABLES.get(color, color)

@@ -82,18 +82,12 @@ class Answer(NamedTuple):
     note: str = ""  # by a judge or task, such as ``score 1``
 
 
-class Example(NamedTuple):
-    """Prompt with the answers to it."""
-
-    prompt: str
-    answers: list[Answer]
-
-
 class Texts(NamedTuple):
     """Answers of several methods beside each other."""
 
     title: str
-    examples: list[Example]  # the same methods in each, in the same order, where they have answered
+    # Prompt and the answers to it: the same methods in each, in the same order, where they have answered.
+    examples: list[tuple[str, list[Answer]]]
     caption: str = ""  # where they come from and how they were chosen
     kind: str = "texts"
 
@@ -184,17 +178,16 @@ def points_of(tables: str | Sequence[str], x: str, y: str, label: str = "method"
     """
     folders = [tables] if isinstance(tables, str) else tables
     rows = [row for folder in folders for row in result_of(folder).get("rows", [])]
-    whole = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
-    if not whole:
+    points: dict[str, Any] = {}
+    for row in rows:
+        if row.get(x) is not None and row.get(y) is not None:
+            point = points.setdefault(row[label], {"x": [], "y": []})
+            point["x"].append(row[x])
+            point["y"].append(row[y])
+    if not points:
         columns = ", ".join(dict.fromkeys(name for row in rows for name in row))
         raise ValueError(f"{', '.join(folders)}: no row has both {x!r} and {y!r}, but {columns}: set x and y")
-    return {
-        name: {
-            side: [row[column] for row in whole if row[label] == name]
-            for side, column in (("x", x), ("y", y))
-        }
-        for name in dict.fromkeys(row[label] for row in whole)
-    }
+    return points
 
 
 def spread(values: Sequence[Any]) -> str:
@@ -210,16 +203,3 @@ def spread(values: Sequence[Any]) -> str:
     if len(numbers) == 1:
         return short(values[0])
     return f"{short(mean(numbers))} ± {short(stdev(numbers))}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in its two largest units.
-
-    Examples:
-        >>> duration(3.21), duration(95), duration(7260)
-        ('3.2 s', '1 min 35 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -6,7 +6,7 @@ Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); a client
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -81,20 +81,19 @@ def visits_of(rows: Rows) -> Visits | None:
     Raises:
         ValueError: a round is beyond `MOST_ROUNDS`.
     """
-    rounds = [number(row.get("round")) for row in rows]
-    whole = [row for row, at in zip(rows, rounds, strict=True) if at is not None and at >= 0]
-    if not whole:
+    numbered = [(row, at) for row in rows if (at := number(row.get("round"))) is not None and at >= 0]
+    if not numbered:
         return None
-    last = max(at for at in rounds if at is not None)
-    if last >= MOST_ROUNDS:
+    whole, rounds = zip(*numbered, strict=True)
+    if (last := max(rounds)) >= MOST_ROUNDS:
         raise ValueError(f"visits.csv names round {last:.0f}, and no run has that many: the file is damaged")
     client_names, clients = _codes([row.get("client", "") for row in whole])
     device_names, devices = _codes([row.get("device", "") for row in whole])
     # A reason that is not listed counts as having taken part.
     place = {reason: index for index, reason in enumerate(OUTCOMES)}
     return Visits(
-        whole,
-        np.array([at for at in rounds if at is not None and at >= 0], dtype=np.int64),
+        [*whole],
+        np.array(rounds, dtype=np.int64),
         clients,
         client_names,
         devices,
@@ -109,23 +108,17 @@ def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     return names.tolist(), codes
 
 
-class Peak(NamedTuple):
-    """Largest visit of a kind of device."""
+def peaks(visits: Visits) -> list[dict[str, Any]]:
+    """Return the largest visit of each device, whether it fitted or not, by budget, then by name.
 
-    device: str
-    weight_bits: int  # of the base on it
-    parts: tuple[float, ...]  # bytes of each of `PARTS`
-    budget: float  # bytes that the device has for training
-
-
-def peaks(visits: Visits) -> list[Peak]:
-    """Return the largest visit of each device, whether it fitted or not, by budget, then by name."""
+    Returns:
+        For each ``device``, ``weight_bits`` of the base on it, bytes of each of `PARTS`, and ``budget_bytes`` for training.
+    """
     size = np.nan_to_num(visits.column("peak_bytes"))  # argmax would take NaN for the largest
-    largest = []
+    columns = ("weight_bits", *(f"{part}_bytes" for part in PARTS), "budget_bytes")
+    largest: list[dict[str, Any]] = []
     for index, name in enumerate(visits.device_names):
         places = np.flatnonzero(visits.devices == index)
         row = visits.rows[places[size[places].argmax()]]
-        parts = tuple(number(row.get(f"{part}_bytes")) or 0.0 for part in PARTS)
-        bits, budget = (number(row.get(column)) or 0.0 for column in ("weight_bits", "budget_bytes"))
-        largest.append(Peak(name, int(bits), parts, budget))
-    return sorted(largest, key=lambda peak: (peak.budget, peak.device))
+        largest.append({"device": name, **{column: int(number(row.get(column)) or 0) for column in columns}})
+    return sorted(largest, key=lambda peak: (peak["budget_bytes"], peak["device"]))

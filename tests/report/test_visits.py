@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlight.report.figures.lines import binned
-from fedlight.report.visits import OUTCOMES, peaks, visits_of
+from fedlight.report.visits import OUTCOMES, PARTS, peaks, visits_of
 
 FIELDS = (
     "round",
@@ -59,13 +59,13 @@ def test_sums_of_rounds_and_the_clock():
 
 def test_the_largest_visit_of_each_device():
     phone, tablet = peaks(visits_of(ROWS))
-    assert (phone.device, phone.budget) == ("phone", 9)
-    assert (tablet.device, tablet.budget) == ("tablet", 20)
+    assert (phone["device"], phone["budget_bytes"]) == ("phone", 9)
+    assert (tablet["device"], tablet["budget_bytes"]) == ("tablet", 20)
     rows = [
         {**row, "base_bytes": row["peak_bytes"], "activation_bytes": "2", "weight_bits": "4"} for row in ROWS
     ]
-    assert peaks(visits_of(rows))[1].parts == (30, 0, 0, 0, 2)
-    assert peaks(visits_of(rows))[0].parts == (8, 0, 0, 0, 2)
+    parts = [[peak[f"{part}_bytes"] for part in PARTS] for peak in peaks(visits_of(rows))]
+    assert parts == [[8, 0, 0, 0, 2], [30, 0, 0, 0, 2]]
 
 
 @pytest.mark.parametrize("rows", [[], table(",a,phone,,1,1,1,1"), [{"round": "x"}]])

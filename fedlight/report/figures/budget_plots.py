@@ -1,5 +1,6 @@
 """Accuracy against the simulated time of a run and against the megabytes that it sent, and at equal amounts of both."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,8 @@ def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/a
     """
     table = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
     rows = [
-        {
-            "method": label,
-            metric.replace("/", " "): table[label]["metric"][-1],
-            "hours": table[label]["seconds"][-1] / 3600,
-            "megabytes": table[label]["megabytes"][-1],
-            **_participation(Path(folder)),
-        }
-        for label, folder in runs.items()
+        {"method": label, metric.replace("/", " "): curve["metric"][-1], **_whole(curve, runs[label])}
+        for label, curve in table.items()
     ]
     return {"file": save(draw_quality(table, metric), output), "table": table, "rows": rows}
 
@@ -79,19 +74,16 @@ def quality_at_budget(
                     f"{label} has ended at {curve[name][-1]:g} {name}, before {name}={budget:g}: lower it, leave it out, "
                     "or run more rounds"
                 )
-    places = {"time": "seconds", "bytes": "megabytes"}
     rows = [
         {
             "method": label,
-            **{f"at_{short}": _value_by(curve, name, budgets[name]) for short, name in places.items()},
             **{
-                f"at_half_{short}": _value_by(curve, name, budgets[name] / 2)
-                for short, name in places.items()
+                f"at_{part}{place}": _value_by(curve, name, budgets[name] * share)
+                for part, share in (("", 1), ("half_", 0.5))
+                for place, name in (("time", "seconds"), ("bytes", "megabytes"))
             },
             "at_end": curve["metric"][-1],
-            "hours": curve["seconds"][-1] / 3600,
-            "megabytes": curve["megabytes"][-1],
-            **_participation(Path(runs[label])),
+            **_whole(curve, runs[label]),
         }
         for label, curve in curves.items()
     ]
@@ -128,13 +120,18 @@ def budget_curve(folder: Path, metric: str) -> Curve:
     }
 
 
-def _participation(folder: Path) -> dict[str, float]:
-    rows = read_rows(folder / "visits.csv", ("round", "client", "reason"))
+def _whole(curve: Curve, folder: str) -> dict[str, float]:
+    """Return hours and megabytes of the whole run, the clients that took part, and those that did not, by reason."""
+    rows = read_rows(Path(folder) / "visits.csv", ("round", "client", "reason"))
     # Several visits of a client in a round count once.
     reasons = {(row["round"], row["client"]): row["reason"] for row in rows}
-    named = [reason for reason in reasons.values() if not took_part(reason)]
-    dropped = {reason: float(named.count(reason)) for reason in sorted(set(named))}
-    return {"took_part": float(len(reasons) - len(named)), **dropped}
+    dropped = Counter(sorted(reason for reason in reasons.values() if not took_part(reason)))
+    return {
+        "hours": curve["seconds"][-1] / 3600,
+        "megabytes": curve["megabytes"][-1],
+        "took_part": float(len(reasons) - dropped.total()),
+        **{reason: float(number) for reason, number in dropped.items()},
+    }
 
 
 @matplotlib.rc_context(STYLE)

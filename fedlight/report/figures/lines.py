@@ -25,6 +25,7 @@ from fedlight.report.figures.style import (
     looks_of,
     new_chart,
     new_figure,
+    new_grid,
 )
 from fedlight.report.parts import Chart, deviation
 
@@ -127,13 +128,9 @@ def draw_panels(
     names = {name for panel in panels for name in panel.lines}
     styles = looks_of([name for name in known if name in names][:MOST_LINES], known)
     across = min(across, len(panels))
-    down = -(-len(panels) // across)
-    height = 0.6 + 1.75 * down + 0.16 * len(styles)
-    figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=True).ravel()
-    for place, axes in enumerate(grid):
-        axes.set_visible(place < len(panels))
-    for axes, panel in zip(grid, panels, strict=False):
+    height = 0.6 + 1.75 * -(-len(panels) // across) + 0.16 * len(styles)
+    figure, grid = new_grid(len(panels), across, (HALF_A_PAGE[0], height), sharex=True)
+    for axes, panel in zip(grid, panels, strict=True):
         shown = {name: line for name, line in panel.lines.items() if name in styles}
         if len(styles) > MOST_BANDS:
             shown = {name: line._replace(low=line.middle, high=line.middle) for name, line in shown.items()}
@@ -146,7 +143,7 @@ def draw_panels(
         axes.set_ylabel(panel.y, fontsize=9)
         axes.tick_params(labelsize=8, labelbottom=True)  # shared axes have numbers in the lowest row alone
         axes.grid(axis="y", color="0.85", linewidth=0.6)
-    for axes in grid[max(len(panels) - across, 0) : len(panels)]:
+    for axes in grid[-across:]:
         axes.set_xlabel(x, fontsize=9)
     # The legend of one panel stands for all.
     key(figure, grid[max(range(len(panels)), key=lambda place: len(panels[place].lines))])

@@ -35,6 +35,8 @@ from fedlight.support.files import result_of
 INCHES_OF_A_ROW = 0.28
 WORST = 0.1
 STAGES = ("own", "test", "validate", "val")
+COLUMNS = ("stage", "round", "accuracy", "own_accuracy", "client")
+"""Of ``clients.csv``."""
 JUDGES = ("oracle", "selector")
 ENDS: dict[str, Callable[[Sequence[float]], float]] = {"best": max, "last": lambda values: values[-1]}
 LINES: Any = ("-", "--")
@@ -100,7 +102,7 @@ def clients(files: dict[str, str], output: str) -> dict[str, Any]:
     """
     table: dict[str, dict[str, Any]] = {}
     for label, file in files.items():
-        accuracies = sorted(final(read_rows(Path(file), ("stage", "round", "accuracy", "own_accuracy"))))
+        accuracies = sorted(final(read_rows(Path(file), COLUMNS)).values())
         mean = math.fsum(accuracies) / len(accuracies)  # the same in every order of the clients
         worst = worst_share_mean(accuracies, WORST)
         table[label] = {"accuracy": accuracies, "mean": mean, "worst_tenth": worst}
@@ -188,15 +190,14 @@ def draw_groups(table: Mapping[str, Sequence[Any]]) -> Figure:
 
 def _cells(where: np.ndarray) -> Outline:
     """Return the outline of the true cells of ``(rows, columns)``, with neighbours in a row joined."""
-    corners: list[tuple[float, float]] = []
+    corners: list[list[tuple[float, float]]] = []
     for row, cells in enumerate(where):
         # Where cells of the area begin, and where they end.
         edges = np.flatnonzero(np.diff(np.concatenate([[False], cells, [False]]).astype(int)))
+        top, bottom = row - 0.5, row + 0.5
         for low, high in edges.reshape(-1, 2) - 0.5:
-            top, bottom = row - 0.5, row + 0.5
-            corners += [(low, top), (high, top), (high, bottom), (low, bottom), (low, top)]
-    codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY]
-    return Outline(np.array(corners).reshape(-1, 2), codes * (len(corners) // len(codes)))
+            corners.append([(low, top), (high, top), (high, bottom), (low, bottom)])
+    return Outline.make_compound_path_from_polys(np.array(corners).reshape(-1, 4, 2))
 
 
 def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:
@@ -224,9 +225,7 @@ def _win_rates(folder: Path) -> dict[str, list[float]]:
             for row in read_rows(file, ("step",))
             if all(row.get(column) for column in columns)
         }
-        first = min(
-            newer, default=math.inf
-        )  # a run that was resumed does the steps after its checkpoint again
+        first = min(newer, default=math.inf)  # a resumed run does the steps after its checkpoint again
         by_step = {step: rates for step, rates in by_step.items() if step < first} | newer
     if not by_step:
         raise ValueError(
@@ -248,44 +247,32 @@ def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:
     return tuple(stage for stage in STAGES if stage != "test") if {"test"} < taken else STAGES
 
 
-def final(rows: Rows, stages: Sequence[str] = STAGES) -> list[float]:
+def final(rows: Rows, stages: Sequence[str] = STAGES) -> dict[tuple[str, str], float]:
     """Return the final accuracies in a ``clients.csv``: of own models, else of a test, else of the last validation.
 
     Args:
         rows: of the file.
         stages: those that count, the first that there is.
 
-    Examples:
-        >>> final([{"stage": "val", "round": "0", "accuracy": "1"}, {"stage": "val", "round": "1", "accuracy": "0.5"}])
-        [0.5]
-    """
-    return [value for row in _newest(rows, stages) if (value := accuracy(row)) is not None]
-
-
-def final_by_client(rows: Rows, stages: Sequence[str] = STAGES) -> dict[tuple[str, str], float]:
-    """Return the accuracies of `final` by client and its number of examples, as text.
+    Returns:
+        Client and its number of examples, as text -> accuracy.
 
     Examples:
-        >>> final_by_client([{"stage": "test", "round": "", "client": "a", "examples": "4", "accuracy": "0.5"}])
-        {('a', '4'): 0.5}
+        >>> rows = [{"stage": "val", "round": f"{n}", "client": "a", "examples": "4", "accuracy": f"{n}"} for n in (0, 1)]
+        >>> final(rows)
+        {('a', '4'): 1.0}
     """
-    return {
-        (row.get("client", ""), row.get("examples", "")): value
-        for row in _newest(rows, stages)
-        if (value := accuracy(row)) is not None
-    }
+    stage = _stage(rows, stages)
+    by_round: dict[float, dict[tuple[str, str], float]] = {}
+    for row in (row for row in rows if row.get("stage") == stage):
+        of_round = by_round.setdefault(number(row.get("round")) or 0.0, {})
+        if (value := accuracy(row)) is not None:
+            of_round[row.get("client", ""), row.get("examples", "")] = value
+    return by_round[max(by_round)] if by_round else {}
 
 
 def _stage(rows: Rows, stages: Sequence[str]) -> str | None:
     return next((name for name in stages if any(row.get("stage") == name for row in rows)), None)
-
-
-def _newest(rows: Rows, stages: Sequence[str]) -> Rows:
-    """Return the rows of the stage that counts, of its last round; none where there is no such stage."""
-    stage = _stage(rows, stages)
-    of_stage = [row for row in rows if row.get("stage") == stage]
-    newest = max((number(row.get("round")) or 0.0 for row in of_stage), default=0.0)
-    return [row for row in of_stage if (number(row.get("round")) or 0.0) == newest]
 
 
 def accuracy(row: Mapping[str, str]) -> float | None:

@@ -113,18 +113,12 @@ def draw_leakage(table: Mapping[str, Values], name: str, level: float | None = N
             f"{len(table)} lines: between 1 and {MOST_LINES} can be told apart: draw several figures"
         )
     figure, axes = new_figure()
-    columns = {
-        method: [np.array(values[name]) for name in ("round", "mean", "std")]
-        for method, values in table.items()
-    }
-    lines = {
-        method: Line(x, middle, middle - std, middle + std, 1) for method, (x, middle, std) in columns.items()
-    }
-    styles = looks(table)
+    lines, ends, styles = {}, [], looks({method: method for method in table})
+    for method, values in table.items():
+        x, middle, std = (np.array(values[column]) for column in ("round", "mean", "std"))
+        lines[method] = Line(x, middle, middle - std, middle + std, 1)
+        ends.append((method, (x[-1], middle[-1]), styles[method]["color"]))
     draw_lines(axes, lines, styles)
-    ends = [
-        (method, (line.x[-1], line.middle[-1]), styles[method]["color"]) for method, line in lines.items()
-    ]
     if level is not None:
         axes.axhline(level, color="0.45", linestyle="--", linewidth=1, zorder=1)
         ends.append((PRETRAINED, (max(line.x[-1] for line in lines.values()), level), "0.45"))

@@ -63,10 +63,10 @@ def privacy_table(
         for target in [] if method in (not_attacked or []) else whose:
             leakage = read_attacks(folder, target, needed=target == GLOBAL)  # some runs have no uploads
             # The last value of each metric: attacks need not be made at the same rounds.
-            last = {name: value for metrics in leakage.values() for name, value in metrics.items()}
+            last = {name: values[max(values)] for name, values in leakage.items()}
             row |= _named(last, attacks, target)
-            # Of the first run that was attacked before training; all begin with one model.
-            before = before or (leakage.get(0, {}) if target == GLOBAL else {})
+            if target == GLOBAL and not before:  # of the first run that has it; all begin with one model
+                before = {name: values[0] for name, values in leakage.items() if 0 in values}
         rows.append(row)
     if zero_shot is not None:
         rows.insert(0, _row(PRETRAINED, zero_shot, task, shares) | _named(before, attacks, GLOBAL))
@@ -85,10 +85,8 @@ def utility(folder: str, task: str) -> float:
     for name in (f"own/{task}/client_mean", f"score/{task}"):
         if name in metrics:
             return metrics[name]
-    known = ", ".join(metrics) or "none"
-    raise ValueError(
-        f"{folder} has no metric {name!r}; it has {known}: add the callback TaskScores with this task"
-    )
+    remedy = f"it has {', '.join(metrics) or 'none'}: add the callback TaskScores with this task"
+    raise ValueError(f"{folder} has no metric {name!r}; {remedy}")
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -134,12 +132,12 @@ GLOBAL = "global"
 UPLOADS = "uploads"
 KEYS = ("round", "target")
 
-Leakage = dict[int, dict[str, float]]
-"""Rounds that were done -> metric -> value; 0 is before training."""
+Leakage = dict[str, dict[int, float]]
+"""Metric -> rounds that were done, in order -> value; 0 is before training."""
 
 
 def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leakage:
-    """Return what attacks found in the global model, or in clients' uploads, by round, in order.
+    """Return what attacks found in the global model, or in clients' uploads.
 
     Args:
         folder: of a run with attack callbacks.
@@ -148,28 +146,23 @@ def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leak
     """
     file = Path(folder) / "attacks" / "attacks.csv"
     rows = read_rows(file, KEYS)
-    by_round: dict[int, dict[str, list[float]]] = {}
-    for row in rows:
-        if row["target"] == target or (target == UPLOADS and row["target"] != GLOBAL):
-            metrics = by_round.setdefault(int(row["round"]), {})
-            for name, value in row.items():
-                if name not in KEYS and value and not math.isnan(float(value)):
-                    metrics.setdefault(name, []).append(float(value))
-    if not by_round and needed:
+    of_target = [r for r in rows if r["target"] == target or (target == UPLOADS and r["target"] != GLOBAL)]
+    if not of_target and needed:
         targets = ", ".join(sorted({row["target"] for row in rows})[:5])
         raise ValueError(
             f"{file}: there is no row of target={target!r}, but of {targets}: choose one of these"
         )
-    return {
-        number: {name: fmean(values) for name, values in metrics.items()}
-        for number, metrics in sorted(by_round.items())
-    }
+    uploads: dict[str, dict[int, list[float]]] = {}
+    for row in sorted(of_target, key=lambda row: int(row["round"])):
+        for name, value in row.items():
+            if name not in KEYS and value and not math.isnan(float(value)):
+                uploads.setdefault(name, {}).setdefault(int(row["round"]), []).append(float(value))
+    return {name: {number: fmean(x) for number, x in rounds.items()} for name, rounds in uploads.items()}
 
 
 def metric_of(leakage: Leakage, metric: str, folder: str) -> dict[int, float]:
     """Return one metric by round; raise ValueError for one that was never measured."""
-    values = {number: metrics[metric] for number, metrics in leakage.items() if metric in metrics}
-    if not values:
-        known = ", ".join(sorted({name for metrics in leakage.values() for name in metrics})) or "none"
+    if metric not in leakage:
+        known = ", ".join(sorted(leakage)) or "none"
         raise ValueError(f"{folder}/attacks/attacks.csv has no {metric!r}; its metrics are {known}")
-    return values
+    return leakage[metric]

@@ -6,6 +6,7 @@ would hide each other, and another colour for rows from outside of the domain.
 """
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import Any
 
 import matplotlib
@@ -18,7 +19,7 @@ from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
-from fedlight.report.figures.style import STYLE, add_legend, colors, save
+from fedlight.report.figures.style import STYLE, add_legend, colors, new_grid, save
 from fedlight.report.parts import shortened
 from fedlight.support.seeding import derive_seed
 
@@ -26,8 +27,6 @@ COMPONENTS = 50  # of PCA before t-SNE, like its authors
 ACROSS = 3  # panels beside each other
 MANY = 1000  # points that are drawn small
 MOST_LETTERS, LETTERS_PER_INCH = 32, 11  # of a name in the legend
-Panel = tuple[np.ndarray, np.ndarray]
-"""Positions ``(rows, 2)``, and which of them belong to the domain ``(rows,)``."""
 
 
 def retrieval_map(
@@ -61,24 +60,26 @@ def retrieval_map(
     rows = load_rows(source)
     check_columns(rows, columns, source)
     domain = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
-    added = {
-        label: {
-            instruction_text(row.fields)
-            for rows in AugmentationRecord(folder).read().values()
-            for row in rows
-        }
-        for label, folder in records.items()
-    }
+    read = {label: AugmentationRecord(folder).read().values() for label, folder in records.items()}
+    added = {label: {instruction_text(row.fields) for row in chain(*rows)} for label, rows in read.items()}
     shown = {label: some(texts, retrieved, seed, "map", label) for label, texts in added.items()}
     ground = some(domain, points, seed, "map", "domain")
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
     model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
     place = dict(zip(texts, flatten(model.encode(texts), seed), strict=True))
+
+    def places(texts: Collection[str], is_inside: bool) -> np.ndarray:
+        """Return positions ``(rows, 2)`` of the texts in the domain, or of the others."""
+        return np.array([place[text] for text in texts if (text in domain) is is_inside]).reshape(-1, 2)
+
     panels = {
-        label: (np.array([place[text] for text in chosen]), np.array([text in domain for text in chosen]))
+        f"{label}\n{sum(text in domain for text in chosen):,} of {len(chosen):,} in the domain": {
+            "added, in the domain": places(chosen, True),
+            "added, of others": places(chosen, False),
+        }
         for label, chosen in shown.items()
     }
-    figure = draw_map(np.array([place[text] for text in ground]), panels)
+    figure = draw_groups_of_points(places(ground, True), panels, "domain")
     return {
         "file": save(figure, output),
         "rows": [
@@ -105,40 +106,25 @@ def flatten(vectors: np.ndarray, seed: int, steps: int = 1000) -> np.ndarray:
     return flat
 
 
-def draw_map(ground: np.ndarray, panels: Mapping[str, Panel]) -> Figure:
-    """Draw points of the domain in grey, ``(points, 2)``, and over them those of each panel."""
-    groups = {
-        f"{label}\n{inside.sum():,} of {len(inside):,} in the domain": {
-            "added, in the domain": places[inside],
-            "added, of others": places[~inside],
-        }
-        for label, (places, inside) in panels.items()
-    }
-    return draw_groups_of_points(ground, groups, "domain")
-
-
 @matplotlib.rc_context(STYLE)
 def draw_groups_of_points(
     ground: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], ground_name: str, across: int = ACROSS
 ) -> Figure:
     """Draw a panel for each title, with groups of points ``(points, 2)`` over the same grey ones; a name has one colour."""
     across = min(across, len(panels))
-    down = -(-len(panels) // across)
-    figure = Figure(figsize=(max(2.6 * across, 4), 2.7 * down + 0.4), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
-    are_many = (
-        sum(map(len, (ground, *(dots for groups in panels.values() for dots in groups.values())))) > MANY
-    )
+    inches = max(2.6 * across, 4), 2.7 * -(-len(panels) // across) + 0.4
+    figure, grid = new_grid(len(panels), across, inches, sharex=True, sharey=True)
+    drawn = len(ground) + sum(len(dots) for groups in panels.values() for dots in groups.values())
+    are_many = drawn > MANY
     style: Any = {"linewidths": 0, "rasterized": are_many}  # else an SVG of so many points is large
     size = 3 if are_many else 9
     names = list(dict.fromkeys(name for groups in panels.values() for name in groups))
     shades = dict(zip(names, colors(len(names), "groups of points"), strict=True))
-    for axes in grid:
+    for axes, (title, groups) in zip(grid, panels.items(), strict=True):
         axes.set_axis_off()
-    for axes, (title, groups) in zip(grid, panels.items(), strict=False):
-        axes.scatter(*ground.T, s=size - 1, color="0.82", **style)
+        axes.scatter(ground[:, 0], ground[:, 1], s=size - 1, color="0.82", **style)
         for name, places in groups.items():
-            axes.scatter(*places.T, s=size, color=shades[name], **style)
+            axes.scatter(places[:, 0], places[:, 1], s=size, color=shades[name], **style)
         axes.set_title(title, fontsize="small")
     named = {ground_name: "0.82", **shades}
     longest = max(len(shortened(name, MOST_LETTERS)) for name in named)

@@ -60,14 +60,23 @@ def new_figure() -> tuple[Figure, Axes]:
 
 def new_panels(number: int) -> tuple[Figure, list[Axes]]:
     """Return a figure with several pairs of axes beside each other that share their y axis."""
-    figure = Figure(figsize=INCHES, layout="constrained")  # not of pyplot: no display, nothing left open
-    return figure, [*figure.subplots(1, number, sharey=True, squeeze=False)[0]]
+    return new_grid(number, number, INCHES, sharey=True)
+
+
+def new_grid(
+    number: int, across: int, inches: tuple[float, float], **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many pairs of axes in rows of ``across``; ``options`` are those of `Figure.subplots`."""
+    figure = Figure(figsize=inches, layout="constrained")  # not of pyplot: no display, nothing left open
+    grid = figure.subplots(-(-number // across), across, squeeze=False, **options).ravel()
+    for axes in grid[number:]:
+        axes.set_visible(False)  # a grid may have places too many
+    return figure, [*grid[:number]]
 
 
 def new_chart(height: float = HALF_A_PAGE[1]) -> tuple[Figure, Axes]:
     """Return a figure of half a report page's width."""
-    figure = Figure(figsize=(HALF_A_PAGE[0], height), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = new_grid(1, 1, (HALF_A_PAGE[0], height))
     axes.tick_params(labelsize=9)
     axes.locator_params(axis="y", nbins=5)  # else other ticks, without room, once there is a legend
     axes.grid(axis="y", color="0.85", linewidth=0.6)
@@ -79,24 +88,16 @@ Looks = dict[str, dict[str, Any]]
 """Name -> colour and dashes."""
 
 
-def looks(names: Iterable[str]) -> Looks:
-    """Return colour and dashes of each name; the same names in the same order look the same on every chart.
+def looks(kinds: Mapping[str, str]) -> Looks:
+    """Return a colour for each kind of names, and dashes that tell apart names of one colour.
 
-    Examples:
-        >>> looks(["a", "b"])["b"]
-        {'color': '#D55E00', 'linestyle': '-'}
-    """
-    return looks_by_kind({name: name for name in names})
-
-
-def looks_by_kind(kinds: Mapping[str, str]) -> Looks:
-    """Return colour and dashes of each name, where names of one kind share their colour and differ in their dashes.
+    The same names in the same order look the same on every chart.
 
     Args:
         kinds: name -> kind, such as ``first/fedavg`` -> ``fedavg``.
 
     Examples:
-        >>> looks_by_kind({"first/fedavg": "fedavg", "ditto": "ditto", "second/fedavg": "fedavg"})["second/fedavg"]
+        >>> looks({"first/fedavg": "fedavg", "ditto": "ditto", "second/fedavg": "fedavg"})["second/fedavg"]
         {'color': '#0072B2', 'linestyle': '--'}
     """
     places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
@@ -152,7 +153,7 @@ def method_looks(runs: Sequence[Run]) -> Looks:
     for run in [*(run for run in runs if run.command in ("fit", "")), *runs]:
         is_below = run.folder != run.home and run.folder.is_relative_to(run.home)
         kinds[run.method] = methods([(run.folder, run.home)])[0] if is_below else run.method
-    return looks_by_kind(kinds)
+    return looks(kinds)
 
 
 def looks_of(names: Iterable[str], known: Mapping[str, dict[str, Any]]) -> Looks:
@@ -180,16 +181,12 @@ def row_looks(names: Iterable[str], runs: Sequence[Run], known: Looks) -> Looks:
     The stage that made the table was told the folders of each method; else a name is that of a stage, written otherwise.
     """
     stages = {slug(run.method): run.method for run in runs if run.command in ("fit", "")}
-    by_folder = {(run.folder.parent.name, run.folder.name): run.method for run in runs}
+    by_folder = {run.folder.parts[-2:]: run.method for run in runs}
     told: dict[str, str] = {}
-    for run in runs:
-        spec = run.settings().get("methods")
+    for spec in (run.settings().get("methods") for run in runs):
         for name, folders in spec.items() if isinstance(spec, dict) else ():
             for folder in folders.values() if isinstance(folders, dict) else [folders]:
-                parts = tuple(str(folder).split("/")[-2:])
-                if len(parts) == 2 and parts in by_folder:
-                    told.setdefault(str(name), by_folder[parts])
-    methods_of = {name: told.get(name) or stages.get(slug(name), "") for name in names}
-    return {
-        name: known.get(method, {"color": NEUTRAL, "linestyle": "-"}) for name, method in methods_of.items()
-    }
+                if method := by_folder.get(Path(str(folder)).parts[-2:]):
+                    told.setdefault(str(name), method)
+    grey = {"color": NEUTRAL, "linestyle": "-"}
+    return {name: known.get(told.get(name) or stages.get(slug(name), ""), grey) for name in names}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.judges.task_answers import last_moment
-from fedlight.report.parts import Answer, Example, Part, Section, Texts
+from fedlight.report.parts import Answer, Part, Section, Texts
 from fedlight.runs import facts
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
@@ -49,7 +49,7 @@ def _texts(title: str, by_prompt: Prompts, most: int) -> Texts:
     for prompt in choose(by_prompt, most):
         answers = [by_prompt[prompt][method] for method in methods if method in by_prompt[prompt]]
         shown = [answer._replace(text=_cut(answer.text) or "(empty)") for answer in answers]
-        examples.append(Example(_cut(prompt), shown))
+        examples.append((_cut(prompt), shown))
     count = f"{len(examples)} of {len(by_prompt):,} prompts"
     return Texts(title, examples, f"{count}, spread evenly over those that most methods have answered.")
 
@@ -78,20 +78,16 @@ def asked(runs: Sequence[Run]) -> list[tuple[str, Prompts]]:
     sets: dict[str, Prompts] = {}
     judged = verdicts(runs)
     for run in runs:
-        for task in tasks(run):
-            answers = task_answers(run, task, judged.get((*_place(run.folder), task), {}))
-            _add(sets.setdefault(f"Task {task}", {}), answers)
+        of_run = {
+            f"Task {t}": task_answers(run, t, judged.get((*_place(run.folder), t), {})) for t in tasks(run)
+        }
         if is_shown(run):
-            _add(sets.setdefault("Before and after training", {}), samples(run))
-            _add(sets.setdefault("Prompts of the server", {}), completions(run))
-    return [(title, by_prompt) for title, by_prompt in sets.items() if by_prompt]
-
-
-def _add(everything: dict[str, Answers], more: Mapping[str, Answers]) -> None:
-    for prompt, answers in more.items():
-        have = everything.setdefault(prompt, {})
-        for method, answer in answers.items():
-            have.setdefault(method, answer)  # of several seeds the first one's
+            of_run |= {"Before and after training": samples(run), "Prompts of the server": completions(run)}
+        for title, by_prompt in of_run.items():
+            for prompt, answers in by_prompt.items():
+                have = sets.setdefault(title, {}).setdefault(prompt, {})
+                have |= answers | have  # of several seeds the first one's
+    return [*sets.items()]
 
 
 def is_shown(run: Run) -> bool:
@@ -103,8 +99,7 @@ def completions(run: Run) -> dict[str, Answers]:
     """Return prompt -> the run's method -> its single completion; several completions await labels and are no answer."""
     by_prompt: dict[str, Answers] = {}
     for row in run.jsonl("completions.jsonl"):
-        texts = row.get("completions")
-        fields = row.get("fields")
+        texts, fields = row.get("completions"), row.get("fields")
         prompt = _prompt(fields) if isinstance(fields, dict) else str(row.get("prompt", ""))
         if isinstance(texts, list) and len(texts) == 1 and prompt:
             by_prompt[prompt] = {run.method: Answer(run.method, str(texts[0]).strip())}
@@ -129,9 +124,7 @@ def _prompt(fields: Mapping[str, Any]) -> str:
         ('Why?', 'instruction: Add.\ninput: 1, 2')
     """
     texts = {name: str(text).strip() for name, text in fields.items() if str(text).strip()}
-    if len(texts) == 1:
-        return next(iter(texts.values()))
-    return "\n".join(f"{name}: {text}" for name, text in texts.items())
+    return "\n".join(f"{name}: {text}" if len(texts) > 1 else text for name, text in texts.items())
 
 
 def tasks(run: Run) -> list[str]:
@@ -143,6 +136,12 @@ def tasks(run: Run) -> list[str]:
 def task_rows(run: Run, task: str) -> list[dict[str, Any]]:
     """Return the rows of a run's last answers to a task."""
     return run.jsonl(f"tasks/{last_moment(run.folder / 'tasks', task)}/{task}.jsonl")
+
+
+def scored_rows(run: Run, task: str) -> list[tuple[dict[str, Any], float]]:
+    """Return the rows of `task_rows` that have a score, with it."""
+    scores = ((row, number(row.get("score"))) for row in task_rows(run, task))
+    return [(row, score) for row, score in scores if score is not None]
 
 
 def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
@@ -188,9 +187,7 @@ def task_answers(run: Run, task: str, judged: Mapping[int, str]) -> dict[str, An
         texts, prompt = row.get("answers"), str(row.get("prompt", "")).strip()
         if not isinstance(texts, list) or not prompt or prompt in by_prompt:
             continue
-        target = str(row.get("target", "")).strip()
-        score = number(row.get("score"))
-        place = row.get("row")
+        target, score, place = str(row.get("target", "")).strip(), number(row.get("score")), row.get("row")
         verdict = judged.get(place, "") if isinstance(place, int) else ""
         note = ", ".join(filter(None, ["" if score is None else f"score {score:g}", verdict]))
         right = {REFERENCE: Answer(REFERENCE, target)} if target else {}

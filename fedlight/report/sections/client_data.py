@@ -61,22 +61,21 @@ def bubbles(
     for by_label in counts.values():
         totals.update(by_label)
     by_size = sorted(counts, key=lambda client: (-sum(counts[client].values()), client))
-    shown, rest = by_size[:clients], by_size[clients:]
     names = sorted(totals, key=lambda label: (-totals[label], label))
     place = {label: min(index, labels) for index, label in enumerate(names)}
-    column = {client: index for index, client in enumerate(shown)}
-    cells = np.zeros((min(len(names), labels + 1), len(shown) + bool(rest)))
-    for client, by_label in counts.items():
-        share = 1 if client in column else 1 / len(rest)  # the last column is a mean
-        for label, rows in by_label.items():
-            cells[place[label], column.get(client, len(shown))] += share * rows
+    cells = np.zeros((min(len(names), labels + 1), len(by_size)))
+    for column, client in enumerate(by_size):
+        for label, rows in counts[client].items():
+            cells[place[label], column] += rows
+    shown, rest = cells[:, :clients], cells[:, clients:]
     # A stable sort: among clients of one label the largest stays first.
-    order = np.argsort(cells[:, : len(shown)].argmax(axis=0), kind="stable")
+    order = np.argsort(shown.argmax(axis=0), kind="stable")
+    others = [rest.mean(axis=1)] if rest.size else []
     return Bubbles(
-        [*(shown[index] for index in order), *(["other clients"] if rest else [])],
+        [*(by_size[index] for index in order), *(["other clients"] if others else [])],
         [*names[:labels], *(["other labels"] if len(names) > labels else [])],
-        np.concatenate([cells[:, order], cells[:, len(shown) :]], axis=1),
-        len(rest),
+        np.column_stack([shown[:, order], *others]),
+        rest.shape[1],
         max(len(names) - labels, 0),
     )
 
@@ -233,9 +232,8 @@ def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
     if table.other_clients:
         caption += f" The {len(table.clients) - 1:,} largest of {clients:,} clients; the last column: mean of the rest."
     if table.other_labels:
-        caption += (
-            f" The {len(table.labels) - 1:,} most frequent of {labels:,} labels; the last line is the others."
-        )
+        shown = f"{len(table.labels) - 1:,} most frequent of {labels:,} labels"
+        caption += f" The {shown}; the last line is the others."
     if data.source == "visits.csv":
         caption += " Clients that never took part are missing."
     if data.by_group:

@@ -21,7 +21,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     last: dict[str, list[list[float]]] = {}
     for run in runs:
         if accuracies := final(run.csv("clients.csv"), stages):
-            last.setdefault(run.method, []).append(sorted(accuracies))
+            last.setdefault(run.method, []).append(sorted(accuracies.values()))
     if not last:
         return None
     table = {method: _summed_up(of_seeds) for method, of_seeds in last.items()}

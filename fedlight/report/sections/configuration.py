@@ -65,17 +65,19 @@ def config_text(run: Run) -> str:
 
 def versions(runs: Sequence[Run]) -> Table | None:
     """Return a line for each set of versions, with the machines in words."""
+    records = [(run.method, run.record()) for run in runs]
+    if not any(
+        isinstance(record.get("versions"), dict) for _, record in records
+    ):  # then those of the recipes
+        records = [
+            (home.name, read_recipe(home).json("results.json")) for home in {run.home: 0 for run in runs}
+        ]
     groups: dict[tuple[str, ...], dict[str, None]] = {}  # line -> methods, each once and in their order
-    for run in runs:
-        record = run.record()
-        of_run = record.get("versions")
-        if isinstance(of_run, dict):
-            line = (*(str(of_run.get(name, "-")) for name in PACKAGES), str(record.get("machine", "-")))
-            groups.setdefault(line, {})[run.method] = None
-    for home in dict.fromkeys(run.home for run in runs):
-        of_recipe = read_recipe(home).json("results.json").get("versions")
-        if isinstance(of_recipe, dict) and not groups:
-            groups[(*(str(of_recipe.get(name, "-")) for name in PACKAGES), "-")] = {home.name: None}
+    for name, record in records:
+        packages = record.get("versions")
+        if isinstance(packages, dict):
+            line = *(str(packages.get(package, "-")) for package in PACKAGES), str(record.get("machine", "-"))
+            groups.setdefault(line, {})[name] = None
     if not groups:
         return None
     lines = [[", ".join(m) if len(m) <= 4 else f"{len(m)} runs", *line] for line, m in groups.items()]

@@ -7,6 +7,7 @@ the clients' own rows, so these are the grey ground, and added rows are told apa
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +112,13 @@ def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
     are_cosines = all(additions[name].encoder for name in shown)
     table = similarity_table(shown)
     left = f" {len(scores) - len(shown):,} more runs are not drawn." if len(scores) > len(shown) else ""
+    rows = [
+        {"run": name, "client": client, "from": low, "to": high, "rows": rows}
+        for name, histograms in table.items()
+        for client, counts in histograms["counts"].items()
+        for (low, high), rows in zip(pairwise(histograms["edges"]), counts, strict=True)
+        if rows
+    ]
     return [
         Chart(
             "added_similarities",
@@ -121,14 +129,7 @@ def _similarities(additions: Mapping[str, Addition]) -> list[Chart]:
                 bounds.pop() if len(bounds) == 1 else None,
                 "cosine to the client's centre" if are_cosines else "score",
             ),
-            [
-                {"run": name, "client": client, "from": low, "to": high, "rows": rows}
-                for name, histograms in table.items()
-                for client, counts in histograms["counts"].items()
-                # There is one more edge than bins.
-                for low, high, rows in zip(histograms["edges"], histograms["edges"][1:], counts, strict=False)
-                if rows
-            ],
+            rows,
         )
     ]
 
@@ -166,25 +167,20 @@ def additions_of(runs: Sequence[Run]) -> tuple[dict[str, Addition], list[str]]:
     additions: dict[str, Addition] = {}
     faults: list[str] = []
     seen: set[Path] = set()
-    homes = dict.fromkeys(run.home for run in runs)
-    of_home = {home: f"{home.name}/" if len(homes) > 1 else "" for home in homes}
+    are_several = len({run.home for run in runs}) > 1
     for run in runs:
         folder = facts.augmentation_folder(run)
         if folder is None or folder.resolve() in seen:
             continue
         seen.add(folder.resolve())
-        name = run.method if folder.name == "augmentation" else f"{of_home[run.home]}{folder.name}"
-        if name in additions:
-            continue
+        named = f"{run.home.name}/{folder.name}" if are_several else folder.name
+        name = run.method if folder.name == "augmentation" else named
         try:
-            addition = _read(folder, run)
+            if name not in additions and (addition := _read(folder, run)).added:
+                additions[name] = addition
         except (OSError, ValueError, KeyError, TypeError) as error:
-            faults.append(
-                f"{run.label}: the record of added rows is not whole ({type(error).__name__}) and is left out."
-            )
-            continue
-        if addition.added:
-            additions[name] = addition
+            what = f"the record of added rows is not whole ({type(error).__name__}) and is left out."
+            faults.append(f"{run.label}: {what}")
     return additions, faults
 
 

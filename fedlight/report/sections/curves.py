@@ -1,20 +1,23 @@
 """Curves: every metric over rounds or steps, one line per method, a band over its seeds."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedlight.report.figures.lines import Line, line_chart, over_seeds
 from fedlight.report.figures.style import DASHES, Looks, method_looks
-from fedlight.report.parts import Chart, Section, capitalized, slug
+from fedlight.report.parts import Chart, Part, Section, capitalized, slug
 from fedlight.runs.facts import class_name
 from fedlight.runs.rows import number
-from fedlight.runs.run import Run
+from fedlight.runs.run import Run, by_method
 
 FEWEST_EPOCHS = 3  # below, a run that is not federated is drawn over its steps
 Curve = dict[float, float]
+"""Round, epoch or step -> value."""
+ByMetric = dict[str, dict[str, list[Curve]]]
+"""Metric -> method -> curves of its runs."""
 
 FAMILIES = (
     ("Accuracy by client", r"client_(mean|worst|std)"),
@@ -65,95 +68,103 @@ class Curves(NamedTuple):
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a chart for each family of metrics, or for each metric where the lines would be too many."""
-    of_methods: dict[str, list[Curves]] = {}
-    for run in runs:
-        if run.command in ("fit", "") and (each := curves(run)).metrics:
-            of_methods.setdefault(run.method, []).append(each)
-    axes = list(dict.fromkeys(each.axis for several in of_methods.values() for each in several))
+    grouped = by_method([run for run in runs if run.command in ("fit", "")])
+    read = [
+        (run.method, each) for several in grouped.values() for run in several if (each := curves(run)).metrics
+    ]
     known = method_looks(runs)
-    charts = [chart for axis in axes for chart in _charts(of_methods, axis, known)]
+    charts: list[Part] = []
+    zeros: set[str] = set()
+    for axis in dict.fromkeys(each.axis for _, each in read):
+        metrics = _over(axis, read)
+        nothing = _zeros(metrics)
+        zeros |= {*map(in_words, nothing)}
+        charts += _charts({name: metrics[name] for name in metrics if name not in nothing}, axis, known)
     if not charts:
         return None
-    several = any(len(of_seeds) > 1 for of_seeds in of_methods.values())
+    several = len({method for method, _ in read}) < len(read)
     intro = "Each line is a run; of several seeds it is the mean."
-    zeros = {in_words(metric) for axis in axes for metric in _zeros(_by_metric(of_methods, axis))}
     not_drawn = f"0 in all runs at all times, and not drawn: {', '.join(sorted(zeros))}." if zeros else ""
-    return Section("curves", "Curves", f"{intro * several} {not_drawn}".strip(), list(charts))
+    return Section("curves", "Curves", f"{intro * several} {not_drawn}".strip(), charts)
 
 
-def _by_metric(of_methods: Mapping[str, Sequence[Curves]], axis: str) -> dict[str, dict[str, list[Curve]]]:
-    """Return metric -> method -> curves of its seeds, of those that this section draws over the axis.
+def by_metric(runs: Iterable[tuple[str, Mapping[str, Curve]]]) -> ByMetric:
+    """Return metric -> method -> its curve in each run that has one, from the method and the curves of each run.
 
-    Losses of unlike modules are unlike metrics, named ``val/loss, SFTModule``.
+    Examples:
+        >>> by_metric([("a", {"x": {1.0: 0.5}}), ("b", {}), ("a", {"x": {1.0: 0.25}})])
+        {'x': {'a': [{1.0: 0.5}, {1.0: 0.25}]}}
     """
-    metrics: dict[str, dict[str, list[Curve]]] = {}
-    objectives = {each.objective for several in of_methods.values() for each in several if each.axis == axis}
-    for method, several in of_methods.items():
-        for each in several:
-            for metric, curve in each.metrics.items() if each.axis == axis else ():
-                if len(objectives) > 1 and family(metric) == "Loss":
-                    metric = f"{metric}, {each.objective or 'unknown module'}"
-                if family(metric):
-                    metrics.setdefault(metric, {}).setdefault(method, []).append(curve)
+    metrics: ByMetric = {}
+    for method, curves_of_run in runs:
+        for metric, curve in curves_of_run.items():
+            metrics.setdefault(metric, {}).setdefault(method, []).append(curve)
     return metrics
 
 
-def _zeros(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> set[str]:
+def _over(axis: str, read: Sequence[tuple[str, Curves]]) -> ByMetric:
+    """Return the curves that this section draws over the axis.
+
+    Losses of unlike modules are unlike metrics, named ``val/loss, SFTModule``.
+    """
+    of_axis = [(method, each) for method, each in read if each.axis == axis]
+    are_unlike = len({each.objective for _, each in of_axis}) > 1
+
+    def name(metric: str, objective: str) -> str:
+        is_told = are_unlike and family(metric) == "Loss"
+        return f"{metric}, {objective or 'unknown module'}" if is_told else metric
+
+    return by_metric(
+        (
+            method,
+            {name(metric, each.objective): each.metrics[metric] for metric in each.metrics if family(metric)},
+        )
+        for method, each in of_axis
+    )
+
+
+def _zeros(metrics: ByMetric) -> set[str]:
     """Return the counts of events that never happened: metrics outside of the families that are 0 everywhere."""
     return {
         metric
-        for metric, by_method in metrics.items()
+        for metric, of_methods in metrics.items()
         if family(metric) == "Others"
-        and not any(value for several in by_method.values() for curve in several for value in curve.values())
+        and not any(any(curve.values()) for several in of_methods.values() for curve in several)
     }
 
 
-def _charts(of_methods: dict[str, list[Curves]], axis: str, known: Looks) -> list[Chart]:
-    def place(item: tuple[str, object]) -> int:  # validation before training
-        return next((at for at, begin in enumerate(FIRST) if item[0].startswith(begin)), len(FIRST))
+def _charts(metrics: ByMetric, axis: str, known: Looks) -> list[Chart]:
+    def place(metric: str) -> int:  # validation before training
+        return next((at for at, begin in enumerate(FIRST) if metric.startswith(begin)), len(FIRST))
 
-    metrics = _by_metric(of_methods, axis)
-    for name in _zeros(metrics):
-        del metrics[name]
     ends = {metric: ends_of(metric) for metric in metrics if set(ends_of(metric)) <= metrics.keys()}
     intervals = {metric: [metrics[end] for end in pair] for metric, pair in ends.items()}
     drawn = {
-        name: by_method
-        for name, by_method in sorted(metrics.items(), key=place)
-        if not any(name in pair for pair in ends.values())  # ends are drawn as a band
+        metric: metrics[metric]
+        for metric in sorted(metrics, key=place)
+        if not any(metric in pair for pair in ends.values())  # ends are drawn as a band
         # Single values are in tables; beside curves they are points.
-        and any(len(curve) > 1 for several in by_method.values() for curve in several)
+        and any(len(curve) > 1 for several in metrics[metric].values() for curve in several)
     }
     charts = []
     for title in ORDER:
-        of_family = {metric: by_method for metric, by_method in drawn.items() if family(metric) == title}
-        lines_of_family = sum(map(len, of_family.values()))
-        shown = dict.fromkeys(method for by_method in of_family.values() for method in by_method)
+        of_family = {metric: of_methods for metric, of_methods in drawn.items() if family(metric) == title}
+        shown = {method for of_methods in of_family.values() for method in of_methods}
         told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
         alike = title != "Others" and not any(", " in metric for metric in of_family)  # losses of one module
-        if len(of_family) > 1 and lines_of_family <= TOGETHER and told_apart and alike:
-            lines = {
-                f"{method}: {in_words(metric)}": _line(method, several, intervals.get(metric))
-                for metric, by_method in of_family.items()
-                for method, several in by_method.items()
-            }
-            styles = {  # the colour is the method's, dashes are the metric's
-                f"{method}: {in_words(metric)}": {**known[method], "linestyle": dashes}
-                for dashes, (metric, by_method) in zip(DASHES, of_family.items(), strict=False)
-                for method in by_method
-            }
+        few = len(of_family) > 1 and sum(map(len, of_family.values())) <= TOGETHER
+        if few and told_apart and alike:
+            lines, styles = {}, {}
+            for dashes, (metric, of_methods) in zip(DASHES, of_family.items(), strict=False):
+                for method, several in of_methods.items():
+                    name = f"{method}: {in_words(metric)}"
+                    lines[name] = _line(method, several, intervals.get(metric))
+                    styles[name] = known[method] | {"linestyle": dashes}  # the colour is the method's
             charts.append(_chart(title, title, axis, lines, styles))
-        else:
-            charts += [
-                _chart(
-                    metric,
-                    capitalized(in_words(metric)),
-                    axis,
-                    {m: _line(m, several, intervals.get(metric)) for m, several in by_method.items()},
-                    known,
-                )
-                for metric, by_method in of_family.items()
-            ]
+            continue
+        for metric, of_methods in of_family.items():
+            lines = {m: _line(m, several, intervals.get(metric)) for m, several in of_methods.items()}
+            charts.append(_chart(metric, capitalized(in_words(metric)), axis, lines, known))
     return charts
 
 
@@ -272,18 +283,19 @@ def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curv
 
 def visit_losses(run: Run) -> dict[str, Curve]:
     """Return the mean loss of each round's visits, weighted by steps, for each split."""
-    sums: dict[str, dict[float, list[float]]] = {}
+    by_split: dict[str, dict[float, list[tuple[float, float]]]] = {}
     for row in run.csv("visits.csv"):
         place, loss, steps = (number(row.get(name)) for name in ("round", "loss", "steps"))
         if place is not None and loss is not None and steps:
-            total = sums.setdefault(row.get("split", ""), {}).setdefault(place + 1, [0.0, 0.0])
-            total[0] += loss * steps
-            total[1] += steps
+            by_split.setdefault(row.get("split", ""), {}).setdefault(place + 1, []).append(
+                (loss * steps, steps)
+            )
     return {
-        f"fed/loss/{split}" if len(sums) > 1 else "fed/loss": {
-            place: a / b for place, (a, b) in rounds.items()
+        f"fed/loss/{split}" if len(by_split) > 1 else "fed/loss": {
+            place: sum(loss for loss, _ in visits) / sum(steps for _, steps in visits)
+            for place, visits in rounds.items()
         }
-        for split, rounds in sums.items()
+        for split, rounds in by_split.items()
     }
 
 

@@ -1,7 +1,8 @@
 """Devices and the wire: participation, dropouts, memory, costs of rounds; without a fleet, the wire and participation."""
 
 import math
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -33,9 +34,10 @@ from fedlight.report.figures.style import (
     add_legend,
     looks_of,
     method_looks,
+    new_grid,
 )
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
-from fedlight.report.visits import OUTCOMES, PARTS, Peak, Visits, peaks, visits_of
+from fedlight.report.visits import OUTCOMES, PARTS, Visits, peaks, visits_of
 from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, three_digits, time_unit
 
@@ -48,33 +50,29 @@ POINTS = 100
 SHADES = (COLORS[0], "0.75", COLORS[1], COLORS[4], COLORS[3], COLORS[5], COLORS[2], COLORS[6])
 """Of `OUTCOMES`."""
 BAR = 0.26  # inches
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+"""Bytes of a unit, and its name."""
 TITLE: Any = {"fontsize": "medium", "loc": "left"}
 
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return charts of the visits of all runs; None where no run has any."""
-    every: dict[str, Visits] = {}
+    by_method: ByMethod = {}
     notes: list[str] = []
     for run in runs:
         try:
-            visits = visits_of(run.csv("visits.csv"))
+            if visits := visits_of(run.csv("visits.csv")):
+                by_method.setdefault(run.method, []).append(visits)
         except ValueError as error:  # a damaged file of one run; the others are shown
             notes.append(f"{run.label}: left out: {error}")
-            continue
-        if visits:
-            every[run.label] = visits
-    if not every:
+    if not by_method:
         return Section("devices", "Participation and the wire", "", [], tuple(notes)) if notes else None
-    methods = {run.label: run.method for run in runs}
-    by_method: ByMethod = {}
-    for label, visits in every.items():
-        by_method.setdefault(methods[label], []).append(visits)
     fleets = {method: seeds for method, seeds in by_method.items() if seeds[0].device_names}
-    parts: list[Part] = [*_fleet_charts({method: seeds[0] for method, seeds in fleets.items()})]
     known = method_looks(runs)
-    parts.append(_times_chart(by_method, known))
-    parts += cost_charts(by_method, fleets, known)
-    parts.append(_totals(by_method))
+    parts: list[Part] = []
+    if fleets:
+        parts += _fleet_charts({method: seeds[0] for method, seeds in fleets.items()})
+    parts += [_times_chart(by_method, known), *cost_charts(by_method, fleets, known), _totals(by_method)]
     for method, seeds in list(fleets.items())[:PANELS]:
         try:
             parts.append(_devices(method, seeds[0]))
@@ -87,12 +85,11 @@ def section(runs: Sequence[Run]) -> Section | None:
     return Section("devices", title, intro, parts, tuple(notes))
 
 
-def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
-    """Return charts of participation and memory for the first seed of the first methods, equal ones once."""
-    if not fleets:
-        return []
+def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Chart]:
+    """Return charts of participation and memory for one seed of the first methods, equal ones once."""
     by_round = alike({method: fleet.participation() for method, fleet in fleets.items()})
     memory = alike({method: peaks(fleet) for method, fleet in fleets.items()})
+    words = [*map(outcome_in_words, OUTCOMES)]
     return [
         Chart(
             "participation_by_round",
@@ -100,11 +97,7 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
             f"Clients that were asked in each round, by what became of them. One seed of each run.{_more(by_round)}",
             draw_participation(_first(by_round)),
             [
-                {
-                    "run": run,
-                    "round": number,
-                    **{outcome_in_words(o): int(n) for o, n in zip(OUTCOMES, column, strict=True)},
-                }
+                {"run": run, "round": number, **dict(zip(words, column.tolist(), strict=True))}
                 for run, counts in by_round.items()
                 for number, column in enumerate(counts.T)
             ],
@@ -115,17 +108,7 @@ def _fleet_charts(fleets: Mapping[str, Visits]) -> list[Part]:
             "The largest visit of each device, part by part, and the device's budget. One seed of each run."
             + _more(memory),
             draw_memory(_first(memory)),
-            [
-                {
-                    "run": run,
-                    "device": peak.device,
-                    "weight_bits": peak.weight_bits,
-                    **{f"{part}_bytes": int(size) for part, size in zip(PARTS, peak.parts, strict=True)},
-                    "budget_bytes": int(peak.budget),
-                }
-                for run, devices in memory.items()
-                for peak in devices
-            ],
+            [{"run": run, **peak} for run, devices in memory.items() for peak in devices],
         ),
     ]
 
@@ -147,10 +130,9 @@ def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
     caption = (
         "Rounds in which a client took part, clients sorted by it; clients that were never asked are missing."
     )
-    x = "rank of the client, the most frequent first"
-    title = "How often clients took part"
-    name, table = "times_taken_part", alike(lines)
-    return line_chart(name, title, caption, table, known, x, "rounds", column="rank", lowest=0)
+    title, x = "How often clients took part", "rank of the client, the most frequent first"
+    table = alike(lines)
+    return line_chart("times_taken_part", title, caption, table, known, x, "rounds", column="rank", lowest=0)
 
 
 def _totals(by_method: ByMethod) -> Table:
@@ -192,32 +174,23 @@ def _devices(method: str, visits: Visits) -> Table:
 
 def cost_charts(by_method: ByMethod, fleets: ByMethod, known: Looks) -> list[Chart]:
     """Return charts of bytes both ways and, for runs with a fleet, of simulated time and energy."""
+
+    def chart(name: str, title: str, unit: str, cost: Callable[[Visits], np.ndarray]) -> Chart:
+        shown = by_method if name.startswith("bytes") else fleets
+        return _cost_chart(name, title, unit, {m: [*map(cost, seeds)] for m, seeds in shown.items()}, known)
+
     charts = [
-        _cost_chart(
-            f"bytes_{way}",
-            f"Sent {way}, all clients",
-            {
-                m: [visits.per_round(f"bytes_{way}") / 1e6 for visits in seeds]
-                for m, seeds in by_method.items()
-            },
-            "megabytes",
-            known,
-        )
-        for way in ("down", "up")
+        chart("bytes_down", "Sent down, all clients", "megabytes", lambda v: v.per_round("bytes_down") / 1e6),
+        chart("bytes_up", "Sent up, all clients", "megabytes", lambda v: v.per_round("bytes_up") / 1e6),
     ]
-    if not fleets:
-        return charts
-    ends = {method: [visits.round_ends() for visits in seeds] for method, seeds in fleets.items()}
-    scale, unit = time_unit(max(float(each[-1]) for seeds in ends.values() for each in seeds))
-    # Ends of rounds become lengths of rounds.
-    seconds = {m: [np.diff(each, prepend=0.0) / scale for each in seeds] for m, seeds in ends.items()}
-    joules = {m: [visits.per_round("joules") / 1000 for visits in seeds] for m, seeds in fleets.items()}
-    title = "Simulated time, from the start of a round to its end"
-    return [
-        *charts,
-        _cost_chart("time", title, seconds, unit, known),
-        _cost_chart("energy", "Energy of all clients", joules, "kilojoules", known),
-    ]
+    if fleets:
+        scale, unit = time_unit(max(float(v.round_ends()[-1]) for seeds in fleets.values() for v in seeds))
+        title = "Simulated time, from the start of a round to its end"
+        charts += [
+            chart("time", title, unit, lambda v: np.diff(v.round_ends(), prepend=0.0) / scale),
+            chart("energy", "Energy of all clients", "kilojoules", lambda v: v.per_round("joules") / 1000),
+        ]
+    return charts
 
 
 def alike(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,25 +200,17 @@ def alike(table: Mapping[str, Any]) -> dict[str, Any]:
         >>> alike({"a": np.array([1]), "b": np.array([2]), "c": np.array([1])})
         {'a, c': array([1]), 'b': array([2])}
     """
-    names: dict[str, list[str]] = {}
+    names: dict[bytes, list[str]] = {}
     for run, values in table.items():
-        names.setdefault(_key(values), []).append(run)
+        names.setdefault(pickle.dumps(values), []).append(run)
     return {
         ", ".join(runs) if len(runs) < 4 else f"{runs[0]} and {len(runs) - 1} more": table[runs[0]]
         for runs in names.values()
     }
 
 
-def _key(values: Any) -> str:
-    if isinstance(values, np.ndarray):
-        return f"{values.shape} {values.tobytes()!r}"
-    if isinstance(values, Line):
-        return " ".join(_key(column) for column in values[:4])
-    return " ".join(map(_key, values)) if isinstance(values, list | tuple) else repr(values)
-
-
 def _cost_chart(
-    name: str, title: str, of_methods: Mapping[str, list[np.ndarray]], unit: str, known: Looks
+    name: str, title: str, unit: str, of_methods: Mapping[str, list[np.ndarray]], known: Looks
 ) -> Chart:
     costs = dict(list(alike(of_methods).items())[:MOST_LINES])
     rounds = {run: _line(seeds) for run, seeds in costs.items()}
@@ -303,21 +268,23 @@ def draw_participation(table: Mapping[str, np.ndarray]) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
-    """Draw the parts of each device's largest visit, and a mark at its memory budget."""
-    scale, unit = size_unit(
-        max(max(sum(peak.parts), peak.budget) for bars in table.values() for peak in bars)
-    )
+def draw_memory(table: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw the parts of each device's largest visit, see `peaks`, and a mark at its memory budget."""
+    columns = [f"{part}_bytes" for part in PARTS]
+    every = [peak for bars in table.values() for peak in bars]
+    most = max(max(sum(peak[part] for part in columns), peak["budget_bytes"]) for peak in every)
+    scale, unit = next((unit for unit in UNITS if most >= unit[0]), UNITS[-1])
     figure, panels = _stacked([len(bars) for bars in table.values()])
     for axes, (run, bars) in zip(panels, table.items(), strict=True):
-        names = [f"{peak.device.replace('_', ' ')}, {peak.weight_bits} bits" for peak in bars]
+        names = [f"{peak['device'].replace('_', ' ')}, {peak['weight_bits']} bits" for peak in bars]
         left = np.zeros(len(bars))
-        for part, color in zip(np.array([peak.parts for peak in bars]).T / scale, COLORS, strict=False):
-            axes.barh(range(len(bars)), part, left=left, color=color, height=0.72)
-            left = left + part
+        for part, color in zip(columns, COLORS, strict=False):
+            sizes = np.array([peak[part] for peak in bars]) / scale
+            axes.barh(range(len(bars)), sizes, left=left, color=color, height=0.72)
+            left = left + sizes
         for place, peak in enumerate(bars):
             low, high = place - 0.44, place + 0.44  # a little taller than the bar
-            axes.plot([peak.budget / scale] * 2, [low, high], color="0.15", linewidth=2.2)
+            axes.plot([peak["budget_bytes"] / scale] * 2, [low, high], color="0.15", linewidth=2.2)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelsize=9)
@@ -327,20 +294,8 @@ def draw_memory(table: Mapping[str, Sequence[Peak]]) -> Figure:
     return figure
 
 
-def size_unit(most: float) -> tuple[float, str]:
-    """Return the largest unit, as bytes and name, that is not larger than a number of bytes.
-
-    Examples:
-        >>> size_unit(3 * 2**30), size_unit(5e6), size_unit(10)
-        ((1073741824, 'GiB'), (1048576, 'MiB'), (1024, 'KiB'))
-    """
-    units = ((2**30, "GiB"), (2**20, "MiB"))
-    return next((unit for unit in units if most >= unit[0]), (2**10, "KiB"))
-
-
 def _stacked(lines: Sequence[int], share_x: bool = False) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels below each other, each as high as its lines need."""
     heights = [0.35 + BAR * max(number, 3) for number in lines]
-    figure = Figure(figsize=(HALF_A_PAGE[0], 0.9 + sum(heights)), layout="constrained")
-    rows: Any = {"squeeze": False, "sharex": share_x, "height_ratios": heights}
-    return figure, [*figure.subplots(len(lines), 1, **rows)[:, 0]]
+    inches = HALF_A_PAGE[0], 0.9 + sum(heights)
+    return new_grid(len(lines), 1, inches, sharex=share_x, height_ratios=heights)

@@ -9,6 +9,7 @@ from fedlight.report.figures.lines import line_chart, over_seeds
 from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug, table_of
+from fedlight.report.sections.curves import Curve, by_metric
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
 
@@ -30,21 +31,18 @@ def section(runs: Sequence[Run]) -> Section | None:
     for run in runs:
         rows = [row for row in run.csv("groups.csv") if None not in map(number, map(row.get, COUNTS))]
         if rows:
-            tables[run.label] = groups_of(rows)
+            tables[run] = groups_of(rows)
     if not tables:
         return None
-    can_be_drawn = [label for label, table in tables.items() if most_selector(table) < len(COLORS)]
-    methods = {run.label: run.method for run in runs}
-    changes = {label: changes_of(table) for label, table in tables.items()}
-    first: dict[str, str] = {}  # of each method the first seed
-    for label in can_be_drawn:
-        first.setdefault(methods[label], label)
+    changes = {run: changes_of(table) for run, table in tables.items()}
+    first: dict[str, Run] = {}  # of each method the first seed whose selectors can be told apart
+    for run, table in tables.items():
+        if most_selector(table) < len(COLORS):
+            first.setdefault(run.method, run)
     drawn = list(first.values())[:MOST]
-    parts: list[Part] = [_map(label, tables[label]) for label in drawn]
-    known = method_looks(runs)
-    parts += [
-        chart for metric in SAID if (chart := _change_chart(metric, changes, methods, known)) is not None
-    ]
+    metrics, known = by_metric((run.method, curves) for run, curves in changes.items()), method_looks(runs)
+    parts: list[Part] = [_map(run.label, tables[run]) for run in drawn]
+    parts += [_change_chart(metric, metrics[metric], known) for metric in SAID if metric in metrics]
     parts.append(_table(tables, changes))
     left = len(tables) - len(drawn)
     intro = "Which selector each client trains after each grouping."
@@ -58,26 +56,23 @@ def most_selector(table: Table_) -> int:
     return max(selector for selectors in table["selector"] for selector in selectors if selector is not None)
 
 
-def changes_of(table: Table_) -> dict[int, dict[str, float]]:
-    """Return the group log's metrics of each grouping: round -> metric -> value.
+def changes_of(table: Table_) -> dict[str, Curve]:
+    """Return the group log's metrics of each grouping: metric -> round -> value.
 
     Examples:
         >>> table = {"round": [0, 5], "client": ["a", "b"], "known_group": ["x", "x"], "selector": [[0, 0], [0, 1]]}
-        >>> changes_of(table)[5]["fed/groups_moved"]
-        0.5
+        >>> changes_of(table)["fed/groups_moved"]
+        {5.0: 0.5}
     """
     known = {
         client: group for client, group in zip(table["client"], table["known_group"], strict=True) if group
     }
-    changes: dict[int, dict[str, float]] = {}
+    changes: dict[str, Curve] = {}
     before: dict[str, int] = {}
-    for place, round_idx in enumerate(table["round"]):
-        groups = {
-            client: selectors[place]
-            for client, selectors in zip(table["client"], table["selector"], strict=True)
-            if selectors[place] is not None
-        }
-        changes[round_idx] = group_metrics(groups, before, known)
+    for round_idx, selectors in zip(table["round"], zip(*table["selector"], strict=True), strict=True):
+        groups = {c: each for c, each in zip(table["client"], selectors, strict=True) if each is not None}
+        for metric, value in group_metrics(groups, before, known).items():
+            changes.setdefault(metric, {})[float(round_idx)] = value
         before = groups
     return changes
 
@@ -98,22 +93,8 @@ def _map(label: str, table: Table_) -> Chart:
     )
 
 
-def _change_chart(
-    metric: str,
-    changes: Mapping[str, Mapping[int, Mapping[str, float]]],
-    methods: Mapping[str, str],
-    known: Looks,
-) -> Chart | None:
-    series: dict[str, list[dict[float, float]]] = {}
-    for label, by_round in changes.items():
-        curve = {
-            float(round_idx): values[metric] for round_idx, values in by_round.items() if metric in values
-        }
-        if curve:
-            series.setdefault(methods[label], []).append(curve)
-    if not series:
-        return None
-    lines = {method: over_seeds(seeds) for method, seeds in series.items()}
+def _change_chart(metric: str, of_methods: Mapping[str, Sequence[Curve]], known: Looks) -> Chart:
+    lines = {method: over_seeds(seeds) for method, seeds in of_methods.items()}
     is_share = metric != "fed/group_ari"
     meaning = "Share of all clients, " if is_share else "1: the known groups; 0: as good as chance; "
     lowest = min(0.0, *(float(line.low.min()) for line in lines.values()))
@@ -124,19 +105,20 @@ def _change_chart(
     return chart
 
 
-def _table(tables: Mapping[str, Table_], changes: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Table:
+def _table(tables: Mapping[Run, Table_], changes: Mapping[Run, Mapping[str, Curve]]) -> Table:
     lines = []
-    for label, table in tables.items():
+    for run, table in tables.items():
         sizes = Counter(selectors[-1] for selectors in table["selector"] if selectors[-1] is not None)
-        sizes_in_words = " / ".join(str(sizes[which]) for which in range(most_selector(table) + 1))
-        last = changes[label][table["round"][-1]]
-        changed, index, with_group = (f"{last[metric]:.2f}" if metric in last else "-" for metric in SAID)
+        last = [changes[run].get(metric, {}).get(float(table["round"][-1])) for metric in SAID]
+        changed, index, with_group = ("-" if value is None else f"{value:.2f}" for value in last)
         lines.append(
             {
-                "run": label,
+                "run": run.label,
                 "clients": f"{len(table['client']):,}",
                 "groupings": f"{len(table['round']):,}",
-                "clients of each selector": sizes_in_words,
+                "clients of each selector": " / ".join(
+                    str(sizes[at]) for at in range(most_selector(table) + 1)
+                ),
                 "changed": changed,
                 "adjusted Rand index": index,
                 "with their group": with_group,

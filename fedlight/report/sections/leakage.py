@@ -3,13 +3,12 @@
 After Figure 3 of FedDCA (https://arxiv.org/abs/2409.20135) and Figure 3 of FewFedPIT (https://arxiv.org/abs/2403.06131).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from fedlight.report.figures.lines import (
     MOST_BANDS,
-    Line,
     Panel,
     bands,
     draw_panels,
@@ -18,9 +17,10 @@ from fedlight.report.figures.lines import (
     rows_of,
 )
 from fedlight.report.figures.privacy_plots import LESS, MORE
-from fedlight.report.figures.privacy_table import GLOBAL, UPLOADS, Leakage, read_attacks
+from fedlight.report.figures.privacy_table import GLOBAL, UPLOADS, read_attacks
 from fedlight.report.figures.style import MOST_LINES, Looks, looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug
+from fedlight.report.sections.curves import ByMetric, Curve, by_metric
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run
 
@@ -52,13 +52,10 @@ TRADED = (
 )
 """Of the global model, against utility; the first two that differ between methods."""
 
-ByMethod = dict[str, list[Leakage]]
-"""Method -> what attacks found in the run of each seed."""
-
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return charts of each attack and target, a trade-off and a table; None where no run was attacked."""
-    by_target: dict[str, ByMethod] = {target: {} for target in TARGETS}
+    attacked: dict[Run, dict[str, dict[str, Curve]]] = {}
     notes = []
     for run in runs:
         if run.path("attacks/attacks.csv") is None:
@@ -66,37 +63,39 @@ def section(runs: Sequence[Run]) -> Section | None:
         try:
             if run.is_changed("attacks/attacks.csv"):
                 raise ValueError("it is not what the run wrote")
-            each = {target: read_attacks(str(run.folder), target, needed=False) for target in TARGETS}
+            attacked[run] = {target: _curves(run, target) for target in TARGETS}
         except (ValueError, OSError, KeyError) as error:
             notes.append(
                 f"{run.label}: attacks/attacks.csv cannot be read ({type(error).__name__}) and is left out."
             )
-            continue
-        for target, leakage in each.items():
-            if leakage:
-                by_target[target].setdefault(run.method, []).append(leakage)
+    by_target = {
+        target: by_metric((run.method, each[target]) for run, each in attacked.items()) for target in TARGETS
+    }
     if not any(by_target.values()) and not notes:
         return None
-    styles = looks_of(
-        (method for of_target in by_target.values() for method in of_target), method_looks(runs)
-    )
-    attacks = [
-        (attack, target)
-        for target, of_target in by_target.items()
-        for attack in sorted({metric.partition("/")[0] for metric in metrics_of(of_target)})
-    ]
-    parts: list[Part] = [_chart(attack, target, by_target[target], styles) for attack, target in attacks]
-    parts += _trade_offs(by_target[GLOBAL], *utilities(runs), styles)
-    parts += [_table(attack, target, by_target[target]) for attack, target in attacks]
+    styles = looks_of(dict.fromkeys(run.method for run in attacked), method_looks(runs))
+    charts: list[Part] = []
+    tables: list[Part] = []
+    for target, metrics in by_target.items():
+        for attack in sorted({metric.partition("/")[0] for metric in metrics}):
+            of_attack = {name: metrics[name] for name in sorted(metrics) if name.startswith(f"{attack}/")}
+            title = capitalized(attack.replace("_", " "))
+            charts.append(
+                _chart(f"{slug(attack)}_{target}", f"{title}: {TARGETS[target]}", of_attack, styles)
+            )
+            tables.append(_table(f"{title} after the last round: {TARGETS[target]}", of_attack, styles))
+    parts = [*charts, *_trade_offs(by_target[GLOBAL], *utilities(runs), styles), *tables]
     intro = "How much of the clients' rows attacks find, by round: less is better. Uploads: a round's mean over clients."
     return Section("leakage", "Leakage of private rows", intro, parts, tuple(notes))
 
 
-def metrics_of(by_method: ByMethod, begin: str = "") -> list[str]:
-    """Return the metrics that any run has, in order, of those that begin like this."""
-    rounds = (values for runs in by_method.values() for run in runs for values in run.values())
-    every = {name for values in rounds for name in values}
-    return sorted(name for name in every if name.startswith(begin) and not name.endswith(COUNTED))
+def _curves(run: Run, target: str) -> dict[str, Curve]:
+    leakage = read_attacks(str(run.folder), target, needed=False)
+    return {
+        metric: {float(done): value for done, value in rounds.items()}
+        for metric, rounds in leakage.items()
+        if not metric.endswith(COUNTED)
+    }
 
 
 def in_words(metric: str) -> str:
@@ -113,36 +112,36 @@ def in_words(metric: str) -> str:
     return SAID.get(name, name.replace("_", " "))
 
 
-def series_of(by_method: ByMethod, metric: str) -> tuple[dict[str, Line], float | None]:
-    """Return a metric over rounds for each method, and its mean before training over all runs that have it."""
-    lines: dict[str, Line] = {}
-    levels: list[float] = []
-    for method, runs in by_method.items():
-        values = [{float(done): each[metric] for done, each in run.items() if metric in each} for run in runs]
-        levels += [each.pop(0.0) for each in values if 0.0 in each]
-        values = [each for each in values if each]
-        if values:
-            lines[method] = over_seeds(values)
-    return lines, fmean(levels) if levels else None
+def without_level(of_methods: Mapping[str, Sequence[Curve]]) -> tuple[dict[str, list[Curve]], float | None]:
+    """Return a metric's curves after training has begun, and its mean before training over all runs that have it."""
+    levels = [curve[0.0] for several in of_methods.values() for curve in several if 0.0 in curve]
+    trained = {
+        method: [{at: curve[at] for at in curve if at} for curve in several if any(curve)]
+        for method, several in of_methods.items()
+    }
+    return {method: several for method, several in trained.items() if several}, fmean(
+        levels
+    ) if levels else None
 
 
-def _chart(attack: str, target: str, by_method: ByMethod, styles: Looks) -> Chart:
-    metrics = metrics_of(by_method, f"{attack}/")
-    series = {metric: series_of(by_method, metric) for metric in metrics}
+def _chart(name: str, title: str, metrics: ByMetric, styles: Looks) -> Chart:
     rows: list[dict[str, Any]] = []
-    for metric, (lines, level) in series.items():
+    panels = []
+    for metric, of_methods in metrics.items():
+        trained, level = without_level(of_methods)
+        lines = {method: over_seeds(several) for method, several in trained.items()}
+        panels.append(Panel(lines, in_words(metric), level=level))
         if level is not None:
             rows.append({"metric": metric, "run": "before training", "round": 0, "mean": level})
         rows += [{"metric": metric, **row} for row in rows_of(lines)]
-    panels = [Panel(lines, in_words(metric), level=level) for metric, (lines, level) in series.items()]
-    has_bands = len(by_method) <= MOST_BANDS
-    several = bands(line for lines, _ in series.values() for line in lines.values())
-    left = len(by_method) - MOST_LINES
+    methods = {method for of_methods in metrics.values() for method in of_methods}
+    several = bands(line for panel in panels for line in panel.lines.values())
+    left = len(methods) - MOST_LINES
     return Chart(
-        f"{slug(attack)}_{target}",
-        f"{capitalized(attack.replace('_', ' '))}: {TARGETS[target]}",
+        name,
+        title,
         f"After each round{', mean over the seeds' if several else ''}; dashed grey: the model before training."
-        + (several if has_bands else "")
+        + (several if len(methods) <= MOST_BANDS else "")
         + (f" {left:,} more runs are in the data alone." if left > 0 else ""),
         draw_panels(panels, styles, "rounds that are done", across=2),
         rows,
@@ -166,10 +165,10 @@ def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
     return task, scores[task]
 
 
-def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], styles: Looks) -> list[Chart]:
+def _trade_offs(metrics: ByMetric, task: str, scores: dict[str, list[float]], styles: Looks) -> list[Chart]:
     charts: list[Chart] = []
     for metric in TRADED:
-        ends = last(by_method, metric)
+        ends = last(metrics.get(metric, {}))
         table = {
             method: {"x": ends[method], "y": scores[method]}
             for method in scores
@@ -198,29 +197,19 @@ def _trade_offs(by_method: ByMethod, task: str, scores: dict[str, list[float]], 
     return charts
 
 
-def last(by_method: ByMethod, metric: str) -> dict[str, list[float]]:
+def last(of_methods: Mapping[str, Sequence[Curve]]) -> dict[str, list[float]]:
     """Return a metric at the last round that has it in each run, without the level before training."""
-    ends = {
-        method: [
-            values[-1]
-            for run in runs
-            if (values := [e[metric] for done, e in run.items() if done and metric in e])
-        ]
-        for method, runs in by_method.items()
-    }
-    return {method: values for method, values in ends.items() if values}
+    trained, _ = without_level(of_methods)
+    return {method: [curve[max(curve)] for curve in several] for method, several in trained.items()}
 
 
-def _table(attack: str, target: str, by_method: ByMethod) -> Table:
-    metrics = metrics_of(by_method, f"{attack}/")
-    ends = {metric: last(by_method, metric) for metric in metrics}
-    before = [series_of(by_method, metric)[1] for metric in metrics]
+def _table(title: str, metrics: ByMetric, methods: Iterable[str]) -> Table:
+    ends = [last(of_methods) for of_methods in metrics.values()]
+    before = [without_level(of_methods)[1] for of_methods in metrics.values()]
     lines = [["before training", *map(_cell, before)]] if any(level is not None for level in before) else []
-    for method in by_method:
-        values = [ends[metric].get(method) for metric in metrics]
-        if any(values):
-            lines.append([method, *(_cell(fmean(of_seeds) if of_seeds else None) for of_seeds in values)])
-    title = f"{capitalized(attack.replace('_', ' '))} after the last round: {TARGETS[target]}"
+    for method in methods:
+        if any(method in of_metric for of_metric in ends):
+            lines.append([method, *(_cell(fmean(e[method]) if method in e else None) for e in ends)])
     return Table(title, ["run", *map(in_words, metrics)], lines, "Means over the seeds.")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks, method_looks, row_looks
@@ -18,7 +17,6 @@ from fedlight.report.parts import (
     Section,
     Table,
     deviation,
-    duration,
     short,
     shortened,
     slug,
@@ -29,6 +27,7 @@ from fedlight.runs import facts
 from fedlight.runs.rows import number
 from fedlight.runs.run import Run, by_method, read_recipe
 from fedlight.support.results import chance_notes, in_brackets, mark, without_ends
+from fedlight.support.words import in_largest_unit
 
 PANELS = 4
 SAME_PICTURE = 0.95  # correlation, over so many rows at least:
@@ -39,28 +38,28 @@ LONGEST = 20  # characters of a name in the narrow figure, half as many as in th
 NARROW = 4.3  # inches: as wide as a phone, where the texts keep their size
 
 Rows = Sequence[Mapping[str, Any]]
-Values = Mapping[str, Mapping[str, list[float]]]  # metric -> method -> a value for each seed
+Values = dict[str, dict[str, list[float]]]  # metric -> method -> a value for each seed
 
 
 def section(runs: Sequence[Run]) -> Section:
     """Return the results of recipes, then the runs."""
     parts: list[Part] = []
     notes: list[str] = []
-    recipes, known = list(dict.fromkeys(run.home for run in runs)), method_looks(runs)
-    for home in recipes:
+    homes, known = list(dict.fromkeys(run.home for run in runs)), method_looks(runs)
+    for home in homes:
         recipe = read_recipe(home)
         rows = recipe.results()
         notes += [f"{home.name}: {name} {what}" for name, what in recipe.faults.items()]
-        if rows:
-            notes += chance_notes(rows)
-            title = "Results" if len(recipes) == 1 else f"Results of {home.name}"
-            of_home = [run for run in runs if run.home == home]
-            styles = row_looks([row["method"] for row in rows], of_home, known)
-            methods = list(dict.fromkeys(row["method"] for row in rows))
-            chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
-            if len(methods) > 1 and chosen:
-                parts.append(draw_results(rows, methods, chosen, title, slug(home.name), styles))
-            parts.append(results_table(rows, title))
+        if not rows:
+            continue
+        notes += chance_notes(rows)
+        title = "Results" if len(homes) == 1 else f"Results of {home.name}"
+        methods = list(dict.fromkeys(row["method"] for row in rows))
+        styles = row_looks(methods, [run for run in runs if run.home == home], known)
+        chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
+        if len(methods) > 1 and chosen:
+            parts.append(draw_results(rows, methods, chosen, title, slug(home.name), styles))
+        parts.append(results_table(rows, title))
     trained = [run for run in runs if run.has_trained]
     if trained:
         parts.append(runs_table(trained, "What was trained"))
@@ -87,19 +86,14 @@ def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
         >>> results_table([{"method": "m", "x": 0.5}], "Results").lines
         [['m', '0.500']]
     """
-    methods = dict.fromkeys(row["method"] for row in rows)
     metrics = without_ends(key for row in rows for key in _numbers(row))
     seeds = {str(row["seed"]) for row in rows if "seed" in row}
     lines = []
-    for method in methods:
+    for method in dict.fromkeys(row["method"] for row in rows):
         of_method = [row for row in rows if row["method"] == method]
-        cells = [
-            spread([row[name] for row in of_method if name in _numbers(row)])
-            + in_brackets(of_method, name)
-            + mark(of_method, name)
-            for name in metrics
-        ]
-        lines.append([method, *cells])
+        known = {name: [row[name] for row in of_method if name in _numbers(row)] for name in metrics}
+        shown = (spread(known[n]) + in_brackets(of_method, n) + mark(of_method, n) for n in metrics)
+        lines.append([method, *shown])
     caption = f"Mean ± standard deviation over {len(seeds)} seeds." if len(seeds) > 1 else ""
     if any("[" in cell for line in lines for cell in line[1:]):
         ends = ", the mean of its ends over the seeds" if len(seeds) > 1 else ""
@@ -141,7 +135,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, str]:
         "clients a round": short(facts.within(first.config(), "federated", "clients_per_round")),
         "rounds": ", ".join(counts),
         "seeds": ", ".join(seeds) or "-",
-        "time": duration(mean(times)) if times else "-",
+        "time": in_largest_unit(mean(times)) if times else "-",
         "state": state or "no record of an end",
     }
 
@@ -207,16 +201,16 @@ def draw_results(
 ) -> Chart:
     """Draw a panel for each metric: mean of each method, bar of one standard deviation, dot for each seed."""
     shown = methods[:MOST_METHODS]
-    values: dict[str, dict[str, list[float]]] = {metric: {} for metric in metrics}
+    values: Values = {metric: {method: [] for method in shown} for metric in metrics}
     for metric, of_metric in values.items():
         for row in rows:
             if row["method"] in shown and (value := number(row.get(metric))) is not None:
-                of_metric.setdefault(row["method"], []).append(value)
+                of_metric[row["method"]].append(value)
     records = [
         {"method": method, "metric": metric, "mean": mean(seeds), "sd": deviation(seeds), "seeds": len(seeds)}
         for metric, of_metric in values.items()
-        for method in shown
-        if (seeds := of_metric.get(method))
+        for method, seeds in of_metric.items()
+        if seeds
     ]
     caption = "Large: the mean over seeds, with one standard deviation; small and grey: each seed."
     if all(record["seeds"] == 1 for record in records):
@@ -244,25 +238,20 @@ def _panels(
     for axes in panels.flat[len(values) :]:
         axes.remove()  # a grid may have a place too many
     for axes, (metric, of_metric) in zip(panels.flat, values.items(), strict=False):
-        _panel(axes, metric, [(of_metric.get(method, []), styles[method]["color"]) for method in methods])
+        for place, (method, seeds) in enumerate(of_metric.items()):
+            bar: Any = {"fmt": "o", "color": styles[method]["color"], "markersize": 6.5, "capsize": 0}
+            if len(seeds) > 1:
+                axes.plot(seeds, np.full(len(seeds), place), "o", color="0.6", markersize=3.5)
+                bar["xerr"] = deviation(seeds)
+            if seeds:
+                axes.errorbar(mean(seeds), place, **bar)
+        axes.set_title(metric.replace("_", " "), fontsize=10)
+        axes.grid(axis="both", color="0.85", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=9, length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.locator_params(axis="x", nbins=4)
     longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels
-    names = [shortened(name, longest) for name in methods]
-    panels[0, 0].set_yticks(range(len(methods)), names)
+    panels[0, 0].set_yticks(range(len(methods)), [shortened(name, longest) for name in methods])
     panels[0, 0].set_ylim(len(methods) - 0.5, -0.5)
     return figure
-
-
-def _panel(axes: Axes, metric: str, of_methods: Sequence[tuple[Sequence[float], str]]) -> None:
-    for place, (values, color) in enumerate(of_methods):
-        if not values:
-            continue
-        if len(values) > 1:
-            axes.plot(values, np.full(len(values), place), "o", color="0.6", markersize=3.5)
-        spread = deviation(values) if len(values) > 1 else None
-        axes.errorbar(mean(values), place, xerr=spread, fmt="o", color=color, markersize=6.5, capsize=0)
-    axes.set_title(metric.replace("_", " "), fontsize=10)
-    axes.grid(axis="both", color="0.85", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=9, length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.locator_params(axis="x", nbins=4)

@@ -11,7 +11,7 @@ import numpy as np
 from fedlight.report.figures.lines import Line, line_chart
 from fedlight.report.figures.style import Looks, method_looks
 from fedlight.report.parts import Chart, Section, capitalized, slug
-from fedlight.report.sections.curves import Curve, curves, family, in_words
+from fedlight.report.sections.curves import Curve, by_metric, curves, family, in_words
 from fedlight.report.visits import visits_of
 from fedlight.runs.run import Run
 from fedlight.support.words import in_largest_unit, time_unit
@@ -23,12 +23,9 @@ FAMILIES = ("Accuracy by client", "Accuracy", "Task scores", "Win rate", "Loss")
 
 def section(runs: Sequence[Run]) -> Section | None:
     """Return a chart for each metric of the global model; None where no run has devices and such a metric."""
-    metrics: dict[str, dict[str, list[Curve]]] = {}
-    for run in runs:
-        for metric, curve in over_time(run).items():
-            metrics.setdefault(metric, {}).setdefault(run.method, []).append(curve)
+    metrics = by_metric((run.method, over_time(run)) for run in runs)
     known = method_looks(runs)
-    charts = [_chart(metric, of_methods, known) for metric, of_methods in sorted(metrics.items())]
+    charts = [_chart(metric, metrics[metric], known) for metric in sorted(metrics)]
     if not charts:
         return None
     intro = (

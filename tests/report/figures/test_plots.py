@@ -140,7 +140,7 @@ def test_clients_are_sorted_by_the_accuracy_that_they_get(client_files, tmp_path
 def test_the_worst_tenth_is_shaded():
     accuracies = [0.05 * rank for rank in range(20)]
     figure = plots.draw_clients(
-        {"x": {"accuracy": accuracies, "mean": 0.475, "worst_tenth": 0.025}}, style.looks("x")
+        {"x": {"accuracy": accuracies, "mean": 0.475, "worst_tenth": 0.025}}, style.looks({"x": "x"})
     )
     (axes,) = figure.axes
     ((ranks, shown, _, _),) = lines(axes)

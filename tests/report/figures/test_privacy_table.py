@@ -105,12 +105,11 @@ def test_what_is_missing_is_named(runs, tmp_path):
 def test_the_log_of_attacks_is_read_by_target(runs, tmp_path):
     folder = runs["FedAvg"]
     assert read_attacks(folder) == {
-        0: {"membership/auc": 0.5, "memory/rouge_l": 0.125},
-        2: {"membership/auc": 0.75, "memory/rouge_l": 0.25},
-        4: {"memory/rouge_l": 0.375},
+        "membership/auc": {0: 0.5, 2: 0.75},
+        "memory/rouge_l": {0: 0.125, 2: 0.25, 4: 0.375},
     }
-    assert read_attacks(folder, "uploads") == {2: {"memory/rouge_l": 0.9}, 4: {"memory/rouge_l": 0.625}}
-    assert read_attacks(folder, "c1") == {4: {"memory/rouge_l": 0.75}}
+    assert read_attacks(folder, "uploads") == {"memory/rouge_l": {2: 0.9, 4: 0.625}}
+    assert read_attacks(folder, "c1") == {"memory/rouge_l": {4: 0.75}}
     assert metric_of(read_attacks(folder), "membership/auc", folder) == {0: 0.5, 2: 0.75}
     with pytest.raises(ValueError, match=r"no row of target='c9', but of c0, c1, global: choose one"):
         read_attacks(folder, "c9")
@@ -119,7 +118,7 @@ def test_the_log_of_attacks_is_read_by_target(runs, tmp_path):
     ):
         metric_of(read_attacks(folder), "memory/exact", folder)
     attacked(tmp_path / "one", "membership", {1: {"global": {"auc": float("nan"), "tpr": 0.5}}})
-    assert read_attacks(str(tmp_path / "one")) == {1: {"membership/tpr": 0.5}}  # a metric of nothing
+    assert read_attacks(str(tmp_path / "one")) == {"membership/tpr": {1: 0.5}}  # a metric of nothing
 
 
 def test_a_method_that_the_settings_leave_out_has_no_row(runs, tmp_path):

@@ -48,6 +48,8 @@ def test_a_row_counts_as_inside_by_its_text(tmp_path):
         {"method": "FedDCA", "retrieved": 12, "inside": 12},
     ]
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    for title in ("1 of 9 in the domain", "12 of 12 in the domain"):
+        assert f"<!-- {title} -->" in (tmp_path / "a.svg").read_text()
 
 
 def test_what_is_near_stays_near():
@@ -66,11 +68,8 @@ def test_what_is_near_stays_near():
 
 
 def test_each_panel_has_its_points_over_the_ground():
-    ground = np.zeros((5, 2))
-    places = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-    figure = retrieval_map.draw_map(
-        ground, {name: (places, np.array([True, True, False])) for name in "abcd"}
-    )
+    groups = {"inside": np.array([[1.0, 1.0], [2.0, 2.0]]), "others": np.array([[3.0, 3.0]])}
+    figure = retrieval_map.draw_groups_of_points(np.zeros((5, 2)), dict.fromkeys("abcd", groups), "domain")
     shown = [axes for axes in figure.axes if axes.collections]
-    assert [axes.get_title() for axes in shown] == [f"{name}\n2 of 3 in the domain" for name in "abcd"]
+    assert [axes.get_title() for axes in shown] == [*"abcd"]
     assert [len(points.get_offsets()) for points in shown[0].collections] == [5, 2, 1]

@@ -22,12 +22,20 @@ def test_a_score_the_last_and_what_most_methods_have_are_drawn():
 
 def test_one_panel_needs_no_figure_for_phones():
     one, two = (
-        draw_results(ROWS, ["a", "b", "c"], METRICS[:n], "Results", "x", looks("abc")) for n in (1, 2)
+        draw_results(
+            ROWS, ["a", "b", "c"], METRICS[:n], "Results", "x", looks({"a": "a", "b": "b", "c": "c"})
+        )
+        for n in (1, 2)
     )
     assert one.narrow is None
     assert len(two.narrow.axes) == 2
     assert (
-        len(draw_results(ROWS, ["a", "b", "c"], METRICS[:3], "Results", "x", looks("abc")).narrow.axes) == 3
+        len(
+            draw_results(
+                ROWS, ["a", "b", "c"], METRICS[:3], "Results", "x", looks({"a": "a", "b": "b", "c": "c"})
+            ).narrow.axes
+        )
+        == 3
     )
 
 

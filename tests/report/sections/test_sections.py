@@ -130,7 +130,7 @@ def test_clients_own_rows_are_shown_on_demand_alone(tmp_path):
     assert section.parts == []
     assert "--private" in section.notes[0]
     (texts,) = answers.section(read_runs([tmp_path], private=True)).parts
-    assert texts.examples[0].answers[0].text == "secret"
+    assert texts.examples[0][1][0].text == "secret"
 
 
 def test_several_completions_for_labelling_are_nobodys_answer(tmp_path):
@@ -169,7 +169,7 @@ def test_the_overview_says_what_is_done_and_what_is_not(tmp_path):
     section = overview.section(read_runs([tmp_path]))
     (table,) = section.parts
     assert table.lines == [
-        ["prox", "FedProx", "SFTModule, tiny", "-", "3", "2 of 4", "0, 1", "1 min 30 s", "1 of 2 done"]
+        ["prox", "FedProx", "SFTModule, tiny", "-", "3", "2 of 4", "0, 1", "1.5 minutes", "1 of 2 done"]
     ]
     assert section.intro == "2 training runs, seeds 0, 1. No record of an end: prox, seed 1."
 

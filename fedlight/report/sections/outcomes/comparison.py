@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from fedlight.evaluation.bootstrap import Interval, bootstrap_interval, student_interval
-from fedlight.report.figures.plots import common_stages, final_by_client
+from fedlight.report.figures.plots import common_stages, final
 from fedlight.report.parts import Part, Section, Table, capitalized, short, table_of
-from fedlight.report.sections.answers import task_rows, tasks
+from fedlight.report.sections.answers import scored_rows, tasks
 from fedlight.report.sections.curves import in_words
 from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.runs import facts
@@ -58,13 +58,11 @@ def section(runs: Sequence[Run]) -> Section | None:
         return None
     most = max(len(of_seeds) for of_methods in by_measure.values() for of_seeds in of_methods.values())
     intro = "Which differences are more than chance, with 95 % intervals of paired differences."
-    notes: tuple[str, ...] = ()
-    if most < 2:
-        notes = (
-            "Each method was trained with one seed. An interval over clients or questions is about these very models. "
-            "Several seeds would tell whether training again gives the same order.",
-        )
-    return Section("comparison", "Comparison of methods", intro, parts, notes)
+    one_seed = (
+        "Each method was trained with one seed. An interval over clients or questions is about these very models. "
+        "Several seeds would tell whether training again gives the same order."
+    )
+    return Section("comparison", "Comparison of methods", intro, parts, () if most > 1 else (one_seed,))
 
 
 def measures(runs: Sequence[Run]) -> Measures:
@@ -78,18 +76,19 @@ def measures(runs: Sequence[Run]) -> Measures:
 
     stages = common_stages(run.csv("clients.csv") for run in runs)
     for run in runs:
+        rows = run.csv("clients.csv")
+        is_test = any(row.get("stage") in ("own", "test") for row in rows)
         # The number of examples is part of the name: other data under the same client's name are no pair.
-        rows_of_clients = run.csv("clients.csv")
-        of_clients = final_by_client(rows_of_clients, stages)
-        is_test = any(row.get("stage") in ("own", "test") for row in rows_of_clients)
-        pairs = {f"{client} ({examples})": value for (client, examples), value in of_clients.items()}
-        add("Accuracy by client", measured_on(run, is_test), run, pairs)
+        clients = {
+            f"{client} ({examples})": value for (client, examples), value in final(rows, stages).items()
+        }
+        add("Accuracy by client", measured_on(run, is_test), run, clients)
         for task in tasks(run):
             add(f"Task {task}", facts.task_class(run, task), run, _of_questions(run, task))
         for metric, value in last_metrics(run).items():
             if METRICS.search(metric) and (score := number(value)) is not None:
-                rows = measured_on(run, metric.startswith("test/"), metric.endswith("loss"))
-                add(capitalized(in_words(metric)), rows, run, {SINGLE: score})
+                about = measured_on(run, metric.startswith("test/"), metric.endswith("loss"))
+                add(capitalized(in_words(metric)), about, run, {SINGLE: score})
     return {about: of_methods for about, of_methods in by_measure.items() if len(of_methods) > 1}
 
 
@@ -109,9 +108,8 @@ def measured_on(run: Run, is_test: bool, is_loss: bool = False) -> str:
 
 def _of_questions(run: Run, task: str) -> Scores:
     scores: dict[str, list[float]] = {}
-    for row in task_rows(run, task):
-        if (score := number(row.get("score"))) is not None:
-            scores.setdefault(f"{row.get('row')} {row.get('prompt')}", []).append(score)
+    for row, score in scored_rows(run, task):
+        scores.setdefault(f"{row.get('row')} {row.get('prompt')}", []).append(score)
     return {question: fmean(values) for question, values in scores.items()}
 
 
@@ -127,22 +125,19 @@ def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Diff
         >>> gap.mean, gap.pairs, gap.over_pairs, gap.seeds
         (0.5, 2, Interval(low=nan, high=nan), 1)
     """
-    by_seed = {
-        seed: {pair: value - theirs[seed][pair] for pair, value in scores.items() if pair in theirs[seed]}
-        for seed, scores in ours.items()
-        if seed in theirs
-    }
-    by_seed = {seed: gaps for seed, gaps in by_seed.items() if gaps}
+    shared = [(scores, theirs[seed]) for seed, scores in ours.items() if seed in theirs]
+    by_seed = [{pair: mine[pair] - other[pair] for pair in mine if pair in other} for mine, other in shared]
+    by_seed = [gaps for gaps in by_seed if gaps]
     if not by_seed:
         return None
-    values = [value for gaps in by_seed.values() for value in gaps.values()]
-    pairs = [pair for gaps in by_seed.values() for pair in gaps]
-    means = [fmean(gaps.values()) for gaps in by_seed.values()]
+    values = [value for gaps in by_seed for value in gaps.values()]
+    pairs = [pair for gaps in by_seed for pair in gaps]
     number = 0 if set(pairs) == {SINGLE} else len(pairs)
     over_pairs = Interval(math.nan, math.nan)
     if len(set(pairs)) >= FEWEST_PAIRS:
         over_pairs = bootstrap_interval(values, pairs)  # a client of several seeds is drawn with all of them
-    return Difference(fmean(values), number, over_pairs, student_interval(means), len(by_seed))
+    over_seeds = student_interval([fmean(gaps.values()) for gaps in by_seed])
+    return Difference(fmean(values), number, over_pairs, over_seeds, len(by_seed))
 
 
 def verdict(gap: Difference) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.report.parts import Part, Section, Table, short, spread
-from fedlight.report.sections.answers import task_rows, tasks
+from fedlight.report.sections.answers import scored_rows, tasks
 from fedlight.runs.rows import number, objects
 from fedlight.runs.run import Run, by_method
 
@@ -45,7 +45,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def _metrics(title: str, runs: Sequence[Run], everything: bool, beside: tuple[str, ...]) -> list[Table]:
-    values: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, list[Any]]] = {}
     for run in runs:
         for name, value in last_metrics(run).items():
             wanted = everything or name.startswith(LAST)
@@ -53,10 +53,22 @@ def _metrics(title: str, runs: Sequence[Run], everything: bool, beside: tuple[st
                 values.setdefault(run.method, {}).setdefault(name, []).append(score)
     if not values:
         return []
-    names = list(dict.fromkeys(name for of_method in values.values() for name in of_method))
-    lines = [[method, *(spread(scores.get(n, [])) for n in names)] for method, scores in values.items()]
-    header = ["run", *(name.removeprefix("test/") for name in names)]
-    return [Table(title, header, lines, _caption(values), folded=len(names) > MANY_LINES)]
+    names = {name: name.removeprefix("test/") for of_method in values.values() for name in of_method}
+    seeds = max(len(scores) for of_method in values.values() for scores in of_method.values())
+    return [_spreads(title, "run", names, values, seeds)._replace(folded=len(names) > MANY_LINES)]
+
+
+def _spreads(
+    title: str,
+    first: str,
+    columns: Mapping[str, str],
+    values: Mapping[str, Mapping[str, list[Any]]],
+    seeds: int,
+) -> Table:
+    """Return a line of means and standard deviations for each name in ``values``; ``columns``: key -> what it is called."""
+    lines = [[label, *(spread(line.get(key, [])) for key in columns)] for label, line in values.items()]
+    caption = f"Mean ± standard deviation over {seeds} seeds." if seeds > 1 else ""
+    return Table(title, [first, *columns.values()], lines, caption)
 
 
 def last_metrics(run: Run) -> dict[str, Any]:
@@ -79,22 +91,15 @@ def _rows(method: str, runs: Sequence[Run]) -> list[Table]:
     if not rows:
         return []
     first = next(iter(rows[0]))  # "method", or whatever the rows are about
-    columns = list(dict.fromkeys(key for row in rows for key in row if key not in (first, "seed")))
-    grouped: dict[str, dict[str, list[Any]]] = {}
+    columns = {key: key.replace("_", " ") for row in rows for key in row if key not in (first, "seed")}
+    values: dict[str, dict[str, list[Any]]] = {}
     for row in rows:
-        line = grouped.setdefault(str(row.get(first, "-")), {})
+        line = values.setdefault(str(row.get(first, "-")), {})
         for name in columns:
             if row.get(name) is not None:
                 line.setdefault(name, []).append(row[name])
-    lines = [[label, *(spread(line.get(name, [])) for name in columns)] for label, line in grouped.items()]
-    header = [first, *(name.replace("_", " ") for name in columns)]
-    several = {name: dict.fromkeys(columns, called) for name in grouped}
-    return [Table(f"Stage {method}", header, lines, _caption(several), folded=True)]
-
-
-def _caption(values: dict[str, dict[str, Any]]) -> str:
-    most = max(len(numbers) for of_method in values.values() for numbers in of_method.values())
-    return f"Mean ± standard deviation over {most} seeds." if most > 1 else ""
+    seeds = len(called) if columns else 0
+    return [_spreads(f"Stage {method}", first, columns, values, seeds)._replace(folded=True)]
 
 
 def tables_by_group(runs: Sequence[Run]) -> dict[str, Table]:
@@ -102,20 +107,14 @@ def tables_by_group(runs: Sequence[Run]) -> dict[str, Table]:
     by_task: dict[str, dict[str, Scored]] = {}
     for run in runs:
         for task in tasks(run):
-            of_run = _scored(run, task)
+            of_run: Scored = {}
+            for row, score in scored_rows(run, task):
+                of_run.setdefault(str(row.get("group", "")), []).append((f"{row.get('row')}", score))
             if len(of_run) > 1:
                 of_method = by_task.setdefault(task, {}).setdefault(run.method, {})
                 for group, scored in of_run.items():
                     of_method.setdefault(group, []).extend(scored)
     return {task: _table(task, of_methods) for task, of_methods in by_task.items()}
-
-
-def _scored(run: Run, task: str) -> Scored:
-    by_group: Scored = {}
-    for row in task_rows(run, task):
-        if (score := number(row.get("score"))) is not None:
-            by_group.setdefault(str(row.get("group", "")), []).append((f"{row.get('row')}", score))
-    return by_group
 
 
 def _table(task: str, of_methods: Mapping[str, Scored]) -> Table:
@@ -164,29 +163,26 @@ def judges_by_category(runs: Sequence[Run]) -> list[Table]:
     """Return how often judges agree with the majority of people, for each stage of `judge_agreement` with categories."""
     tables = []
     for run in runs:
-        rows = run.csv("agreement.csv")
-        judges = list(dict.fromkeys(row.get("judge", "") for row in rows))
         by_category: dict[str, dict[str, Any]] = {}
-        for row in rows:
+        for row in run.csv("agreement.csv"):
             by_category.setdefault(row.get("category", ""), {})[row.get("judge", "")] = row
+        judges = list(dict.fromkeys(judge for by_judge in by_category.values() for judge in by_judge))
+        by_category.pop(ALL, None)
         pairs = {
             category: max(number(row.get("pairs_decided")) or 0.0 for row in by_judge.values())
             for category, by_judge in by_category.items()
         }
-        shown = [category for category in by_category if category != ALL and pairs[category] >= FEWEST]
+        shown = sorted(
+            (name for name in pairs if pairs[name] >= FEWEST), key=lambda name: (-pairs[name], name)
+        )
         if not shown:
             continue
         lines = [
-            [
-                category,
-                f"{pairs[category]:,.0f}",
-                *(_agreement(by_category[category].get(judge, {})) for judge in judges),
-            ]
-            for category in sorted(shown, key=lambda category: (-pairs[category], category))
+            [name, f"{pairs[name]:,.0f}", *(_agreement(by_category[name].get(judge, {})) for judge in judges)]
+            for name in shown
         ]
-        left = len(by_category) - len(shown) - (ALL in by_category)
         caption = "Share of pairs with a majority on which the judge agrees with it, ties left out, and the 95 % interval."
-        if left:
+        if left := len(pairs) - len(shown):
             which = "category" if left == 1 else "categories"
             caption += f" {left:,} {which} with fewer than {FEWEST} pairs left out: see agreement.csv."
         title = f"{run.method}: judges and people by category"
