@@ -256,9 +256,14 @@ class Nodes:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def wait_for(
-        self, clients: int, seconds: float, versions: Mapping[str, str], asks: Mapping[str, Any]
+        self,
+        clients: int,
+        seconds: float,
+        versions: Mapping[str, str],
+        asks: Mapping[str, Any],
+        nodes: int = 1,
     ) -> None:
-        """Wait until there are so many clients.
+        """Wait until there are so many clients, at so many nodes.
 
         Raises:
             TimeoutError: they are not there within ``seconds``.
@@ -267,15 +272,19 @@ class Nodes:
         said = False
         while True:
             self.welcome(versions, asks)
-            if len(self.sizes) >= clients:
+            here = len({*self._home.values()})
+            if len(self.sizes) >= clients and here >= nodes:
                 return
+            there = f"{len(self.sizes)} of {clients} clients are there"
+            if here < nodes:
+                there += f", at {here} of the {nodes} nodes that a secure sum needs"
             if time.monotonic() > end:
                 reasons = "; ".join(self.why_not()) or "no further node has come"
                 raise TimeoutError(
-                    f"{len(self.sizes)} of the {clients} clients for a start are there after {seconds:g} s ({reasons}): "
-                    "start more nodes, or raise wait-seconds or lower min-clients in the app's settings"
+                    f"{there} after {seconds:g} s ({reasons}): start more nodes, or raise wait-seconds or lower min-clients "
+                    "in the app's settings"
                 )
             if not said:
-                logger.warning("waiting for nodes: %s of %s clients are there", len(self.sizes), clients)
+                logger.warning("waiting for nodes: %s", there)
                 said = True
             time.sleep(1.0)

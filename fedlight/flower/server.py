@@ -15,7 +15,7 @@ from fedlight.flower.messages import Bounds
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
 from fedlight.flower.parts import Parts, judge_of, kept_by_server, refuse_unknown_monitors, refuse_unsupported
-from fedlight.flower.secure.refusals import refuse_shared_noise, refuse_unsummable
+from fedlight.flower.secure.refusals import least_nodes, refuse_shared_noise, refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import checkpoints_of
@@ -86,7 +86,8 @@ def serve(
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
         checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
         loop.recall(checkpoint)  # before a node joins: another one could name its clients first
-        nodes.wait_for(min_clients or settings["clients_per_round"], wait_seconds, versions(), asks)
+        clients, least = min_clients or settings["clients_per_round"], least_nodes(settings, secure)
+        nodes.wait_for(clients, wait_seconds, versions(), asks, least)
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

@@ -240,8 +240,13 @@ def test_too_few_clients_end_the_start_with_what_nodes_have_said(tmp_path):
         return Parcel(message.answer.header | {"torch": "0.1"}) if message.node == 2 else message.answer
 
     homes = two_nodes("fedavg", tmp_path)
-    with pytest.raises(TimeoutError, match=r"5 of the 10 clients.*its torch is '0.1'"):
+    with pytest.raises(TimeoutError, match=r"5 of 10 clients.*its torch is '0.1'"):
         deploy("fedavg", tmp_path / "server", Here(homes, change), min_clients=10)
+
+
+def test_too_few_nodes_for_a_secure_sum_end_the_start(tmp_path):
+    with pytest.raises(TimeoutError, match=r"at 2 of the 3 nodes that a secure sum needs .*start more nodes"):
+        deploy("fedavg", tmp_path / "server", Here(two_nodes("fedavg", tmp_path)), secure=True)
 
 
 @pytest.mark.parametrize("name", ["fedbiscuit", "soft"])

@@ -311,7 +311,7 @@ class ServerLoop(FederatedLoop):
     ) -> tuple[dict[str, float], int]:
         """Have nodes validate and mask their sums; return the mean over clients, and the number of these."""
         from fedlight.flower.secure import server_side  # it needs the extra flower
-        from fedlight.flower.secure.node_side import LEAST_NODES
+        from fedlight.flower.secure.refusals import LEAST_NODES
 
         secure_round = server_side.SecureRound(self.nodes, self.rounds_done - 1)
         due = server_side.masked_bytes(validation.OF_VOTES)

@@ -19,11 +19,10 @@ from typing import Any
 
 from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
 from fedlight.flower.secure import masks
+from fedlight.flower.secure.refusals import LEAST_NODES
 from fedlight.flower.secure.ring import Ring, add, negative
 from fedlight.support.files import full_disk_named, write_whole
 
-LEAST_NODES = 3
-"""Of two nodes, each would learn the other's sum from the total; so no sum of fewer is unmasked, whoever is lost."""
 MOST_NODES = 10_000
 PUBLIC = ("mask", "letter", "seed")
 """What the others know of a node: its public keys for masks and letters, and a commitment to its seed."""

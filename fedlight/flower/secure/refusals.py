@@ -11,10 +11,18 @@ from fedlight.federation.channel import Wire
 from fedlight.federation.client import Identity
 from fedlight.federation.privacy import ClipAndNoise
 
+LEAST_NODES = 3
+"""Of two nodes, each would learn the other's sum from the total; so no sum of fewer is unmasked, whoever is lost."""
+
 
 def shared_by(settings: dict[str, Any]) -> int:
     """Return the number of clients that share the noise of their sum."""
     return int(getattr(getattr(settings["channel"], "private", None), "shared_by", 1))
+
+
+def least_nodes(settings: dict[str, Any], secure: bool) -> int:
+    """Return the number of nodes without which a round is lost."""
+    return max(LEAST_NODES, shared_by(settings)) if secure else 1
 
 
 def refuse_shared_noise(settings: dict[str, Any], secure: bool) -> None:

@@ -20,7 +20,8 @@ from fedlight.flower.loops.replies import Arrived, Sent, check_reply, labels_of,
 from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.secure import masks, ring
-from fedlight.flower.secure.node_side import LEAST_NODES, PUBLIC, least_of, pair_mask
+from fedlight.flower.secure.node_side import PUBLIC, least_of, pair_mask
+from fedlight.flower.secure.refusals import LEAST_NODES
 from fedlight.support.words import count_noun
 
 logger = logging.getLogger("fedlight")
