@@ -96,7 +96,10 @@ class Stage:
         start = time.perf_counter()
         try:
             with full_disk_named(self.folder):
-                result = self._call() if self.command == "call" else self._lightning(followers)
+                if self.command == "call":
+                    result = self.function(**self.call_arguments()) or {}
+                else:
+                    result = self._lightning(followers)
         except KeyboardInterrupt as stop:
             raise type(stop)(f"in stage {self.name}; the same command goes on from here") from None
         if "report" in result:
@@ -202,9 +205,6 @@ class Stage:
             raise ValueError(
                 f"{self.target}: {error}{next(filter(None, hints), '')}; see its docstring"
             ) from None
-
-    def _call(self) -> dict[str, Any]:
-        return self.function(**self.call_arguments()) or {}
 
     def config(self) -> dict[str, Any]:
         """Return the settings of its Lightning command: its config with the recipe's values merged into it.
