@@ -219,8 +219,7 @@ class Stage:
                 settings = set_in(settings, key, _part_in(value) if _is_config(value) else value)
             except ValueError as error:
                 raise ValueError(f"stage {self.name}: with {key}: {error}") from None
-        whole: dict[str, Any] = set_in(settings, "trainer.default_root_dir", str(self.folder))
-        return whole
+        return set_in(settings, "trainer.default_root_dir", str(self.folder))
 
     def why_one_process(self) -> str | None:
         """Return why the stage runs in one process; None for a stage that several share."""
