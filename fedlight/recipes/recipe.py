@@ -121,7 +121,8 @@ def _given(key: str, text: str, replaces_text: bool) -> Any:
     else:
         try:
             # References such as ${seed} are resolved when the change is a part of the recipe.
-            made = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+            read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+            made = read["value"]
         except yaml.YAMLError:
             made = text
     # YAML would cut an unquoted text at " #" and make a blank of a line break.
@@ -297,8 +298,11 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
 
 
 def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
+    named = resolved.get("stages")
+    if not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
+        raise ValueError("a recipe needs stages: names, each with a command, see conf/recipes/fedbis.yaml")
     specs: dict[str, Any] = {}
-    for name, spec in _specs(resolved):
+    for name, spec in named.items():
         like, grid = spec.pop("like", None), spec.pop("grid", None)
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
@@ -345,10 +349,3 @@ def _grid_folders(axes: list[dict[str, Any]], run: Path, places: tuple[str, ...]
     if not axes:
         return str(run / _cell(places))
     return {place: _grid_folders(axes[1:], run, (*places, place)) for place in axes[0]}
-
-
-def _specs(recipe: Recipe) -> list[tuple[str, dict[str, Any]]]:
-    named = recipe.get("stages")
-    if not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
-        raise ValueError("a recipe needs stages: names, each with a command, see conf/recipes/fedbis.yaml")
-    return list(named.items())

@@ -79,12 +79,11 @@ def rule_on_data(
     changes = {"split.test_source": test_source, "tokenizer": tokenizer}
     given = {name: value for name, value in changes.items() if value is not None}
     votes = _tested_votes(data, {**given, **(settings or {})})
+    right = np.full(len(votes.winner), np.nan)  # silent without voters
     if rule in LENGTHS:
         right = longer_wins(votes, LENGTHS[rule])
     elif votes.clients:
         right = majority_of_others(votes)
-    else:
-        right = np.full(len(votes.winner), np.nan)  # silent without voters
     return _result(votes, right)
 
 
