@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from fedlight.cli.app_texts import GITIGNORE, pyproject, readme
+from fedlight.cli.app_texts import pyproject, readme, text_of
 from fedlight.flower.parts import Parts, kept_by_node, kept_by_server, refuse_undeployable
 from fedlight.lightning_cli.cli import find_config
 from fedlight.lightning_cli.config_files import layers
-from fedlight.recipes.overlay import as_yaml
+from fedlight.recipes.overlay import as_yaml, texts_in
 from fedlight.recipes.stages import settings_in
 from fedlight.support.checks import read_yaml
 from fedlight.support.files import write_whole
@@ -50,7 +50,7 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> list[s
     is_whole = layers(str(source)) == [source]
     text = read_yaml(source) if is_whole else as_yaml(settings_in(str(source)))
     values = yaml.safe_load(text)
-    named = (text for text in _strings(values) if text.endswith(YAML) and " " not in text)
+    named = (text for _, text in texts_in(values) if text.endswith(YAML) and " " not in text)
     if file := next(named, None):
         raise ValueError(
             f"{source} refers to {file}, and the app's config has to be whole: write the keys of that file into it, or take "
@@ -67,7 +67,7 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> list[s
         source.name: text,
         "pyproject.toml": pyproject(name, source.name, settings),
         "README.md": readme(name, source.name, folder, parts.settings()["clients_per_round"], notes),
-        ".gitignore": GITIGNORE,
+        ".gitignore": text_of("gitignore"),
     }
     for file, content in written.items():
         write_whole(folder / file, content)
@@ -137,19 +137,9 @@ def _value_of(node: Any, key: str) -> Any:
     return next((value for name, value in node.value if name.value == key), None)
 
 
-def _strings(values: Any) -> Iterator[str]:
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, list):
-        for value in values:
-            yield from _strings(value)
-    elif isinstance(values, str):
-        yield values
-
-
 def _relative_paths(values: Any) -> Iterator[str]:
     """Yield the strings of a config that are relative paths of existing files or folders."""
-    for text in _strings({key: value for key, value in values.items() if key != "trainer"}):
+    for _, text in texts_in({key: value for key, value in values.items() if key != "trainer"}):
         # Longer texts are templates; to look for a file of such a name may be an error.
         path = len(text) < 300 and "\n" not in text and ("/" in text or "." in text)
         if path and not Path(text).is_absolute() and Path(text).exists():

@@ -141,11 +141,9 @@ def make_draft(wishes: Wishes) -> Draft:
     reason = f"{fitting:.0%} of {looked_at} fit; what does not is left out"
     guesses.append(Guess("max_tokens", max_tokens, reason, sure=fitting > 0.8))
     guesses += sizes.explain(numbers, row_counts)
-    lr, reason = (
-        0.003 if model.width <= NARROW else 0.0001,
-        f"the model is {model.width} wide; usual for LoRA",
-    )
-    guesses.append(Guess("lr", lr, f"{reason} on such models", sure=False))
+    lr = 0.003 if model.width <= NARROW else 0.0001
+    reason = f"the model is {model.width} wide; usual for LoRA on such models"
+    guesses.append(Guess("lr", lr, reason, sure=False))
     # A fixed type: with "auto" in the config, results would depend on the machine.
     kind = choose_dtype("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), model.width)
     guesses.append(Guess("dtype", kind.name, kind.reason.removesuffix(" (dtype: auto)")))
@@ -154,8 +152,8 @@ def make_draft(wishes: Wishes) -> Draft:
         guesses.append(Guess("few rows", "no", reason, sure=False))
     talks = (field_at(row, paths[MESSAGES], MESSAGES) for row in rows) if MESSAGES in paths else ()
     looks = words.show(shape, paths, next(filter(None, talks), "")) if shape.is_chat else ""
-    owner = {"client": client.value} if client.value else {}
-    paths |= owner
+    if client.value:
+        paths["client"] = client.value
     paths |= _category(columns, [*paths.values()], wishes.columns.get("category"))
     return Draft(
         wishes, method, is_votes, len(rows), paths, values, template, choices, max_tokens, fitting,

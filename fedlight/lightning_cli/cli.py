@@ -74,8 +74,9 @@ def drop_callbacks(config: Namespace) -> None:
             f"drop_callbacks: {unknown[0]!r} is none of trainer.callbacks{near(unknown[0], there)}; there are "
             f"{', '.join(there) or 'none'}"
         )
-    kept = (callback for callback, name in zip(callbacks, there, strict=True) if name not in dropped)
-    config.trainer.callbacks = [*kept]
+    config.trainer.callbacks = [
+        entry for entry, name in zip(entries, there, strict=True) if name not in dropped
+    ]
     config.drop_callbacks = []
 
 

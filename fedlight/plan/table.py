@@ -12,6 +12,7 @@ from fedlight.support.words import three_digits
 
 GIB = 2**30
 FITS = {"out_of_memory": "out of memory", "late": "yes, but late", "left": "yes, but leaves"}
+SIZES = ("base", "adapter", "gradients", "moments", "activations", "peak", "budget")
 BATCH = "batches of {batch_size} texts of {max_tokens} tokens"
 
 
@@ -36,42 +37,45 @@ def headline(settings: dict[str, Any]) -> str:
 
 def memory_table(plan: Plan) -> Table:
     """Return a table of the memory that a visit takes on each device, and how it was made to fit."""
-    table = Table(title="Memory of a visit at its peak, in GiB")
     has_ranks = any(forecast.lora_rank is not None for forecast in plan.forecasts)
-    # How a device trains is a question only where it may differ.
-    trains = plan.settings["train"] != "backprop"
-    kinds = ["fits", *(["train"] if trains else []), "base bits", *(["LoRA rank"] if has_ranks else [])]
-    kinds += ["micro-batch", "checkpointing"]
-    for name in ("device", *(["share"] if plan.shares else []), *kinds):
-        table.add_column(name, justify="left" if name in ("device", "fits", "train") else "right")
-    for name in ("base", "adapter", "gradients", "moments", "activations", "peak", "budget"):
-        table.add_column(name, justify="right")
+    rows = []
     for forecast in plan.forecasts:
         device, fit = forecast.device, forecast.fit
-        share = [f"{plan.shares[device.name]:.0%}"] if plan.shares else []
-        train = ("forward" if fit.forward else "backprop") if fit.fits else "-"
-        parts = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
-        table.add_row(
-            *(device.name, *share, FITS.get(forecast.reason, "yes"), *([train] if trains else [])),
-            *(str(device.weight_bits), *([str(forecast.lora_rank)] if has_ranks else [])),
-            *(str(fit.micro_batch), "yes" if fit.checkpointing else "no"),
-            *(three_digits(part / GIB) for part in parts),
-        )
-    return table
+        row = {"device": device.name}
+        if plan.shares:
+            row["share"] = f"{plan.shares[device.name]:.0%}"
+        row["fits"] = FITS.get(forecast.reason, "yes")
+        if plan.settings["train"] != "backprop":  # how a device trains is a question only where it may differ
+            row["train"] = ("forward" if fit.forward else "backprop") if fit.fits else "-"
+        row["base bits"] = str(device.weight_bits)
+        if has_ranks:
+            row["LoRA rank"] = str(forecast.lora_rank)
+        row |= {"micro-batch": str(fit.micro_batch), "checkpointing": "yes" if fit.checkpointing else "no"}
+        sizes = [*asdict(fit.footprint).values(), fit.footprint.peak_bytes, device.budget_bytes]
+        row |= {name: three_digits(size / GIB) for name, size in zip(SIZES, sizes, strict=True)}
+        rows.append(row)
+    return _table("Memory of a visit at its peak, in GiB", rows)
 
 
 def visit_table(plan: Plan) -> Table:
     """Return a table of a visit's time, bytes and energy on each device, and of the visits that fit into a day."""
-    table = Table(title="A visit")
-    table.add_column("device")
-    for name in ("download s", "compute s", "upload s", "MB down", "MB up", "kJ", "rounds a day"):
-        table.add_column(name, justify="right")
+    names = ("download s", "compute s", "upload s", "MB down", "MB up", "kJ", "rounds a day")
+    rows = []
     for forecast in plan.forecasts:
         job = forecast.job
         sizes = job.bytes_down / 1e6, job.bytes_up / 1e6
-        cells = [*job.phases, *sizes, forecast.joules / 1000, forecast.rounds_per_day]
-        fits = forecast.fit.fits
-        table.add_row(forecast.device.name, *(three_digits(cell) if fits else "-" for cell in cells))
+        values = [*job.phases, *sizes, forecast.joules / 1000, forecast.rounds_per_day]
+        cells = [three_digits(value) if forecast.fit.fits else "-" for value in values]
+        rows.append({"device": forecast.device.name, **dict(zip(names, cells, strict=True))})
+    return _table("A visit", rows)
+
+
+def _table(title: str, rows: list[dict[str, str]]) -> Table:
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("device", "fits", "train") else "right")
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 

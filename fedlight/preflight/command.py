@@ -92,15 +92,3 @@ def arguments_of(config: Any, kind: type) -> Iterator[dict[str, Any]]:
         cls = class_of(path)
         if cls is not None and issubclass(cls, kind):
             yield arguments
-
-
-def paths_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in settings with the key that it stands under, at any depth."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from paths_of(inner, str(name))
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from paths_of(inner, key)
-    elif isinstance(value, (str, Path)):
-        yield key, str(value)

@@ -7,7 +7,8 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +45,24 @@ def dry_run(
     return exit_code(findings)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out warnings and the log, which are for runs: the table has what matters here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+@_quiet()
 def check(
     recipe: recipes.Recipe, folder: Path, seeds: Sequence[int], processes: int | None = None
 ) -> list[Finding]:
     """Run all checks of a recipe, whose results go to ``folder``."""
     check_processes(processes)
-    # The log is for runs; the table has what matters here.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            return _check(recipe, folder, seeds, processes)
-        finally:
-            logging.disable(logging.NOTSET)
-
-
-def _check(
-    recipe: recipes.Recipe, folder: Path, seeds: Sequence[int], processes: int | None
-) -> list[Finding]:
     by_seed = {seed: recipes.stages(recipe, folder / f"seed{seed}", seed) for seed in seeds}
     together = recipes.stages_over_seeds(recipe, folder, list(seeds))
     first = seeds[0]
@@ -98,8 +99,7 @@ def _check(
 def foretell(file: Path) -> list[Finding]:
     """Return the needs of a config's run on this machine: memory and time; nothing for a model that is not here."""
     recipe = {"stages": {"fit": {"fit": str(file)}}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         parsed, _ = parse_stages(recipes.stages(recipe, Path("runs") / file.stem, 0))
         trained, _ = trainings(parsed, {})
     return check_memory(trained) + check_durations(parsed, trained)

@@ -82,12 +82,12 @@ def _validates(parsed: ParsedStage, training: Training, rounds: int) -> Finding:
 def check_generation(parsed: Sequence[ParsedStage]) -> list[Finding]:
     """Return a finding for each stage that completes a known number of prompts with a model that is here."""
     rates: dict[str, tuple[float, float]] = {}
-    return [_generates(item, rates) for item in parsed if _writes(item) and is_local(_options(item)["model"])]
+    return [_generates(item, rates) for item in parsed if _writes(item)]
 
 
 def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Finding:
     """Return the finding of a stage, with ``rates`` of models that were measured before."""
-    options, data = _options(parsed), parsed.config["data"]["init_args"]
+    options, data = (parsed.config[part]["init_args"] for part in ("model", "data"))
     what, model = f"{GENERATION}{parsed.stage.name}", options["model"]
     texts, new = data["limit"] * options["completions"]["number"], options["completions"]["max_new_tokens"]
     said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
@@ -109,15 +109,11 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
 
 
 def _writes(parsed: ParsedStage) -> bool:
+    """Return whether a stage completes a known number of prompts with a model that is here."""
     if parsed.stage.command != "predict" or parsed.stage.is_done or parsed.namespace is None:
         return False
-    options, limit = _options(parsed), parsed.config["data"]["init_args"].get("limit")
-    return bool(limit) and "completions" in options
-
-
-def _options(parsed: ParsedStage) -> dict[str, Any]:
-    options: dict[str, Any] = parsed.config["model"]["init_args"]
-    return options
+    options, data = (parsed.config[part]["init_args"] for part in ("model", "data"))
+    return bool(data.get("limit")) and "completions" in options and is_local(options["model"])
 
 
 def _left_out(parsed: Sequence[ParsedStage], timed: Collection[str]) -> list[Finding]:

@@ -5,12 +5,13 @@ Requests are small: a list of files, a card, parts of a file. A hub that cannot 
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from fedlight.preflight.finding import Finding
+from fedlight.preflight.finding import Finding, ok, problem
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
@@ -50,6 +51,19 @@ class Report:
     configs: dict[str, bytes] = field(default_factory=dict)
     # (source, split) of rows -> their number, as far as it is known
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @contextmanager
+    def asking(self, what: str, name: str, cached: str | None) -> Iterator[None]:
+        """Add the finding of a refusal in the block, or, of a hub that cannot be reached, of what the cache has."""
+        try:
+            yield
+        except HubUnreachableError:
+            if cached:
+                self.findings.append(ok(what, f"in the cache, {cached}"))
+            else:
+                self.unasked.append(name)
+        except ValueError as error:
+            self.findings.append(problem(what, str(error)))
 
 
 class Hub:

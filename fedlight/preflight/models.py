@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.preflight.finding import Finding, ok, problem
-from fedlight.preflight.hub import Hub, HubUnreachableError, Report
+from fedlight.preflight.hub import Hub, Report
 from fedlight.preflight.machine import size_text
 from fedlight.pretrained.hub import find_model
 from fedlight.support.needs import Model
@@ -54,36 +54,27 @@ def _local(model: Model) -> Finding:
 
 
 def _at_hub(model: Model, hub: Hub, report: Report) -> None:
-    what = f"model {model.name}"
-    cached = _cached_weights(model.name)
-    try:
+    what, cached = f"model {model.name}", _cached_weights(model.name)
+    with report.asking(what, model.name, f"{size_text(cached)} of weights" if cached else None):
         repository = hub.repository(model.name, "model")
         report.configs[model.name] = hub.head(repository, "model", "config.json")
-    except HubUnreachableError:
-        if cached:
-            report.findings.append(ok(what, f"in the cache, {size_text(cached)} of weights"))
-        else:
-            report.unasked.append(model.name)
-        return
-    except ValueError as error:
-        report.findings.append(problem(what, str(error)))
-        return
-    # onnx/ and openvino/ have copies of the weights for other libraries; a language model's lie beside its config.
-    weights = sum(
-        size
-        for path, size in repository.files.items()
-        if path.endswith(".safetensors")
-        and ("/" not in path or (model.is_encoder and not path.startswith(("onnx/", "openvino/"))))
-    )
-    if not weights:
-        reason = "it has no .safetensors file, and no other format is read: take a model that has one"
-        report.findings.append(problem(what, reason))
-        return
-    if not cached:
-        small = (size for path, size in repository.files.items() if "/" not in path and path.endswith(SMALL))
-        report.downloads[model.name] = weights + sum(small)
-    state = f"{size_text(weights)} of weights, {'in the cache' if cached else 'to be fetched'}"
-    report.findings.append(ok(what, state + repository.terms))
+        # onnx/ and openvino/ have copies of the weights for other libraries; a language model's lie beside its config.
+        weights = sum(
+            size
+            for path, size in repository.files.items()
+            if path.endswith(".safetensors")
+            and ("/" not in path or (model.is_encoder and not path.startswith(("onnx/", "openvino/"))))
+        )
+        if not weights:
+            raise ValueError(
+                "it has no .safetensors file, and no other format is read: take a model that has one"
+            )
+        if not cached:
+            files = repository.files.items()
+            small = (size for path, size in files if "/" not in path and path.endswith(SMALL))
+            report.downloads[model.name] = weights + sum(small)
+        state = f"{size_text(weights)} of weights, {'in the cache' if cached else 'to be fetched'}"
+        report.findings.append(ok(what, state + repository.terms))
 
 
 def _cached_weights(name: str) -> int:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
-from fedlight.preflight.command import ParsedStage, parts_of, paths_of
+from fedlight.preflight.command import ParsedStage, parts_of
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.chosen_stages import OUTPUTS
+from fedlight.recipes.overlay import texts_in
 from fedlight.support.needs import KeepsLog
 
 
@@ -57,14 +58,14 @@ def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> 
 
 def _paths_elsewhere(home: Path, config: dict, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     """Yield the paths, with their keys, that settings name in folders of the run other than the stage's own."""
-    for key, text in paths_of(config):
+    for key, text in texts_in(config):
         path = Path(text)
         if text.startswith("/") and any(map(path.is_relative_to, folders)) and not path.is_relative_to(home):
             yield key, path
 
 
 def _written(home: Path, config: dict) -> Written:
-    paths = {Path(text) for _, text in paths_of(config) if Path(text).is_relative_to(home)}
+    paths = {Path(text) for _, text in texts_in(config) if Path(text).is_relative_to(home)}
     kinds: Iterator[Any] = (class_of(path) for path, _ in parts_of(config))
     logs = {kind.log_name for kind in kinds if isinstance(kind, KeepsLog)}
     # The folder itself, as trainer.default_root_dir, would count as writing every file below it.

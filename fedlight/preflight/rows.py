@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedlight.datamodules.rows.columns import check_columns
 from fedlight.datamodules.rows.rows import ENDINGS, HUB_NAME, RowsError, load_rows
 from fedlight.preflight.finding import Finding, ok, problem, unknown
-from fedlight.preflight.hub import HEAD_BYTES, Hub, HubUnreachableError, Report, Repository, first_json
+from fedlight.preflight.hub import HEAD_BYTES, Hub, Report, Repository, first_json
 from fedlight.support.needs import RowSource
 
 FORMATS = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
@@ -183,41 +183,32 @@ def _columns(rows: RowSource) -> str:
 
 def _at_hub(rows: RowSource, hub: Hub, report: Report) -> None:
     name, _, config = rows.source.partition(":")
-    what = f"data {rows.source}, {rows.split}"
-    try:
+    what, cached = f"data {rows.source}, {rows.split}", _cached(name)
+    with report.asking(what, rows.source, cached and f"{cached}; its columns were not looked at"):
         repository, shape = read_shape(hub, name, config, rows.split)
-    except HubUnreachableError:
-        cached = _cached(name)
+        count = shape.splits.get(rows.split)
+        if count is not None:
+            report.counts[rows.source, rows.split] = count
         if cached is None:
-            report.unasked.append(rows.source)
-        else:
-            report.findings.append(ok(what, f"in the cache, {cached}; its columns were not looked at"))
-        return
-    except ValueError as error:
-        report.findings.append(problem(what, str(error)))
-        return
-    report.findings.append(_shape_finding(what, rows, repository, shape))
-    count = shape.splits.get(rows.split)
-    if count is not None:
-        report.counts[rows.source, rows.split] = count
-    if _cached(name) is None:
-        # A card may lack the size.
-        report.downloads[rows.source] = shape.size or sum(repository.files.values())
+            # A card may lack the size.
+            report.downloads[rows.source] = shape.size or sum(repository.files.values())
+        report.findings.append(_shape_finding(what, rows, repository, shape))
 
 
 def _shape_finding(what: str, rows: RowSource, repository: Repository, shape: Shape) -> Finding:
+    """Return the finding of a data set that is there; raise ValueError where it lacks a split or a column."""
     splits = rows.split.split("+")
     # train[:10%] is a part of train.
     missing = [split for split in splits if split.partition("[")[0] not in shape.splits]
     if shape.splits and missing:
         known = ", ".join(shape.splits)
-        return problem(what, f"it has no split {missing[0]!r}; it has {known}: set split to one of them")
+        raise ValueError(f"it has no split {missing[0]!r}; it has {known}: set split to one of them")
     if shape.row is None:
         return unknown(what, "it exists, but its columns are not known without fetching it")
     try:
         check_columns([shape.row], dict(rows.columns), rows.source, texts=False)
     except RowsError as error:
-        return problem(what, str(error).removeprefix(f"{rows.source}: "))
+        raise ValueError(str(error).removeprefix(f"{rows.source}: ")) from None
     counts = [count for split in splits if (count := shape.splits.get(split)) is not None]
     number = f"{sum(counts):,} rows" if len(counts) == len(splits) else "there"
     return ok(what, f"{number}{_columns(rows)}{repository.terms}")

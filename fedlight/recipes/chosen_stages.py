@@ -7,9 +7,8 @@ Lightning command that names such a path as its output writes it itself.
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
+from fedlight.recipes.overlay import texts_in
 from fedlight.recipes.stages import Stage
 from fedlight.support.words import near
 
@@ -46,7 +45,11 @@ def chosen_stages(
             hint = near(name, known) or f"; its stages are {', '.join(known)}"
             raise ValueError(f"--only {name}: the recipe has no stage {name!r}{hint}")
     behind = _with_sources(together, set(only))
-    return [_with_sources(stages, {*only, *_read_by(behind, stages)}) for stages in runs], behind
+    chosen = [
+        _with_sources(stages, {*only, *(name for stage in behind for name in _sources(stage, stages))})
+        for stages in runs
+    ]
+    return chosen, behind
 
 
 def _with_sources(stages: Sequence[Stage], wanted: set[str]) -> list[Stage]:
@@ -58,23 +61,20 @@ def _with_sources(stages: Sequence[Stage], wanted: set[str]) -> list[Stage]:
     return [stage for stage in stages if stage.name in needed]
 
 
-def _read_by(behind: Sequence[Stage], stages: Sequence[Stage]) -> set[str]:
-    return {name for stage in behind for name in _sources(stage, stages)}
-
-
 def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
     """Return the names of the earlier stages of the same folder that a stage reads from."""
     names = {other.name for other in earlier}
     sources: set[str] = set()
-    for key, path in _places(stage.arguments, earlier[0].folder.parent) if earlier else ():
+    for key, path in _places(stage, earlier[0]) if earlier else ():
+        key = key.rpartition(".")[2]
         # The longest: one stage's name may begin with another's.
         first = max((name for name in names if _within(path, name)), key=len, default=None)
         outputs = ("output",) if stage.command == "call" else OUTPUTS
         if not path:  # the folder of the whole run
-            sources |= set() if key.rpartition(".")[2] in outputs else names
+            sources |= set() if key in outputs else names
         elif first is not None:
             sources.add(first)
-        elif stage.command == "call" or key.rpartition(".")[2] not in OUTPUTS:
+        elif stage.command == "call" or key not in OUTPUTS:
             sources |= set(_writers(path, earlier)[:1])  # the first that names it writes it
     return sources
 
@@ -84,11 +84,7 @@ def _writers(path: str, stages: Sequence[Stage]) -> list[str]:
         folder = IN_A_PATH.match(text)
         return folder is not None and _within(path, folder[0].rstrip("/"))
 
-    return [
-        stage.name
-        for stage in stages
-        if any(holds(text) for _, text in _places(stage.arguments, stage.folder.parent))
-    ]
+    return [stage.name for stage in stages if any(holds(text) for _, text in _places(stage, stage))]
 
 
 def _within(path: str, folder: str) -> bool:
@@ -96,17 +92,11 @@ def _within(path: str, folder: str) -> bool:
     return path.startswith(folder) and path[len(folder) : len(folder) + 1] in ("", "/", *BEHIND_A_PATH)
 
 
-def _places(value: Any, folder: Path, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each path in a run's folder that arguments name, with its key; the path is empty for the folder itself."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _places(item, folder, str(name))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _places(item, folder, key)
-    elif isinstance(value, str):
-        for text in value.split(str(folder))[1:]:
-            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:  # the folder itself
+def _places(stage: Stage, other: Stage) -> Iterator[tuple[str, str]]:
+    """Yield each path that a stage names in the folder of another one's run, with its key; empty for the folder itself."""
+    for key, value in texts_in(stage.arguments):
+        for text in value.split(str(other.folder.parent))[1:]:
+            if text.strip("/") == "" or text[0] in BEHIND_A_PATH:
                 yield key, ""
             elif text[0] == "/":
                 yield key, text.lstrip("/")

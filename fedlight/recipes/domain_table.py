@@ -16,6 +16,7 @@ from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, Senten
 from fedlight.evaluation.bootstrap import seeds_needed, student_interval
 from fedlight.evaluation.coverage import domain_coverage
 from fedlight.generators.toy_teacher import topic_of
+from fedlight.recipes.method_table import metric_of
 from fedlight.support.checks import check_choice
 from fedlight.support.files import result_of
 from fedlight.support.results import rich_text
@@ -33,6 +34,7 @@ def domain_table(
     encoder: str = "hashed",
     reference: str | None = None,
     topics: str | None = None,
+    one_of_several: bool = False,
 ) -> dict[str, Any]:
     """Return one row for each augmentation.
 
@@ -47,6 +49,7 @@ def domain_table(
         encoder: folder or hub name of a sentence encoder, or ``hashed``; for the coverage.
         reference: ``augmentation_folder`` of the run whose rows the others should find; see `retrieval_overlap`.
         topics: ``toy``: count topics of the embedded domains; None: texts have no topics.
+        one_of_several: clients have rows of other domains as well, which cover nothing.
 
     Returns:
         ``rows`` with ``method``, a score for each run, ``coverage`` of the domain by the clients' own and added rows,
@@ -57,7 +60,37 @@ def domain_table(
     Raises:
         ValueError: a folder has no record, a run has not logged the metric, or ``topics`` is unknown.
     """
-    return {"rows": _rows(methods, source, columns, zero_shot, metric, encoder, reference, topics)}
+    if topics is not None:
+        check_choice("topics", topics, tuple(TOPICS))
+    rows = load_rows(source)
+    check_columns(rows, columns, source)
+    texts = {
+        instruction_text({name: field_at(row, path, name) for name, path in columns.items()}) for row in rows
+    }
+    domain = sorted(texts)  # a set has another order in each process
+    model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
+    points = torch.from_numpy(model.encode(domain))  # [texts, dimension]
+    place = {text: number for number, text in enumerate(domain)}
+    table = []
+    for method, folders in methods.items():
+        scores = _scores(folders["runs"], metric)
+        own_texts, added, shares = _held(Path(folders["augmentation"]), texts)
+        if one_of_several:
+            own_texts = [text for text in own_texts if text in place]
+        held = dict.fromkeys([*own_texts, *added])  # each text once
+        new = [text for text in held if text not in place]  # the others' vectors are in points
+        vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(model, new)])
+        row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
+        if topics is not None:
+            row["new_topics"] = _count_new_topics(TOPICS[topics], own_texts, added, domain)
+        if reference is not None and shares:
+            row["overlap"] = retrieval_overlap(folders["augmentation"], reference)
+        table.append(row)
+    if zero_shot is not None:
+        names = dict.fromkeys(name for folders in methods.values() for name in folders["runs"])
+        raw = zero_shot if isinstance(metric, dict) else dict.fromkeys(names, zero_shot)
+        table.insert(0, {"method": "zero-shot", **_scores(raw, metric)})
+    return {"rows": table}
 
 
 def by_domain_table(
@@ -81,7 +114,15 @@ def by_domain_table(
         `domain_table` for each domain, ``method`` is ``SETTING, DOMAIN``. Clients' rows of other domains cover nothing.
     """
     tables = {
-        domain: _rows(methods, data["source"], columns, None, data["metric"], encoder, None, topics, True)
+        domain: domain_table(
+            methods,
+            data["source"],
+            columns,
+            metric=data["metric"],
+            encoder=encoder,
+            topics=topics,
+            one_of_several=True,
+        )["rows"]
         for domain, data in domains.items()
     }
     means = []
@@ -153,51 +194,6 @@ def _difference(row: Mapping[str, Any], column: str) -> str:
     return f"{row[column]:+.3f} [{low:+.3f}, {high:+.3f}] ({row[f'{column} seeds']})"
 
 
-def _rows(
-    methods: dict[str, dict[str, Any]],
-    source: str,
-    columns: dict[str, str],
-    zero_shot: str | None,
-    metric: str | dict[str, str],
-    encoder: str,
-    reference: str | None,
-    topics: str | None,
-    several: bool = False,
-) -> list[dict[str, Any]]:
-    """Return the rows of `domain_table`; with several domains, clients' own texts of the others are left out."""
-    if topics is not None:
-        check_choice("topics", topics, tuple(TOPICS))
-    rows = load_rows(source)
-    check_columns(rows, columns, source)
-    texts = {
-        instruction_text({name: field_at(row, path, name) for name, path in columns.items()}) for row in rows
-    }
-    domain = sorted(texts)  # a set has another order in each process
-    model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
-    points = torch.from_numpy(model.encode(domain))  # [texts, dimension]
-    place = {text: number for number, text in enumerate(domain)}
-    table = []
-    for method, folders in methods.items():
-        scores = _scores(folders["runs"], metric)
-        own_texts, added, shares = _held(Path(folders["augmentation"]), texts)
-        if several:
-            own_texts = [text for text in own_texts if text in place]
-        held = dict.fromkeys([*own_texts, *added])  # each text once
-        new = [text for text in held if text not in place]  # the others' vectors are in points
-        vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(model, new)])
-        row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
-        if topics is not None:
-            row["new_topics"] = _count_new_topics(TOPICS[topics], own_texts, added, domain)
-        if reference is not None and shares:
-            row["overlap"] = retrieval_overlap(folders["augmentation"], reference)
-        table.append(row)
-    if zero_shot is not None:
-        names = dict.fromkeys(name for folders in methods.values() for name in folders["runs"])
-        raw = zero_shot if isinstance(metric, dict) else dict.fromkeys(names, zero_shot)
-        table.insert(0, {"method": "zero-shot", **_scores(raw, metric)})
-    return table
-
-
 def _count_new_topics(
     topic_of: Callable[[str], object], own_texts: list[str], added: list[str], domain: list[str]
 ) -> int:
@@ -228,15 +224,7 @@ def _scores(runs: str | Mapping[str, str], metric: str | Mapping[str, str]) -> d
     if isinstance(runs, str):
         if isinstance(metric, str):
             raise ValueError(f"runs={runs}: give a folder for each column, or metric as column -> name")
-        return {name: _metric(Path(runs), logged) for name, logged in metric.items()}
+        return {name: metric_of(runs, [logged]) for name, logged in metric.items()}
     if not isinstance(metric, str):
         raise ValueError("metric has several columns: give runs as one folder")
-    return {name: _metric(Path(folder), metric) for name, folder in runs.items()}
-
-
-def _metric(folder: Path, name: str) -> float:
-    metrics = result_of(folder)["metrics"]
-    if name not in metrics:
-        raise ValueError(f"{folder} has no metric {name!r}; it has {', '.join(metrics)}")
-    value: float = metrics[name]
-    return value
+    return {name: metric_of(folder, [metric]) for name, folder in runs.items()}

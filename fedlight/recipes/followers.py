@@ -79,9 +79,7 @@ def for_processes(config: dict[str, Any], number: int, stage: str) -> dict[str, 
                 f"stage {stage} has trainer.{name}={trainer[name]}, and --processes {number} shares it by "
                 f"trainer.strategy={SHARED_STRATEGY}: leave one of the two out"
             )
-    shared: dict[str, Any] = set_in(config, "trainer.strategy", SHARED_STRATEGY)
-    whole: dict[str, Any] = set_in(shared, "trainer.devices", number)
-    return whole
+    return set_in(set_in(config, "trainer.strategy", SHARED_STRATEGY), "trainer.devices", number)
 
 
 class Followers:

@@ -18,6 +18,7 @@ from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.federation.byzantine.liars import Liars
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
+from fedlight.runs.folders import versions
 from fedlight.support.files import read_csv, result_of
 from fedlight.support.results import at_chance, rich_text
 from fedlight.support.types import Fields, Rows
@@ -146,7 +147,7 @@ def settings_table(
         logged = {setting: result_of(folder)["metrics"] for setting, folder in runs.items()}
         row: dict[str, Any] = {"method": method}
         if method not in (unscored or []):
-            row |= {setting: _first(score, logged[setting], folder) for setting, folder in runs.items()}
+            row |= {setting: metric_of(folder, score) for setting, folder in runs.items()}
         for column, metric in (of_rounds or {}).items():
             values = {setting: _logged(Path(folder), metric).values() for setting, folder in runs.items()}
             row |= {f"{column}, {setting}": mean(numbers) for setting, numbers in values.items() if numbers}
@@ -201,11 +202,13 @@ def liars_in_groups(runs: dict[str, str], liars: dict[str, dict[str, Any]]) -> d
     return {"rows": rows, "report": rich_text("liars in the groups of FedBiscuit", [*rows[0]], lines)}
 
 
-def _first(names: Sequence[str], logged: Mapping[str, float], folder: str) -> float:
-    present = [logged[name] for name in names if name in logged]
-    if not present:
-        raise ValueError(f"{folder} has no metric {' or '.join(names)}; it has {', '.join(logged)}")
-    return present[0]
+def metric_of(folder: str | Path, names: Sequence[str]) -> float:
+    """Return the first of some metrics that a stage has logged; raise ValueError where it has none of them."""
+    logged: dict[str, float] = result_of(folder)["metrics"]
+    for name in names:
+        if name in logged:
+            return logged[name]
+    raise ValueError(f"{folder} has no metric {' or '.join(map(repr, names))}; it has {', '.join(logged)}")
 
 
 def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
@@ -222,14 +225,11 @@ def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
 
 
 def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, float]:
-    shares = Oracle(**options).shares
-    won = np.array([_scored(OracleJudge(**options, group=group).scores, ours, raw) for group in shares])
-    each = zip(shares, won, strict=True)
-    if ours is raw:  # every pair is a tie: no interval
-        columns = {f"win_rate_{group}": float(wins.mean()) for group, wins in each}
-    else:
-        columns = {k: v for group, wins in each for k, v in with_interval(f"win_rate_{group}", wins).items()}
-    return columns | {"worst_group": min(columns[f"win_rate_{group}"] for group in shares)}
+    groups = [*Oracle(**options).shares]
+    columns: dict[str, float] = {}
+    for group in groups:
+        columns |= _compared(f"win_rate_{group}", OracleJudge(**options, group=group).scores, ours, raw)
+    return columns | {"worst_group": min(columns[f"win_rate_{group}"] for group in groups)}
 
 
 def _compared(
@@ -243,9 +243,8 @@ def _compared(
     if at_equal_length:
         texts, raw_texts = ([row["completions"][0].strip() for row in rows] for rows in (ours, raw))
         longer = [len(text) - len(raw_text) for text, raw_text in zip(texts, raw_texts, strict=True)]
-        corrected = rates_at_equal_length({column: Compared(scored, longer, range(len(scored)))})[
-            column
-        ].corrected
+        rates = rates_at_equal_length({column: Compared(scored, longer, range(len(scored)))})
+        corrected = rates[column].corrected
         row |= {} if math.isnan(corrected) else {f"{column}_at_equal_length": corrected}
     return row
 
@@ -277,8 +276,5 @@ def sent_bytes(folder: Path) -> float:
 
 def _logged(folder: Path, name: str) -> dict[str, float]:
     """Return epoch -> value of a metric; of a resumed run's files the later one counts."""
-    values: dict[str, float] = {}
-    # By number: version_10 sorts before version_9 by name.
-    for file in sorted(folder.glob("metrics/version_*/metrics.csv"), key=lambda f: int(f.parent.name[8:])):
-        values |= {row["epoch"]: float(row[name]) for row in read_csv(file) if row.get(name)}
-    return values
+    rows = [row for file in versions(folder, "metrics.csv") for row in read_csv(file)]
+    return {row["epoch"]: float(row[name]) for row in rows if row.get(name)}

@@ -6,6 +6,8 @@ new class, or would pass for a chosen value.
 """
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import yaml
@@ -48,7 +50,7 @@ def merge_recipes(below: Any, above: Any) -> Any:
     return {**below, **joined}
 
 
-def set_in(settings: Any, key: str, value: Any) -> Any:
+def set_in(settings: Any, key: str, value: Any) -> dict[str, Any]:
     """Return a config with a value under a key with dots, set like one on the command line.
 
     The key may leave out ``init_args``. Arguments of the same class are merged; a map that is itself an argument, such as
@@ -68,8 +70,6 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
     Raises:
         ValueError: the key goes into a list or into a plain value.
     """
-    if not key:
-        return _instead_of(settings, value)
     below: Any = {"class_path": settings} if isinstance(settings, str) else settings or {}
     first, _, rest = key.partition(".")
     if not isinstance(below, dict):
@@ -78,16 +78,18 @@ def set_in(settings: Any, key: str, value: Any) -> Any:
     if is_class(below) and first not in OF_A_CLASS:
         first, rest = "init_args", key  # a key may leave it out
     if is_class(below) and first == "class_path":
-        return _instead_of(below, {"class_path": value})
+        changed: dict[str, Any] = _instead_of(below, {"class_path": value})
+        return changed
     if not rest and first.endswith("+"):
         first, more = first.removesuffix("+"), value if isinstance(value, list) else [value]
         return {**below, first: [*(below.get(first) or []), *more]}
     if not rest and first in OF_MAPS and isinstance(value, dict):
         return {**below, first: _joined(below.get(first), value)}
-    return {**below, first: set_in(below.get(first), rest, value)}
+    inner = below.get(first)
+    return {**below, first: set_in(inner, rest, value) if rest else _instead_of(inner, value)}
 
 
-def laid_over(below: Any, above: dict[str, Any]) -> Any:
+def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Return a config with all that another one sets, like the command line with a second ``--config``.
 
     Examples:
@@ -221,6 +223,23 @@ def setting_order(key: str) -> tuple[int, bool, bool]:
 def is_class(value: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether a value is a map that names a class."""
     return isinstance(value, dict) and isinstance(value.get("class_path"), str)
+
+
+def texts_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text and path in settings, at any depth, with the key that it stands under.
+
+    Examples:
+        >>> list(texts_in({"a": {"b": ["x", 1]}, "c": Path("y")}))
+        [('b', 'x'), ('c', 'y')]
+    """
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from texts_in(inner, str(name))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from texts_in(inner, key)
+    elif isinstance(value, (str, Path)):
+        yield key, str(value)
 
 
 class _Writer(yaml.SafeDumper):

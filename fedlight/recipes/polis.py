@@ -168,8 +168,9 @@ def opinion_pairs(
     allowed = is_contested if pairs == "contested" else np.ones_like(is_contested)
     agreeing = _agreeing(opinions.votes[jurors])
     shared = _held_out(np.arange(len(opinions.texts)), test_share, seed, "everybody")
-    made: list[tuple[Rows, Rows]] = []
-    eligible = 0
+    rows_of_train: list[dict[str, Any]] = []
+    rows_of_test: list[dict[str, Any]] = []
+    eligible = clients = 0
     for person in others.tolist():
         ballot = opinions.votes[person]
         voted, client = np.flatnonzero(ballot), opinions.people[person]
@@ -179,39 +180,26 @@ def opinion_pairs(
         if len(sides[0]) < bounds.min_train or len(sides[1]) < bounds.min_test:
             continue
         eligible += 1
-        if len(made) < bounds.num_clients:  # the others are only counted
-            rngs = [np.random.default_rng(derive_seed(seed, side, client)) for side in ("train", "test")]
-            drawn = [
-                np.sort(rng.permutation(len(of_side))[:at_most])
-                for rng, of_side, at_most in zip(
-                    rngs, sides, (bounds.max_train, bounds.max_test), strict=True
-                )
-            ]
-            trained, tested = (
-                _written(of_side[chosen], opinions, person, rng)
-                for of_side, chosen, rng in zip(sides, drawn, rngs, strict=True)
-            )
-            made.append((trained, tested))
-    if len(made) < 2:
+        if clients == bounds.num_clients:  # the others are only counted
+            continue
+        clients += 1
+        rng = np.random.default_rng(derive_seed(seed, "train", client))
+        rows_of_train += _drawn(sides[0], bounds.max_train, opinions, person, rng)
+        rng = np.random.default_rng(derive_seed(seed, "test", client))
+        rows_of_test += _drawn(sides[1], bounds.max_test, opinions, person, rng, agreeing)
+    if clients < 2:
         raise RowsError(
             f"{votes}: {eligible} people beside the jury have {bounds.min_train} training and {bounds.min_test} test pairs: "
             f"lower bounds.min_train, bounds.min_test or jury.min_decided={jury.min_decided}, or set pairs=all"
         )
-    place = {text: number for number, text in enumerate(opinions.texts)}
-    rows_of_train = [row for rows, _ in made for row in rows]
-    rows_of_test = [
-        dict(row) | {f"jury_{side}": float(agreeing[place[row[f"response_{side}"]]]) for side in "ab"}
-        for _, rows in made
-        for row in rows
-    ]
-    for file, rows in ((train, rows_of_train), (test, rows_of_test)):
-        write_rows(rows, Path(file))
+    write_rows(rows_of_train, Path(train))
+    write_rows(rows_of_test, Path(test))
     write_whole(Path(train).with_name("people.csv"), csv_text(_people(opinions)))
     return {
         "people": len(order),
         "jury": len(jurors),
         "eligible": eligible,
-        "clients": len(made),
+        "clients": clients,
         "statements": len(opinions.texts),
         "moderated_out": opinions.moderated_out,
         "repeated": opinions.repeated,
@@ -402,25 +390,33 @@ def _pairs(ballot: np.ndarray, voted: np.ndarray, allowed: np.ndarray) -> np.nda
     return np.stack([liked[first], disliked[second]], axis=1)
 
 
-def _written(pairs: np.ndarray, opinions: Opinions, person: int, rng: np.random.Generator) -> Rows:
-    """Return rows of pairs in a random order of the two statements."""
+def _drawn(
+    pairs: np.ndarray,
+    at_most: int,
+    opinions: Opinions,
+    person: int,
+    rng: np.random.Generator,
+    agreeing: list[float] | None = None,
+) -> list[dict[str, Any]]:
+    """Return rows of pairs, at most so many, in a random order of the two statements, with the jury's view where given."""
+    pairs = pairs[np.sort(rng.permutation(len(pairs))[:at_most])]
     swapped = rng.random(len(pairs)) < 0.5  # else the first statement would always win
-    shared = {"client": opinions.people[person], "group": opinions.groups[person]}
-    return [
-        shared
-        | {
-            "response_a": opinions.texts[pair[is_swapped]],
-            "response_b": opinions.texts[pair[1 - is_swapped]],
-            "choice": "ab"[is_swapped],
-        }
-        for pair, is_swapped in zip(pairs.tolist(), swapped.astype(int).tolist(), strict=True)
-    ]
+    rows = []
+    for pair, is_swapped in zip(pairs.tolist(), swapped.tolist(), strict=True):
+        a, b = reversed(pair) if is_swapped else pair
+        row = {"client": opinions.people[person], "group": opinions.groups[person]}
+        row |= {"response_a": opinions.texts[a], "response_b": opinions.texts[b], "choice": "ab"[is_swapped]}
+        rows.append(row if agreeing is None else row | {"jury_a": agreeing[a], "jury_b": agreeing[b]})
+    return rows
 
 
-def _agreeing(votes: np.ndarray) -> np.ndarray:
-    """Return the share of votes on each statement that agree, ``(statements,)``; 0.5 without votes."""
+def _agreeing(votes: np.ndarray) -> list[float]:
+    """Return the share of votes on each statement that agree; 0.5 without votes."""
     agree, disagree = (votes == 1).sum(axis=0), (votes == -1).sum(axis=0)
-    return np.where(agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5)  # no 0 / 0
+    shares: list[float] = np.where(
+        agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5
+    ).tolist()
+    return shares  # no 0 / 0
 
 
 def _own_rows(folders: Mapping[str, str], clients: list[str]) -> dict[str, dict[str, str]]:

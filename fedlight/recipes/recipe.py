@@ -90,11 +90,13 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
                 f"{item!r}: the recipe {name} has no stage {parts[0]!r}; its {first} are {known}"
             )
         try:
-            change = _override(key, text, replaces_text=isinstance(_value_at(recipe, key, item), str))
+            value = _given(key, text, replaces_text=isinstance(_value_at(recipe, key, item), str))
         except OmegaConfBaseException as error:
             what = str(error).partition("\n")[0]
             raise ValueError(f"{item!r}: {what}; a reference is written as ${{seed}}") from None
-        recipe = merge_recipes(recipe, OmegaConf.to_container(change))
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        recipe = merge_recipes(recipe, value)
     return recipe
 
 
@@ -108,27 +110,25 @@ def _value_at(recipe: Recipe, key: str, item: str) -> Any:
     return value
 
 
-def _override(key: str, text: str, replaces_text: bool) -> Any:
-    """Return ``{key: value}`` of an override.
+def _given(key: str, text: str, replaces_text: bool) -> Any:
+    """Return the value of an override.
 
-    The value is YAML, but an unquoted text is kept as it was written. Where it replaces a text, a text with a colon or in
-    braces stays a text as well. So does a template with slots.
+    It is YAML, but an unquoted text is kept as it was written. Where it replaces a text, a text with a colon or in braces
+    stays a text as well. So does a template with slots.
     """
-    change = OmegaConf.create()
     if key.endswith(ENDING) and "{" in text and not text.startswith(("'", '"')):
-        OmegaConf.update(change, key, as_written(text))
-        return change
-    try:
-        change = OmegaConf.from_dotlist([f"{key}={text}"])
-    except yaml.YAMLError:
-        OmegaConf.update(change, key, text)
-    # References such as ${seed} cannot be resolved before the change is merged into the recipe.
-    made = OmegaConf.select(change, key, throw_on_resolution_failure=False)
+        made = text = as_written(text)
+    else:
+        try:
+            # References such as ${seed} are resolved when the change is a part of the recipe.
+            read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+            made = read["value"]
+        except yaml.YAMLError:
+            made = text
     # YAML would cut an unquoted text at " #" and make a blank of a line break.
-    if _is_text(text, made, replaces_text):
-        change = OmegaConf.create()
-        OmegaConf.update(change, key, text)
-    return change
+    value = text if _is_text(text, made, replaces_text) else made
+    OmegaConf.create({"value": value})  # refuses a reference that cannot be read
+    return value
 
 
 def _is_text(text: str, made: Any, replaces_text: bool) -> bool:
@@ -137,7 +137,7 @@ def _is_text(text: str, made: Any, replaces_text: bool) -> bool:
         return not text.startswith(("'", '"'))
     if made is None:
         return bool(text) and text.strip().lower() not in ("null", "~")
-    if OmegaConf.is_dict(made):  # {instruction} is a slot, {number: 3} a map
+    if isinstance(made, dict):  # {instruction} is a slot, {number: 3} a map
         return replaces_text and (not text.startswith("{") or all(made[key] is None for key in made))
     return False
 
@@ -298,8 +298,11 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
 
 
 def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
+    named = resolved.get("stages")
+    if not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
+        raise ValueError("a recipe needs stages: names, each with a command, see conf/recipes/fedbis.yaml")
     specs: dict[str, Any] = {}
-    for name, spec in _specs(resolved):
+    for name, spec in named.items():
         like, grid = spec.pop("like", None), spec.pop("grid", None)
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
@@ -346,10 +349,3 @@ def _grid_folders(axes: list[dict[str, Any]], run: Path, places: tuple[str, ...]
     if not axes:
         return str(run / _cell(places))
     return {place: _grid_folders(axes[1:], run, (*places, place)) for place in axes[0]}
-
-
-def _specs(recipe: Recipe) -> list[tuple[str, dict[str, Any]]]:
-    named = recipe.get("stages")
-    if not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
-        raise ValueError("a recipe needs stages: names, each with a command, see conf/recipes/fedbis.yaml")
-    return list(named.items())

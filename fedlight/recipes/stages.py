@@ -96,7 +96,10 @@ class Stage:
         start = time.perf_counter()
         try:
             with full_disk_named(self.folder):
-                result = self._call() if self.command == "call" else self._lightning(followers)
+                if self.command == "call":
+                    result = self.function(**self.call_arguments()) or {}
+                else:
+                    result = self._lightning(followers)
         except KeyboardInterrupt as stop:
             raise type(stop)(f"in stage {self.name}; the same command goes on from here") from None
         if "report" in result:
@@ -203,9 +206,6 @@ class Stage:
                 f"{self.target}: {error}{next(filter(None, hints), '')}; see its docstring"
             ) from None
 
-    def _call(self) -> dict[str, Any]:
-        return self.function(**self.call_arguments()) or {}
-
     def config(self) -> dict[str, Any]:
         """Return the settings of its Lightning command: its config with the recipe's values merged into it.
 
@@ -219,8 +219,7 @@ class Stage:
                 settings = set_in(settings, key, _part_in(value) if _is_config(value) else value)
             except ValueError as error:
                 raise ValueError(f"stage {self.name}: with {key}: {error}") from None
-        whole: dict[str, Any] = set_in(settings, "trainer.default_root_dir", str(self.folder))
-        return whole
+        return set_in(settings, "trainer.default_root_dir", str(self.folder))
 
     def why_one_process(self) -> str | None:
         """Return why the stage runs in one process; None for a stage that several share."""

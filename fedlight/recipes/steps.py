@@ -262,21 +262,13 @@ def compare_with_oracle(
         "method": "oracle",
         "selector_accuracy": oracle.accuracy(toy_rows("heldout", seed=seed, opposition=opposition)),
     }
-    return {
-        "rows": [
-            {
-                **known[method],
-                **(
-                    {"win_rate_vs_raw": 0.5}
-                    if method == "raw"
-                    else with_interval("win_rate_vs_raw", wins(scores, utilities["raw"]), prompts)
-                ),
-                "utility": float(np.mean(scores)),
-            }
-            for method, scores in utilities.items()
-        ]
-        + [row for method, row in known.items() if method not in utilities]
-    }
+    rows = []
+    for method, scores in utilities.items():
+        won = {"win_rate_vs_raw": 0.5}
+        if method != "raw":
+            won = with_interval("win_rate_vs_raw", wins(scores, utilities["raw"]), prompts)
+        rows.append({**known.pop(method), **won, "utility": float(np.mean(scores))})
+    return {"rows": [*rows, *known.values()]}
 
 
 def _accuracy(folder: str) -> dict[str, float]:

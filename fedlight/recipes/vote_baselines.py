@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.clients.partition import by_key
-from fedlight.datamodules.preferences.baselines import LEAST_VOTERS, LENGTHS, longer_wins, majority_of_others
+from fedlight.datamodules.preferences.baselines import LENGTHS, longer_wins, majority_of_others
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.rows.votes import Votes, read_votes
@@ -25,7 +25,6 @@ def rule(
     choice_values: dict[str, Any],
     rule: str,
     votes: str | None = None,
-    least_voters: int = LEAST_VOTERS,
 ) -> dict[str, Any]:
     """Return the accuracy of a rule without training on the votes of a test set, like a ``test`` stage.
 
@@ -35,7 +34,6 @@ def rule(
         choice_values: raw values of the choice; see `fedlight.datamodules.rows.votes`.
         rule: ``characters`` or ``words``: the longer answer wins, counted so; ``voters``: the majority of the other voters.
         votes: rows of all votes, for ``voters``; None: those of ``test``.
-        least_voters: fewest voters on a comparison that the rule ``voters`` judges.
 
     Returns:
         ``metrics``: ``test/accuracy``; ``test/accuracy_both_orders``, the same, with the ends of its interval over
@@ -50,7 +48,7 @@ def rule(
     tested = read_votes(load_rows(test), columns, choice_values, (), test)
     if rule == "voters":
         known = read_votes(load_rows(votes or test), columns, choice_values, (), votes or test)
-        right = _look_up(tested, known, majority_of_others(known, least_voters))
+        right = _look_up(tested, known, majority_of_others(known))
     else:
         right = longer_wins(tested, LENGTHS[rule])
     return _result(tested, right)
@@ -61,7 +59,6 @@ def rule_on_data(
     rule: str,
     test_source: str | None = None,
     tokenizer: str | None = None,
-    least_voters: int = LEAST_VOTERS,
     settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the accuracy of a rule without training on a datamodule's test votes for a selector.
@@ -73,7 +70,6 @@ def rule_on_data(
         rule: as in `rule`; where the voters are unknown, each comparison has one label and ``voters`` judges none.
         test_source: the datamodule's ``test_source``; None: that of the config.
         tokenizer: the datamodule's ``tokenizer``; None: that of the config.
-        least_voters: fewest voters on a comparison that the rule ``voters`` judges.
         settings: further arguments of the datamodule, such as ``max_tokens``, where the selector's test has others.
 
     Returns:
@@ -83,12 +79,11 @@ def rule_on_data(
     changes = {"split.test_source": test_source, "tokenizer": tokenizer}
     given = {name: value for name, value in changes.items() if value is not None}
     votes = _tested_votes(data, {**given, **(settings or {})})
+    right = np.full(len(votes.winner), np.nan)  # silent without voters
     if rule in LENGTHS:
         right = longer_wins(votes, LENGTHS[rule])
     elif votes.clients:
-        right = majority_of_others(votes, least_voters)
-    else:
-        right = np.full(len(votes.winner), np.nan)  # silent without voters
+        right = majority_of_others(votes)
     return _result(votes, right)
 
 

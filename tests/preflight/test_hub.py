@@ -174,6 +174,22 @@ def test_a_hub_out_of_reach_is_asked_once(hub, tmp_path, monkeypatch):
     assert check_models({Model("o/open", False): ["stage"]}, hub, tmp_path).unasked == ["o/open"]
 
 
+def test_of_a_hub_out_of_reach_the_cache_counts(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("fedlight.preflight.models._cached_weights", lambda name: 5000)
+    cached = tmp_path / "sets/o___lines"
+    cached.mkdir(parents=True)
+    (cached / "rows.arrow").touch()
+    _, found = rows(hub, tmp_path, "o/lines")
+    assert found == (
+        "data o/lines, train",
+        State.OK,
+        f"in the cache, {cached}; its columns were not looked at",
+    )
+    _, found = model(hub, tmp_path, "o/open")
+    assert found == ("model o/open", State.OK, "in the cache, 0.0 MB of weights")
+
+
 def test_a_server_that_passes_over_the_range_is_read_as_far_as_needed(hub):
     of = hub.repository("o/whole", "dataset")
     assert hub.head(of, "dataset", "train.jsonl", size=1000) == WHOLE[:1000]

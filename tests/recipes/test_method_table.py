@@ -238,7 +238,7 @@ def test_scores_in_several_settings(runs):
 def test_a_method_may_have_no_score_but_no_run_is_without_its_metric(runs):
     _, fedsa = settings_table(runs, ["score/domain"], unscored=["FedSALoRA"])["rows"]
     assert fedsa == {"method": "FedSALoRA", "kib_up": 0.5, "kib_down": 0.5}
-    with pytest.raises(ValueError, match=r"a has no metric own/domain/client_mean; it has score/domain"):
+    with pytest.raises(ValueError, match=r"a has no metric 'own/domain/client_mean'; it has score/domain"):
         settings_table(runs, ["own/domain/client_mean"])
     with pytest.raises(ValueError, match="unscored has 'FedBis', which is no method: FedAvg, FedSALoRA"):
         settings_table(runs, ["score/domain"], unscored=["FedBis"])
