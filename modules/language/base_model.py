@@ -6,6 +6,7 @@ the last two through bitsandbytes. Only safetensors files are read.
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from fedlight.support.checks import check_fields
 from fedlight.support.console import silence_transformers
 
 BASES = ("plain", "int8", "nf4")
+PIECE = 2**23
+"""Numbers of a tensor that are read at a time."""
 _LOGGED_AS = {"plain": "base", "int8": "int8 base with the rest", "nf4": "nf4 base, computed"}
 
 
@@ -242,10 +245,23 @@ class _File:
 
     def read(self, name: str, index: Any) -> Tensor:
         """Return a copy of a tensor's part."""
+        rows, *others = self._handle.get_slice(name).get_shape() or [1]
+        step = max(1, PIECE // max(1, math.prod(others)))
+        if index is ... and rows > step:  # the file's pages of a large embedding would lie beside its copy
+            first = self._copy(name, slice(step))
+            weight = first.new_empty(rows, *others)
+            weight[:step] = first
+            for start in range(step, rows, step):
+                weight[start : start + step] = self._copy(name, slice(start, start + step))
+        else:
+            weight = self._copy(name, index)
+        self._freed.add(weight.numel())
+        return weight
+
+    def _copy(self, name: str, index: Any) -> Tensor:
         # Pages of one map of the file would stay as long as a tensor, such as the embedding, is a view of it.
         with self._open_map() as handle:
             weight: Tensor = handle.get_slice(name)[index].clone()
-        self._freed.add(weight.numel())
         return weight
 
 
