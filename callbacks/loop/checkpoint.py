@@ -26,7 +26,6 @@ from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup, call_agai
 from fedlight.federation.client import write
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
-from fedlight.processes.seat import here
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
 from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
@@ -363,7 +362,10 @@ def _names_of_settings(module: Any) -> set[str]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(here(tensor).untyped_storage().data_ptr())
+    part: Any = tensor
+    if hasattr(part, "to_local"):  # split among the processes of a client, it has no storage itself
+        part = part.to_local()
+    return int(part.untyped_storage().data_ptr())
 
 
 def check_what_is_loaded(trainer: Any, memory: ClientMemories) -> None:

@@ -21,7 +21,7 @@ FOR_EVER = timedelta(days=30)
 
 
 def take_seat(store: Any, rank: int, per_client: int, device: str) -> None:
-    """Make the processes of a client torch's default group, by which layers and gradients are exchanged.
+    """Make the processes of a client torch's default group, which exchanges layers and gradients.
 
     Args:
         store: store of all processes.
@@ -102,13 +102,8 @@ def repeated_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def whole(value: Any) -> Any:
-    """Return the whole of a tensor that is split among processes, all of which call it; else the value itself."""
+    """Return a split tensor as a whole, else the value itself; all processes of the client call it."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def here(value: Any) -> Any:
-    """Return this process's part of a tensor that is split; else the value itself."""
-    return value.to_local() if hasattr(value, "to_local") else value
 
 
 def split_as(state: Mapping[str, Any], held: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move the model, of which each of several processes for a client keeps a part."""
+        """Move the model, or the parts of it that this process keeps."""
         if self.team.per_client > 1:
             assert self.model is not None
             split_layers(self.model)  # first, or a device would have to hold the whole model

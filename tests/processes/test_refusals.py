@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedlight import ByClient, ClientParallelStrategy, FederatedLoop
 from fedlight.callbacks.attacks.membership_inference import MembershipInference
 from fedlight.callbacks.loop.guard import refuse_cut_rounds
-from fedlight.callbacks.loop.parts.ranks import (
+from fedlight.callbacks.loop.ranks.ranks import (
     KeptByAlgorithm,
     _digest,
     agree_on_model,

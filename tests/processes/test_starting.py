@@ -13,7 +13,7 @@ from ranks import log_of, run_ranks, start_ranks, wait_for
 from shared_runs import files_of, folder_of, train
 
 from fedlight import ByClient, FederatedLoop
-from fedlight.callbacks.loop.parts.ranks import Ranks
+from fedlight.callbacks.loop.ranks.ranks import Ranks
 from fedlight.processes import joining
 from fedlight.processes.work import merged
 

@@ -27,7 +27,6 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.client import State, read, refuse_not_finite, serialized_bytes
 from fedlight.federation.exact_sum import ExactSums
-from fedlight.processes.seat import here
 
 Buffers = dict[str, Tensor | None]
 """Dotted name -> buffer, of its own type and on its own device; None for a buffer that is declared but not made."""
@@ -217,7 +216,10 @@ class FrozenParameters:
 
 def _some(parameter: Tensor) -> Tensor:
     """Return a copy of the values of a small parameter, or of some of a large one."""
-    values = here(parameter.detach()).reshape(-1)
+    part: Any = parameter.detach()
+    values = (part.to_local() if hasattr(part, "to_local") else part).reshape(
+        -1
+    )  # of a split one what is here
     stride = max(1, len(values) // VALUES) if len(values) > WHOLE else 1
     return values[::stride].to(torch.float32, copy=True).nan_to_num_()  # a NaN equals nothing
 

@@ -125,10 +125,10 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
 
         yield CoreWatch()
     if team.per_client > 1:
-        from fedlight.callbacks.loop.parts.split_steps import SplitSteps
+        from fedlight.callbacks.loop.ranks.split_steps import SplitSteps
 
         yield SplitSteps()
     if team.size > 1:
-        from fedlight.callbacks.loop.parts.ranks import Ranks
+        from fedlight.callbacks.loop.ranks.ranks import Ranks
 
         yield Ranks(team, loop.memory, loop._federation)  # last: it exchanges the results of the others

@@ -13,8 +13,8 @@ import numpy as np
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.parts.ranks import sum_of_bits
 from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.ranks.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import Exchange, LocalWork, OpenGroup
