@@ -304,7 +304,7 @@ class Thaws(Layered):
             "AveragedBuffers needs the statistics of whole batches",
         ),
     ],
-    ids=str,
+    ids=["by_token", "skips", "thaws", "fleet", "dpsgd", "buffers"],
 )
 def test_what_cannot_be_split_is_refused_in_every_process(tmp_path, how, complaint):
     def tried(rank):
@@ -329,6 +329,7 @@ def test_what_cannot_be_split_is_refused_in_every_process(tmp_path, how, complai
             "clients side by side share a batch: set --federated.clients_at_once 1, or set trainer.strategy",
         ),
     ],
+    ids=["nf4", "clients_at_once"],
 )
 def test_settings_of_language_models_are_refused(tmp_path, setting, complaint):
     arguments = command("selector", make_model(tmp_path / "model"), tmp_path, *IN_TWO, setting)
