@@ -101,6 +101,11 @@ class DPOModule(PairModule):
             [self._reference[key] for key in keys], device=batch["chosen"]["input_ids"].device
         )
 
+    def before_parts(self, batch: Batch) -> None:
+        """Compute what is not known of the reference, of all rows, where processes train parts of them."""
+        super().before_parts(batch)
+        self.reference_log_probs(batch)
+
     def reference_pass(self, batch: Batch) -> Tensor:
         """Compute the reference's log-probabilities, ``(batch, 2)``."""
         with torch.no_grad(), eval_mode(self.network), disable_adapters(self.network):

@@ -28,6 +28,8 @@ FOR_EVER = timedelta(days=30)
 """Wait for a process that is alive, where nothing bounds it: a visit may take hours."""
 OF_CONNECTIONS = ("onnection", "monitoredBarrier", "Timed out", "timed out", "Broken pipe", "Socket")
 """Words of which gloo's errors have one where another process cannot be reached."""
+OF_TORCH = ("gloo/transport", "NCCL")
+"""Of the same errors inside a step, where a module's own may have those words."""
 SMALL_BYTES = 2**14
 """Of a message that a process sends to each of the others at once; larger ones go from process to process, one by one."""
 FAILED = "fedlight/failed"
@@ -59,7 +61,7 @@ class Others:
 
     def begin(self, wait_seconds: float | None) -> None:
         """Begin a run, with this process not failed; ``wait_seconds``: longest wait at an exchange, None: any."""
-        longest = FOR_EVER if wait_seconds is None else timedelta(seconds=wait_seconds)
+        longest = _longest(wait_seconds)
         # Process 0 finds the missing ones, so the others wait for it for longer.
         self._wait = longest if self.rank == 0 else 2 * longest + timedelta(seconds=GRACE_SECONDS)
         self._group.set_timeout(self._wait)
@@ -110,17 +112,19 @@ class Others:
         return [part.numpy().data for part in received.split(lengths)]
 
     @contextmanager
-    def reached(self) -> Iterator[None]:
-        """Raise ConnectionError for torch's error of a connection, while the body exchanges something."""
+    def reached(self, words: Sequence[str] = OF_CONNECTIONS) -> Iterator[None]:
+        """Raise ConnectionError for torch's error of a connection, which has one of the ``words``."""
         try:
             yield
         except RuntimeError as error:
-            if not any(word in str(error) for word in OF_CONNECTIONS):  # such as one about memory
+            if not any(word in str(error) for word in words):  # such as one about memory
                 raise
-            self.has_failed = True  # the store may be gone, or silent as process 0 is
-            raise ConnectionError(
-                f"{self._who(error)}, so process {self.rank} ends too: start again from the newest checkpoint"
-            ) from error
+            raise ConnectionError(self.explain(error)) from error
+
+    def explain(self, error: RuntimeError) -> str:
+        """Return who is gone by torch's error, and end: the store may be gone, or silent as process 0 is."""
+        self.has_failed = True
+        return f"{self._who(error)}, so process {self.rank} ends too: start again from the newest checkpoint"
 
     def _who(self, error: RuntimeError) -> str:
         """Return which other process ended the exchange, and how; processes other than 0 know of process 0 alone."""
@@ -167,13 +171,19 @@ _joined: list[tuple[Team, Others]] = []
 """Team of this process, once it is joined: once, however many runs the process has."""
 
 
-def join(environment: ClusterEnvironment, per_client: int = 1, device: str = "cpu") -> tuple[Team, Others]:
+def join(
+    environment: ClusterEnvironment,
+    per_client: int = 1,
+    device: str = "cpu",
+    wait_seconds: float | None = None,
+) -> tuple[Team, Others]:
     """Return the team of all processes and the way to the others; the first time, wait until all are there.
 
     Args:
         environment: way that the processes were started.
         per_client: processes that train a client together, a divisor of all.
         device: type of their devices.
+        wait_seconds: longest wait in a step of a client that several processes train; None: any.
 
     Raises:
         ValueError: an earlier run of this process had another number of processes, or torch's default group is there
@@ -186,7 +196,7 @@ def join(environment: ClusterEnvironment, per_client: int = 1, device: str = "cp
         with _patience(rank, size, f"{host}:{port}"):
             store = _store(rank, host, port)
             if per_client > 1:
-                take_seat(store, rank, per_client, device)
+                take_seat(store, rank, per_client, device, _longest(wait_seconds))
             others = Others(rank, size, store)
         _joined.append((Team(rank, size, others.exchange, others.add, others.swap, per_client), others))
     team = _joined[0][0]
@@ -205,9 +215,24 @@ def joined() -> Others | None:
 
 def fail(exception: BaseException) -> None:
     """Let the other processes know that this one ends by ``exception``, if there are any."""
-    if (others := joined()) is not None:
+    others = joined()
+    if others is not None and not any(
+        word in str(exception) for word in OF_TORCH
+    ):  # else another one has failed
         kind, line = type(exception).__name__, first_line(exception)
         others.fail(kind if line == kind else f"{kind}: {line}")
+
+
+def explain(exception: BaseException) -> str:
+    """Return which other process is gone, if that is the reason of torch's error; else an empty string."""
+    others = joined()
+    if others is None or not any(word in str(exception) for word in OF_TORCH):
+        return ""
+    return others.explain(RuntimeError(str(exception)))
+
+
+def _longest(seconds: float | None) -> timedelta:
+    return FOR_EVER if seconds is None else timedelta(seconds=seconds)
 
 
 def leave() -> None:

@@ -11,16 +11,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed, nn
-from torchmetrics import Metric
+
+from fedlight.support.pokes import never_sync_metrics
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-FOR_EVER = timedelta(days=30)
-"""Wait for a process that is alive: others of the client wait while it writes files."""
 
-
-def take_seat(store: Any, rank: int, per_client: int, device: str) -> None:
+def take_seat(store: Any, rank: int, per_client: int, device: str, wait: timedelta) -> None:
     """Make the processes of a client torch's default group, which exchanges layers and gradients.
 
     Args:
@@ -28,6 +26,7 @@ def take_seat(store: Any, rank: int, per_client: int, device: str) -> None:
         rank: number of this process among all.
         per_client: processes that train a client together.
         device: type of their devices.
+        wait: longest wait for another process in a step.
 
     Raises:
         ValueError: there is a default group already.
@@ -44,8 +43,9 @@ def take_seat(store: Any, rank: int, per_client: int, device: str) -> None:
         store=prefixed.PrefixStore(f"seat_{seat}", store),
         rank=place,
         world_size=per_client,
-        timeout=FOR_EVER,
+        timeout=wait,
     )
+    never_sync_metrics()  # each process sees all rows of an evaluation, and would count those of the others
     # Lightning takes torch's default group for a sign that each process logs its own value.
     warnings.filterwarnings("ignore", "It is recommended to use `self.log\\(.*sync_dist=True")
 
@@ -61,11 +61,6 @@ def split_layers(module: nn.Module) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    for part in module.modules():
-        if isinstance(
-            part, Metric
-        ):  # each process sees all rows of an evaluation, and would count those of the others
-            part.distributed_available_fn = lambda: False
     layers = [
         layer for layer in repeated_layers(module) if any(not p.requires_grad for p in layer.parameters())
     ]
@@ -79,8 +74,10 @@ def split_layers(module: nn.Module) -> int:
     for layer in layers:
         if not isinstance(layer, FSDPModule):
             mesh = mesh or init_device_mesh(_device_type(), (distributed.get_world_size(),))
-            trained = {p for p in layer.parameters() if p.requires_grad}
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=trained)
+            stay = {
+                p for p in layer.parameters() if p.requires_grad or not p.dim()
+            }  # trained ones, single numbers
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=stay)
     return len(layers)
 
 
@@ -89,21 +86,27 @@ def _device_type() -> str:
     return "cuda" if "cuda" in backend and "nccl" in backend else "cpu"
 
 
-def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the modules of the outermost lists of modules.
+def repeated_layers(module: nn.Module, listed: bool = False) -> list[nn.Module]:
+    """Return the modules of the outermost lists of modules, ``listed`` in one; of lists and dicts among them their modules.
 
     Examples:
-        >>> len(repeated_layers(nn.Sequential(nn.ModuleList([nn.Linear(1, 1), nn.ModuleList([nn.Linear(1, 1)])]))))
-        2
+        >>> one, two = nn.Linear(1, 1), nn.ModuleList([nn.Linear(1, 1)])
+        >>> repeated_layers(nn.Sequential(nn.ModuleList([one, two]))) == [one, *two]
+        True
     """
-    if isinstance(module, nn.ModuleList):
-        return [*module]
-    return [layer for child in module.children() for layer in repeated_layers(child)]
+    layers = []
+    for child in module.children():
+        if listed or isinstance(module, nn.ModuleList):
+            is_container = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+            layers += repeated_layers(child, listed=True) if is_container else [child]
+        else:
+            layers += repeated_layers(child)
+    return layers
 
 
 def whole(value: Any) -> Any:
-    """Return a split tensor as a whole, else the value itself; all processes of the client call it."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+    """Return a split tensor as a whole, on the CPU, else the value itself; all processes of the client call it."""
+    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
 
 
 def split_as(state: Mapping[str, Any], held: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlight.federation.protocols import TrainsRounds
-from fedlight.processes.joining import fail, join, joined
+from fedlight.processes.joining import explain, fail, join, joined
 from fedlight.processes.seat import split_as, split_layers, whole
 from fedlight.processes.team import ALONE, begin, end
 from fedlight.support.checks import Checked, refuse_below
@@ -120,7 +120,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         if self.size > 1:
             share_threads(max(1, self.size // self.num_nodes))
             self.team, others = join(
-                self.cluster_environment, self.processes_per_client, self._root_device.type
+                self.cluster_environment, self.processes_per_client, self._root_device.type, self.wait_seconds
             )
             others.begin(self.wait_seconds)
             begin(self.team)
@@ -177,7 +177,12 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         return False not in decisions if all else any(decisions)  # the argument hides Python's own all
 
     def on_exception(self, exception: BaseException) -> None:
-        """Let the other processes know that this one ends."""
+        """Let the other processes know that this one ends, or say which of them made it end."""
+        if reason := explain(
+            exception
+        ):  # outside of what the loop exchanges, such as a pass through split layers
+            end(self.team)
+            raise ConnectionError(reason) from exception
         fail(exception)
 
     def teardown(self) -> None:

@@ -145,3 +145,13 @@ def set_parser_function(decision: str, function: Callable[..., Any]) -> None:
     from jsonargparse import _typehints
 
     setattr(_typehints, PARSER_FUNCTIONS[decision], function)
+
+
+def never_sync_metrics() -> None:
+    """Let metrics of torchmetrics compute their own process's value, though torch has a default group.
+
+    Metrics are made anywhere, also before the group is there (``tests/processes/test_split_clients.py``).
+    """
+    from torchmetrics import Metric
+
+    Metric.sync = lambda *_, **__: None  # type: ignore[method-assign]

@@ -260,6 +260,13 @@ class LanguageModule(Checked, LightningModule):
         self.log_training(metrics)
         return metrics["loss"].mean()
 
+    def before_parts(self, batch: Batch) -> None:
+        """Settle what is found out once, from a whole batch, where processes train parts of its rows.
+
+        The first step on a whole batch has been computed by now.
+        """
+        self.shared_prefix.keep()
+
     def log_training(self, metrics: dict[str, Tensor], counts: Sequence[int] | None = None) -> None:
         """Log the metrics of a training batch, ``(batch,)`` each, now or with all others of the visits under way.
 

@@ -181,6 +181,10 @@ class SharedPrefix:
         self._takes_mask: bool | None = None
         self._said: set[str] = set()
 
+    def keep(self) -> None:
+        """Compute no further comparison: texts have a row each unless rows have been shared already."""
+        self._takes_mask = bool(self._takes_mask)
+
     def pairs(self, causal_lm: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return `hidden_states` of 2 n texts, where texts i and n + i are a pair."""
         return self._compute(causal_lm, input_ids, attention_mask, in_pairs=True)

@@ -1,6 +1,7 @@
 """Clients that several processes train together, each a part of the layers and of a batch, with one process's results."""
 
 import os
+import time
 
 import lightning as L
 import numpy as np
@@ -14,9 +15,9 @@ from plain_lightning import Numbers, ten_clients
 from plain_lightning import trainer as quiet_trainer
 from ranks import log_of, run_ranks, start_ranks, wait_for
 from shared_runs import files_of, newest
-from tiny_world import fedlight, make_model, weights
+from tiny_world import HELDOUT, VOTES, fedlight, make_model, weights
 from torch import nn
-from torchmetrics import MeanSquaredError
+from torchmetrics import MeanSquaredError, SumMetric
 
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.parts.buffers import AveragedBuffers
@@ -86,13 +87,16 @@ class Layered(L.LightningModule):
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.05)
 
 
-def strategy(processes, per_client):
+def strategy(processes, per_client, wait=None):
     if processes == 1:
         return {}
-    return {"strategy": ClientParallelStrategy(processes_per_client=per_client), "devices": processes}
+    made = ClientParallelStrategy(processes_per_client=per_client, wait_seconds=wait)
+    return {"strategy": made, "devices": processes}
 
 
-def train(folder, processes, per_client, rounds=3, resumes=False, model=Layered, **settings):
+def train(
+    folder, processes, per_client, rounds=3, resumes=False, model=Layered, callbacks=(), wait=None, **settings
+):
     """Train in this process, one of ``processes``; return the weights, the memories and the layers held here."""
     L.seed_everything(0, verbose=False)
     module = model()
@@ -103,11 +107,11 @@ def train(folder, processes, per_client, rounds=3, resumes=False, model=Layered,
         accelerator="cpu",
         precision="64-true",
         default_root_dir=folder,
-        callbacks=[loop, VisitLog(), saved],
+        callbacks=[loop, VisitLog(), saved, *callbacks],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **strategy(processes, per_client),
+        **strategy(processes, per_client, wait),
     )
     path = newest(folder) if resumes else None
     trainer.fit(
@@ -181,7 +185,11 @@ def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first):
 
 COMMANDS = {
     "selector": ["selector.yaml", "--trainer.max_epochs=2", "--model.execution.gradient_checkpointing=true"],
-    "dpo": ["feddpo.yaml", "--trainer.max_epochs=1", "--model.dtype=bf16"],
+    # Clients see their few pairs several times, whose reference is known then.
+    "dpo": [
+        *("feddpo.yaml", "--trainer.max_epochs=1", "--model.dtype=bf16", "--data.batch_size=3"),
+        *("--federated.local_steps=16", f"--data.source={VOTES}", f"--data.split.test_source={HELDOUT}"),
+    ],
     "fewfedpit": [
         "fewfedpit.yaml",
         "--trainer.max_epochs=1",
@@ -197,7 +205,8 @@ def command(name, model, folder, *more):
     return [
         *("fit", f"--config={config}", "--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}"),
         *(f"--model.model={model}", "--model.lora.dropout=0", "--federated.clients_per_round=2", *changes),
-        *("--federated.local_steps=2", *more),
+        *([] if "--federated.local_steps" in " ".join(changes) else ["--federated.local_steps=2"]),
+        *more,
     ]
 
 
@@ -246,27 +255,115 @@ def test_predictions_are_written_once(tmp_path):
 
 
 class Dies(Layered):
+    how = staticmethod(lambda: os._exit(1))
+
     def training_step(self, batch, batch_idx):
         if self.trainer.global_rank == 1 and self.trainer.current_epoch == 1:
-            os._exit(1)
+            self.how()
         return super().training_step(batch, batch_idx)
 
 
-def test_a_lost_process_ends_the_round_of_its_client_with_one_line(tmp_path):
-    children = start_ranks(4, lambda rank: train(tmp_path, 4, 2, model=Dies), tmp_path / "logs")
-    assert wait_for(children, 100) == [1, 1, 1, 1]
-    for rank, named in ((0, "process 1 is gone"), (2, "process 0 or another one has ended")):
-        assert f"ConnectionError: {named}" in log_of(tmp_path / "logs", rank).splitlines()[-1]
+class DiesInValidation(Layered):
+    def validation_step(self, batch, batch_idx):
+        if self.trainer.global_rank == 1 and self.trainer.current_epoch == 1:
+            os._exit(1)
+        super().validation_step(batch, batch_idx)
+
+
+class Fails(Dies):
+    @staticmethod
+    def how():
+        raise RuntimeError("Connection to the store refused")
+
+
+class Hangs(Dies):
+    how = staticmethod(lambda: time.sleep(60))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (Dies, "process 1 is gone"),
+        (DiesInValidation, "process 1 is gone"),
+        (Fails, "process 1 has failed (RuntimeError: Connection to the store refused)"),
+        (Hangs, "another process is not here after 4 seconds"),
+    ],
+)
+def test_a_lost_process_ends_the_round_of_its_client_with_one_line(tmp_path, model, named):
+    wait = 4.0 if model is Hangs else None
+    children = start_ranks(4, lambda rank: train(tmp_path, 4, 2, model=model, wait=wait), tmp_path / "logs")
+    codes = wait_for(children, 45)
+    assert (codes[0], *codes[2:]) == (1, 1, 1)
+    for rank, expected in ((0, named), (2, "process 0 or another one has ended")):
+        assert f"ConnectionError: {expected}" in log_of(tmp_path / "logs", rank).splitlines()[-1]
         assert "start again from the newest checkpoint" in log_of(tmp_path / "logs", rank).splitlines()[-1]
 
 
 class ByToken(Layered):
-    """A loss that is no mean over rows."""
+    """A loss that is no mean over rows from the third step on."""
+
+    steps = 0
 
     def training_step(self, batch, batch_idx):
-        sizes = torch.arange(1.0, len(batch[0]) + 1, dtype=torch.float64)
+        self.steps += 1
+        sizes = torch.ones(len(batch[0]), dtype=torch.float64)
+        if self.steps > 4:  # the first batch is computed in three ways
+            sizes += torch.arange(len(batch[0]))
         errors = (self.head(self.features(batch[0])) - batch[1]).square().mean(1)
         return (errors * sizes).sum() / sizes.sum()
+
+
+class Experts(Layered):
+    """Layers in lists of lists; each row reaches one of two weights, and no row is drawn by the module alone."""
+
+    def __init__(self):
+        super().__init__()
+        net = self.net.base_model.model
+        net.more = nn.ModuleList([nn.ModuleList([nn.Linear(8, 8).requires_grad_(False)])])
+        self.experts = nn.ParameterList([torch.full((8,), float(k + 1)) for k in range(2)])
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        x = self.net.base_model.model.more[0][0](self.features(batch[0]))
+        chosen = (batch[0][:, 0] > 0).tolist()
+        rows = [row * self.experts[which] for row, which in zip(x, chosen, strict=True)]
+        return nn.functional.mse_loss(self.head(torch.stack(rows)), batch[1])
+
+
+class Noisy(Layered):
+    """A hook between steps that draws from the global stream."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        batch[0].add_(0.1 * torch.randn_like(batch[0]))
+
+
+class Counts(L.Callback):
+    """A metric that is no part of the module, and one that is made in a hook."""
+
+    def on_validation_start(self, trainer, module):
+        self.metrics = [self.__dict__.setdefault("kept", SumMetric()), SumMetric()]
+
+    def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0):
+        for metric in self.metrics:
+            metric.update(len(batch[0]))
+
+    def on_validation_epoch_end(self, trainer, module):
+        self.counted = [float(metric.compute()) for metric in self.metrics]
+
+
+@pytest.mark.parametrize("model", [Experts, Noisy])
+def test_rows_that_reach_unlike_weights_and_draws_between_steps(tmp_path, model):
+    def work(number):
+        counts = Counts()
+        folder = tmp_path / f"{number}"
+        state, *_ = train(folder, number, number, model=model, local_steps=None, callbacks=[counts])
+        return state, counts.counted
+
+    [(alone, expected)] = run_ranks(1, lambda rank: work(1), tmp_path / "logs1")
+    for state, counted in run_ranks(2, lambda rank: work(2), tmp_path / "logs2"):
+        close(state, alone)
+        assert counted == expected
+        assert counted[1] == 120
 
 
 class Skips(Layered):
@@ -288,9 +385,15 @@ class Thaws(Layered):
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [
-        ({"model": ByToken}, r"mean over its rows .*: ByToken has to return the mean over the rows"),
+        (
+            {"model": ByToken, "local_steps": 8},
+            r"mean over its rows .*: ByToken has to return the mean over the rows",
+        ),
         ({"model": Skips}, r"Skips.training_step returned None for a part of a batch's rows"),
-        ({"model": Thaws}, r"base_layer.weight is trained, and it was frozen when its layer was split"),
+        (
+            {"model": Thaws},
+            r"the optimizer holds .*base_layer.weight, which was frozen when its layer was split",
+        ),
         (
             {"fleet": lambda folder: make_fleet(folder, slow={})},
             "a fleet emulates small devices.*, or set trainer.strategy.processes_per_client=1",
