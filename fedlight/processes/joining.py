@@ -122,8 +122,8 @@ class Others:
             raise ConnectionError(self.explain(error)) from error
 
     def explain(self, error: RuntimeError) -> str:
-        """Return who is gone by torch's error, and end: the store may be gone, or silent as process 0 is."""
-        self.has_failed = True
+        """Return which process is gone, by torch's error; this one fails too, and says no more."""
+        self.has_failed = True  # the store may be gone, or silent as process 0 is
         return f"{self._who(error)}, so process {self.rank} ends too: start again from the newest checkpoint"
 
     def _who(self, error: RuntimeError) -> str:
