@@ -178,9 +178,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Let the other processes know that this one ends, or say which of them made it end."""
-        if reason := explain(
-            exception
-        ):  # outside of what the loop exchanges, such as a pass through split layers
+        reason = explain(exception)
+        if reason:  # torch's error in a validation or generation with split layers
             end(self.team)
             raise ConnectionError(reason) from exception
         fail(exception)
