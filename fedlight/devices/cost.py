@@ -55,6 +55,11 @@ class Checkpointed(Protocol):
         """Turn recomputation on or off."""
 
 
+Costs = dict[tuple[BatchShape, bool, bool], StepCost]
+COUNTED: dict[tuple[Any, ...], Costs] = {}
+"""Costs of fedlight's modules that this process has counted: the stages of a recipe have the same."""
+
+
 class CostMeter:
     """Meter of a training step's cost; a pure function of the batch's shape.
 
@@ -104,7 +109,7 @@ class CostMeter:
         self._ghost: nn.Module | None = None
         self.checkpoints = isinstance(module, Checkpointed)
         self._example_batch = example_batch
-        self._costs: dict[tuple[BatchShape, bool, bool], StepCost] = {}
+        self._costs: Costs = COUNTED.setdefault(key, {}) if (key := _key(self.module, lora_rank)) else {}
 
     def cost(self, shape: BatchShape, checkpointing: bool = False) -> StepCost:
         """Return the cost of one step on a batch of that shape, with activations recomputed if ``checkpointing``.
@@ -177,6 +182,15 @@ class CostMeter:
                 f"ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "
                 f"be counted on shapes alone ({reason}): have its training_step depend on shapes, or leave the ranks out"
             )
+
+
+def _key(module: nn.Module, lora_rank: int | None) -> tuple[Any, ...] | None:
+    """Return what the costs of a skeleton follow from; None for other modules, and those of a project."""
+    kind = type(module)
+    weights = [(name, p.shape, p.dtype, p.requires_grad) for name, p in module.named_parameters()]
+    if not isinstance(module, Sketched) or not kind.__module__.startswith("fedlight."):
+        return None
+    return kind, lora_rank, repr(module), repr(getattr(module, "hparams", None)), repr(weights)
 
 
 def _step_cost(module: Any, batch: Any, checkpointing: bool, forward: bool) -> StepCost:

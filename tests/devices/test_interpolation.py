@@ -7,6 +7,7 @@ import pytest
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape, anchors
 from fedlight.modules.dpo import DPOModule
+from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
 
@@ -43,8 +44,11 @@ def test_what_follows_is_what_is_counted(kind, checkpointing):
 
 
 def test_a_few_shapes_are_counted_for_many(monkeypatch):
-    meter, counted = CostMeter(SelectorModule("toy")), []
-    monkeypatch.setattr(meter, "_count", lambda *key: counted.append(key) or CostMeter._count(meter, *key))
-    for tokens in range(33, 128):
-        meter.cost(BatchShape(16, tokens))
-    assert len(counted) == 5  # 32, 48, 64, 96 and 128 tokens
+    monkeypatch.setattr("fedlight.devices.cost.COUNTED", {})
+    counted, count = [], CostMeter._count
+    monkeypatch.setattr(CostMeter, "_count", lambda self, *key: counted.append(key) or count(self, *key))
+    for settings, number in (({}, 5), ({}, 5), ({"lora": Lora(rank=2)}, 10)):  # 32, 48, 64, 96 and 128 tokens
+        meter = CostMeter(SelectorModule("toy", **settings))
+        for tokens in range(33, 128):
+            meter.cost(BatchShape(16, tokens))
+        assert len(counted) == number  # another run of the same module counts nothing
