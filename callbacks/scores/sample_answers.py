@@ -82,7 +82,7 @@ class SampleAnswers(Checked, L.Callback):
             refuse_unwritable(Path(trainer.default_root_dir), "trainer.default_root_dir")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self._samples or not is_first():
+        if not self._samples:
             return
         tokens = min(MOST_TOKENS, max(sample.tokens for sample in self._samples))
         prompts = [sample.prompt for sample in self._samples]
@@ -102,7 +102,10 @@ class SampleAnswers(Checked, L.Callback):
             {"prompt": sample.prompt, "reference": sample.reference, "raw": before, "tuned": after}
             for sample, before, after in zip(shown, raw, tuned, strict=True)
         ]
-        write_json_lines(Path(trainer.default_root_dir) / "samples.jsonl", lines)
+        if (
+            trainer.is_global_zero
+        ):  # the strategy has ended its team by now, and every process is its own first one
+            write_json_lines(Path(trainer.default_root_dir) / "samples.jsonl", lines)
 
 
 def choose(data: HoldsResponses, number: int) -> list[Sample]:

@@ -138,7 +138,7 @@ class TaskScores(Checked, L.Callback):
             for task, of_clients in scores.items()
             for name, value in spread([*of_clients.values()], WORST).items()
         }
-        if is_first():
+        if trainer.is_global_zero:  # the strategy has ended its team by now
             for task, lines in records.items():
                 write_json_lines(self._folder / "own" / f"{task}.jsonl", lines)
             write_json_lines(self._folder / "own" / "scores.json", [{**metrics, "clients": scores}])
