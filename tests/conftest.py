@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import re
 import signal
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, therefore before everything else
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -83,3 +84,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and pytest -m gpu"))
+
+
+@pytest.fixture(autouse=True)
+def counted_anew():
+    """Forget the costs of steps that other tests have counted, some of them with changed constants."""
+    if cost := sys.modules.get("fedlight.devices.cost"):
+        cost.COUNTED.clear()
