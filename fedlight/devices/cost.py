@@ -185,7 +185,7 @@ class CostMeter:
 
 
 def _key(module: nn.Module, lora_rank: int | None) -> tuple[Any, ...] | None:
-    """Return what the costs of a skeleton follow from; None for other modules, and those of a project."""
+    """Return all that decides a skeleton's costs; None for other modules, and those of a project."""
     kind = type(module)
     weights = [(name, p.shape, p.dtype, p.requires_grad) for name, p in module.named_parameters()]
     if not isinstance(module, Sketched) or not kind.__module__.startswith("fedlight."):

@@ -42,8 +42,9 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         checkpoint_io, precision_plugin: see Lightning's ``Strategy``.
         processes_per_client: processes that train each client together, a divisor of their number: each computes a part of
             the rows of a batch, and holds a part of the frozen weights in repeated layers (`fedlight.processes.seat`).
-        wait_seconds: longest wait of a process for the others at the end of a round or another meeting, above 0; then all
-            end. None: any, since a visit may take hours; a process that is stopped is noticed without it.
+        wait_seconds: longest wait of a process for the others at the end of a round, in a step of a client of several
+            processes, or at another meeting, above 0; then all end. None: any, since a visit may take hours; a process that
+            is stopped is noticed without it.
 
     Attributes:
         team: processes of the run.

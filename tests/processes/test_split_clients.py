@@ -300,7 +300,7 @@ def test_a_lost_process_ends_the_round_of_its_client_with_one_line(tmp_path, mod
 
 
 class ByToken(Layered):
-    """A loss that is no mean over rows from the third step on."""
+    """A loss that is no mean over rows after the first steps."""
 
     steps = 0
 
@@ -314,14 +314,13 @@ class ByToken(Layered):
 
 
 class Experts(Layered):
-    """Layers in lists of lists; each row reaches one of two weights, and no row is drawn by the module alone."""
+    """Layers in lists of lists, and trained weights of which each row reaches one."""
 
     def __init__(self):
         super().__init__()
         net = self.net.base_model.model
         net.more = nn.ModuleList([nn.ModuleList([nn.Linear(8, 8).requires_grad_(False)])])
         self.experts = nn.ParameterList([torch.full((8,), float(k + 1)) for k in range(2)])
-        self.seen = []
 
     def training_step(self, batch, batch_idx):
         x = self.net.base_model.model.more[0][0](self.features(batch[0]))
@@ -441,11 +440,8 @@ def test_settings_of_language_models_are_refused(tmp_path, setting, complaint):
         assert complaint in outcome["err"]
 
 
-def test_numbers_that_do_not_fit_are_refused(monkeypatch):
+def test_numbers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="processes_per_client=0"):
         ClientParallelStrategy(processes_per_client=0)
-    with pytest.raises(
-        ValueError,
-        match="3 processes cannot train each client in groups of",
-    ):
+    with pytest.raises(ValueError, match="3 processes cannot train each client in groups of"):
         quiet_trainer(1, **strategy(3, 2))

@@ -217,9 +217,9 @@ class FrozenParameters:
 def _some(parameter: Tensor) -> Tensor:
     """Return a copy of the values of a small parameter, or of some of a large one."""
     part: Any = parameter.detach()
-    values = (part.to_local() if hasattr(part, "to_local") else part).reshape(
-        -1
-    )  # of a split one what is here
+    if hasattr(part, "to_local"):  # split among the processes of a client
+        part = part.to_local()
+    values = part.reshape(-1)
     stride = max(1, len(values) // VALUES) if len(values) > WHOLE else 1
     return values[::stride].to(torch.float32, copy=True).nan_to_num_()  # a NaN equals nothing
 

@@ -278,7 +278,7 @@ class Ranks(Part):
         self._say_what_is_partial()
         memories = SavedMemories(self._memory, run.round_idx, round.saved)
         others = [part for part in run.parts if part is not self]
-        whole: list[Any] = [self._made, self._counts, round.training, *others]
+        small: list[Any] = [self._made, self._counts, round.training, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
             sums: Any = getattr(holder, "sums", None)
@@ -287,14 +287,14 @@ class Ranks(Part):
                     sums.partial()
                 sums.add_up(self._team)
         # All start anew before the first merge, or a process would send values that it received.
-        first, streams = [part.partial() for part in whole], [part.pieces() for part in large]
+        first, streams = [part.partial() for part in small], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)
         if not self._team.leads:
             deque(pieces, maxlen=0)
         messages = self._team.gather_each(chain([(0, first)], pieces), f"end of round {run.round_idx + 1}")
         opening = next(messages)
         firsts = [sent.pop(0)[1] for sent in opening]
-        for place, part in enumerate(whole):
+        for place, part in enumerate(small):
             # Metrics are of the rows of a process, all else of the visit.
             step = 1 if part is round.training else self._team.per_client
             part.merge([of_process[place] for of_process in firsts[::step]])
