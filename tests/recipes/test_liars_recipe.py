@@ -48,3 +48,27 @@ def test_the_table_has_every_aggregation_under_every_lie(tmp_path):
     assert {len(row) for row in cells} == {9}
     folders = [folder.rpartition("/")[2] for row in cells for folder in row.values()]
     assert sorted(folders) == sorted({*stages} - {"table", "together"})
+
+
+def test_the_twin_of_the_recipe_on_a_real_model(tmp_path):
+    few = ["rounds=1", "taught_rounds=1", "local_steps=1", "asked=8"]
+    cells = ("mean_nobody", "mean_flip_30", "mean_backdoor_30")
+    outcome = fedlight(
+        "run", "liars_real", "--twin", "--seeds", "0", "--only", *cells, f"--output={tmp_path}", *few
+    )
+    assert outcome.code == 0, outcome.err
+    logged = {cell: result_of(tmp_path / "seed0" / cell)["metrics"] for cell in cells}
+    assert logged["mean_flip_30"]["val/loss"] > logged["mean_nobody"]["val/loss"]
+    assert 0 <= logged["mean_backdoor_30"]["attack/backdoor/success"] <= 1
+    assert "3 of 10 clients lie (backdoor)" in outcome.err
+
+
+def test_the_tables_on_a_real_model_have_every_aggregation_under_every_lie(tmp_path):
+    changes = ["votes=v", "gold=g", "rows=r"]
+    stages = {stage.name: stage for stage in recipes.stages(recipes.load("liars_real", changes), tmp_path, 0)}
+    folders = set()
+    for table, lies in (("table", 4), ("opened", 3)):
+        rows = [*stages[table].arguments["methods"].values()]
+        assert [len(row) for row in rows] == [lies] * 4
+        folders |= {folder.rpartition("/")[2] for row in rows for folder in row.values()}
+    assert {*stages} - folders == {"clients", "gold_pairs", "rows", "table", "opened", "without_phrase"}
