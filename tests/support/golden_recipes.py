@@ -10,8 +10,11 @@ import json
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import yaml
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.cli import ReadSettings
@@ -46,11 +49,30 @@ def loaded(name: str) -> recipes.Recipe:
 
 
 def commands(name: str, run: Path = FOLDER) -> list[Stage]:
-    """The stages of a recipe that are Lightning commands, for seed 0."""
-    found = [stage for stage in recipes.stages(loaded(name), run, 0) if stage.command != "call"]
-    for stage in found:
+    """The stages of a recipe that are Lightning commands, for seed 0, but for those that say nothing new to the parser.
+
+    A grid of methods and settings has a stage for each pair; its first row and column say all that any stage says.
+    """
+    found, said = [], set()
+    for stage in recipes.stages(loaded(name), run, 0):
+        if stage.command == "call":
+            continue
         stage.config = functools.cache(stage.config)  # it reads the files anew, and is asked three times here
+        text = as_yaml(stage.config()).replace(str(stage.folder), "FOLDER")
+        lines = {(stage.command, *line) for line in leaves(yaml.safe_load(text))}
+        if not lines <= said:
+            found.append(stage)
+        said |= lines
     return found
+
+
+def leaves(told, at: str = "") -> Iterator[tuple[str, str]]:
+    """Where each value stands, and the value."""
+    if isinstance(told, (dict, list)) and told:
+        for key, value in told.items() if isinstance(told, dict) else enumerate(told):
+            yield from leaves(value, f"{at}.{key}")
+    else:
+        yield at, repr(told)
 
 
 @functools.cache  # a hundred commands of recipes are those of others
