@@ -8,7 +8,6 @@ to a cache, and no heavy import is needed. Every row is a plain dictionary.
 source                                                 meaning
 ====================================================  ==================================================================
 ``votes.jsonl``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``  file; text formats in UTF-8, also with ``.gz``
-``votes.xlsx``                                         workbook with one sheet, read by ``openpyxl``
 ``votes/``                                             folder: all such files, in the order of their names, or a dataset that
                                                        ``save_to_disk`` has written
 ``openai/summarize_from_feedback:comparisons``         dataset of the hub, with its configuration after the colon
@@ -16,19 +15,16 @@ source                                                 meaning
 ====================================================  ==================================================================
 """
 
-import codecs
 import csv
 import gzip
 import json
 import re
 import sys
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from io import TextIOWrapper
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl
@@ -41,20 +37,15 @@ from fedlight.support.types import Rows
 from fedlight.support.words import first_line
 
 TEXT_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-ENDINGS = (*TEXT_ENDINGS, *(ending + ".gz" for ending in TEXT_ENDINGS), ".parquet", ".xlsx")
+ENDINGS = (*TEXT_ENDINGS, *(ending + ".gz" for ending in TEXT_ENDINGS), ".parquet")
 WANTED = (
-    f"give the path of a {', '.join(ENDINGS[:5])}, .parquet or .xlsx file (gzip allowed), a hub name such as owner/name, "
-    "or toy:votes."
+    f"give the path of a {', '.join(ENDINGS[:5])} or .parquet file (gzip allowed), a hub name such as owner/name, or "
+    "toy:votes."
 )
 MOST_ROWS = 50_000_000
 """Rows of a Parquet file, which may pack equal ones into a few bytes."""
 MOST_TIMES, SMALL_BYTES = 100, 2**28  # small files may unpack to 256 MiB
 TOO_DEEP = "lists and objects are nested too deep. Write it flatter."
-FROM_TEXTS = (
-    " Two lines of Python make rows of text files, here with the first line as what is asked: import json, pathlib; "
-    'open("texts.jsonl", "w").writelines(json.dumps(dict(zip(("instruction", "response"), '
-    'file.read_text("utf-8").split("\\n", 1)))) + "\\n" for file in sorted(pathlib.Path({!r}).glob("*.txt")))'
-)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
@@ -115,19 +106,15 @@ def write_rows(rows: Rows, file: Path) -> None:
 def _list_files(folder: Path) -> list[Path]:
     files = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS))
     if not files:
-        remedy = FROM_TEXTS.format(str(folder)) if any(folder.glob("*.txt")) else ""
-        raise RowsError(f"{folder}: the folder has no file that ends in one of {', '.join(ENDINGS)}.{remedy}")
+        raise RowsError(f"{folder}: the folder has no file that ends in one of {', '.join(ENDINGS)}.")
     return files
 
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
     check_regular(path)
     if not path.name.endswith(ENDINGS):
-        remedy = FROM_TEXTS.format(str(path.parent)) if path.suffix == ".txt" else ""
-        raise RowsError(
-            f"{path}: the ending is not one of {', '.join(ENDINGS)}; rename or convert the file.{remedy}"
-        )
-    rows = {".parquet": _read_parquet, ".xlsx": _read_workbook}.get(path.suffix, _read_text)(path)
+        raise RowsError(f"{path}: the ending is not one of {', '.join(ENDINGS)}; rename or convert the file.")
+    rows = (_read_parquet if path.suffix == ".parquet" else _read_text)(path)
     if not rows:
         raise RowsError(f"{path}: the file has no rows. Was its download or its writer cut short?")
     return rows
@@ -149,32 +136,6 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
         ) from None
 
 
-def _read_workbook(path: Path) -> list[dict[str, Any]]:
-    try:
-        import openpyxl
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"openpyxl is missing, which reads {path}: pip install 'fedlight[xlsx]', or save the file as CSV"
-        ) from None
-    try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)  # values, not formulas
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise RowsError(f"{path}: not a readable workbook ({first_line(error)}). Save it again.") from None
-    with closing(book):  # a book in read-only mode keeps its file open
-        sheets = {
-            sheet.title: [row for row in sheet.values if set(row) - {None}] for sheet in book.worksheets
-        }
-    filled = {title: rows for title, rows in sheets.items() if rows}
-    if len(filled) > 1:
-        raise RowsError(f"{path}: the sheets {', '.join(filled)} have rows. Keep one of them in the file.")
-    header, *rows = next(iter(filled.values()), [()])
-    names = ["" if name is None else str(name) for name in header]  # a header may be a number
-    _refuse_twice([name for name in names if name], path)
-    if any(value is not None for row in rows for name, value in zip_longest(names, row) if not name):
-        raise RowsError(f"{path}: a cell has no name above it. Give each column a name in the first row.")
-    return [{name: value for name, value in zip_longest(names, row) if name} for row in rows]
-
-
 def _read_text(path: Path) -> list[dict[str, Any]]:
     name = path.name.removesuffix(".gz")
     reader = _read_table if name.endswith((".csv", ".tsv")) else _read_json
@@ -193,25 +154,11 @@ def _read_text(path: Path) -> list[dict[str, Any]]:
 
 
 def _describe_not_utf8(path: Path, reason: str) -> str:
-    """Return the message for a file in another encoding: the first line that is not UTF-8, and how to convert the file."""
+    """Return the message for a file in another encoding, with the first line that is not UTF-8."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         lines = enumerate(file, 1)
-        number, line = next(pair for pair in lines if pair[1].decode("utf-8", "ignore").encode() != pair[1])
-    where, last = f"{path}, line {number}: not UTF-8 ({reason}).", "Save the file as UTF-8."
-    encoding = (
-        "utf-16" if line[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and number == 1 else "cp1252"
-    )
-    shown = line.decode(encoding, "ignore")
-    if "unexpected end" in reason or (encoding == "cp1252" and len(shown) < len(line)):
-        return f"{where} {last}"  # cut inside a character; or bytes that the usual encoding does not have
-    start = next((place for place, sign in enumerate(shown) if not sign.isascii()), 20) - 20
-    shown = " ".join(shown[max(start, 0) :][:60].split())
-    old, new = str(path).removesuffix(".gz"), str(path.with_name(f"utf8_{path.name.removesuffix('.gz')}"))
-    unpack = f" after gunzip {path}" if path.suffix == ".gz" else ""
-    return (
-        f"{where} {last} If it is {encoding}, the line has {shown!r}; Python converts it{unpack}: "
-        f"open({new!r}, 'w', encoding='utf-8').write(open({old!r}, encoding={encoding!r}).read())"
-    )
+        number = next(number for number, line in lines if line.decode("utf-8", "ignore").encode() != line)
+    return f"{path}, line {number}: not UTF-8 ({reason}). Save the file as UTF-8, as by iconv -f cp1252 -t utf-8."
 
 
 def _open(path: Path) -> IO[str]:

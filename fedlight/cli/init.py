@@ -114,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("data", metavar="DATA", help="JSON, CSV, Parquet or Excel file, folder, or hub name")
+    parser.add_argument("data", metavar="DATA", help="JSON, CSV or Parquet file, folder, or hub name")
     parser.add_argument("--method", choices=METHODS, help="default: fedbis for votes, sft for instructions")
     parser.add_argument(
         "--model",
@@ -144,7 +144,7 @@ def _stem(source: str) -> str:
         ('votes', 'name_config', 'toy_votes_seed_1')
     """
     name = Path(source.rstrip("/")).name
-    for ending in (".gz", *TEXT_ENDINGS, ".parquet", ".xlsx"):  # the outer ending first
+    for ending in (".gz", *TEXT_ENDINGS, ".parquet"):  # the outer ending first
         name = name.removesuffix(ending)
     return re.sub(r"[^\w.-]", "_", name).strip("._") or "data"
 

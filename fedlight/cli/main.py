@@ -26,7 +26,6 @@ Federated fine-tuning of language models inside PyTorch Lightning.
   report RUN ...                 a page about runs, for a browser: fedlight report runs/demo --open
 
   help COMMAND                   what a command does, as COMMAND --help
-  completion bash                a script for the shell, or zsh: eval "$(fedlight completion bash)"
 
   --threads N                    of torch, for any command: 1 where other processes keep the cores busy
 
@@ -44,7 +43,6 @@ MODULES = {
     "client": "fedlight.cli.client",
     "models": "fedlight.cli.models",
     "report": "fedlight.report.command",
-    "completion": "fedlight.cli.completion",
     "export": "fedlight.export.command",
     "chat": "fedlight.export.chat",
 }

@@ -1,9 +1,5 @@
-"""Lists of methods and devices, and completion scripts of shells: they name what there is."""
+"""Lists of methods and devices: they name what there is."""
 
-import shutil
-import subprocess
-
-import pytest
 from tiny_world import fedlight, refused
 
 from fedlight.conf import path as conf_path
@@ -44,20 +40,3 @@ def test_the_page_of_keys_has_a_line_for_each_of_fedlights_own_before_lightnings
     assert 40 < len(own) <= 62
     assert len(own) + 8 >= end - start  # headings and blank lines apart
     assert max(map(len, own)) <= 120
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_completion_script_names_commands_recipes_and_keys(shell):
-    pytest.importorskip("shtab")
-    script = fedlight("completion", shell).out
-    for word in ("polis", "selector.yaml", "--federated.local_steps", "--data.batch_size"):
-        assert word in script
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
-def test_bash_takes_the_script(tmp_path):
-    pytest.importorskip("shtab")
-    (tmp_path / "script").write_text(fedlight("completion", "bash").out)
-    ask = 'source ./script; COMP_WORDS=(fedlight run fedbis); COMP_CWORD=2; _shtab_fedlight; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "fedbis" in done.stdout.split()

@@ -14,7 +14,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORT_NAMES = {
     "dp-accounting": "dp_accounting",
     "huggingface-hub": "huggingface_hub",
-    "lm-eval": "lm_eval",
     "mkdocs-material": "mkdocs",  # which it brings
     "pycryptodome": "Crypto",
     "pyyaml": "yaml",
@@ -25,17 +24,13 @@ IMPORT_NAMES = {
 EXTRAS = (
     "privacy",
     "hnsw",
-    "harness",
     "chat",
-    "xlsx",
-    "completion",
     "onnx",
     "executorch",
     "flower",
 )  # what the package imports only where it is asked for
 NOT_IN_DEV = (
     "hnsw",
-    "harness",
     "flower",
     "executorch",
 )  # one is compiled, the others are large or pin much: their tests are skipped without them

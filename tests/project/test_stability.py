@@ -233,7 +233,7 @@ INPUT_ERRORS = [
     *("export", "export missing", "export folder", "export folder --format nope"),
     *("report", "report missing", "report folder", "report x.csv"),
     *("chat", "chat missing", "chat folder"),
-    *("methods x", "devices x", "completion", "completion fish"),
+    *("methods x", "devices x"),
     *("nope", "--nope", "--threads", "--threads x fit", "--threads 0 fit"),
 ]
 

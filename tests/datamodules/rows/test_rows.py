@@ -1,8 +1,5 @@
-import contextlib
 import gzip
 import json
-import subprocess
-import sys
 
 import datasets
 import pytest
@@ -78,10 +75,6 @@ def test_folder_is_read_in_the_order_of_names(tmp_path):
 def write(path, data):
     path.write_bytes(data)
     return path
-
-
-def run_python(code):
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 WHOLE = gzip.compress(b'{"n": 1}\n' * 50, mtime=0)  # the time would differ between test processes
@@ -161,85 +154,3 @@ def test_toy_rows_take_options():
     rows = load_rows("toy:prompts?seed=3&size=5")
     assert len(rows) == 5
     assert rows == load_rows("toy:prompts?seed=3&size=5") != load_rows("toy:prompts?seed=4&size=5")
-
-
-@pytest.mark.parametrize(
-    ("name", "encoding", "line"),
-    [("rows.csv", "cp1252", 3), ("rows.csv.gz", "cp1252", 3), ("rows.csv", "utf-16", 1)],
-)
-def test_a_file_in_another_encoding_is_converted_by_what_its_error_says(
-    tmp_path, monkeypatch, name, encoding, line
-):
-    monkeypatch.chdir(tmp_path)
-    data = "n\n1\nschöne Grüße\n".encode(encoding)
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    with pytest.raises(RowsError, match=rf"{name}, line {line}: not UTF-8 .* If it is {encoding}") as error:
-        load_rows(name)
-    assert ("gunzip" in str(error.value)) == name.endswith(".gz")
-    assert encoding == "utf-16" or "has 'schöne Grüße'" in str(error.value)
-    (tmp_path / "rows.csv").write_bytes(data)
-    run_python("open" + str(error.value).partition(": open")[2])
-    assert load_rows("utf8_rows.csv") == [{"n": "1"}, {"n": "schöne Grüße"}]
-
-
-def test_bytes_of_no_usual_encoding_are_given_no_name(tmp_path):
-    (tmp_path / "rows.csv").write_bytes(b"n\n\x81\xff\n")
-    with pytest.raises(
-        RowsError, match=r"line 2: not UTF-8 \(invalid start byte\). Save the file as UTF-8.$"
-    ):
-        load_rows(str(tmp_path / "rows.csv"))
-
-
-def test_text_files_become_rows_by_what_their_error_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "empty").mkdir()
-    for number in range(2):
-        (tmp_path / "notes" / f"{number}.txt").write_text(
-            f"note {number}\nit is\nhere {number}", encoding="utf-8"
-        )
-    for source in ("notes", "notes/0.txt"):
-        with pytest.raises(RowsError, match="Two lines of Python make rows of text files") as error:
-            load_rows(source)
-        run_python(str(error.value).partition("what is asked: ")[2])
-        assert load_rows("texts.jsonl") == [
-            {"instruction": f"note {number}", "response": f"it is\nhere {number}"} for number in range(2)
-        ]
-    with pytest.raises(RowsError, match=r"\.parquet, \.xlsx\.$"):
-        load_rows("empty")
-
-
-def test_a_workbook_is_read_by_a_package_that_is_named_where_it_is_missing(tmp_path, monkeypatch):
-    write(tmp_path / "rows.xlsx", b"")
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"rows.xlsx: pip install 'fedlight\[xlsx\]', or save .* CSV"
-    ):
-        load_rows(str(tmp_path / "rows.xlsx"))
-
-
-@pytest.mark.parametrize(
-    ("sheets", "expected"),
-    [
-        ([[["q", "n"], ["x", 0], [], [None, 2.5]], []], [{"q": "x", "n": 0}, {"q": None, "n": 2.5}]),
-        ([[["q", None], ["x", None]]], [{"q": "x"}]),
-        ([[["q", None], ["x", 1]]], "a cell has no name above it"),
-        ([[["q", "q"], ["x", 1]]], "column 'q' stands there more than once"),
-        ([[["q"], ["x"]], [["n"], [1]]], "the sheets s0, s1 have rows"),
-        ([[["q"]]], "the file has no rows"),
-        ([], "not a readable workbook"),
-    ],
-)
-def test_rows_of_workbooks(tmp_path, sheets, expected):
-    openpyxl = pytest.importorskip("openpyxl")
-    file = write(tmp_path / "rows.xlsx", b"PK")
-    if sheets:
-        book = openpyxl.Workbook(write_only=True)
-        for number, rows in enumerate(sheets):
-            sheet = book.create_sheet(f"s{number}")
-            for row in rows:
-                sheet.append(row)
-        book.save(file)
-    is_error = isinstance(expected, str)
-    with pytest.raises(RowsError, match=expected) if is_error else contextlib.nullcontext():
-        assert load_rows(str(file)) == expected
