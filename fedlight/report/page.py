@@ -68,7 +68,6 @@ def write_report(
     folders: Sequence[str | Path],
     output: str | Path | None = None,
     private: bool = False,
-    reload_seconds: float | None = None,
 ) -> Path:
     """Write the page about all runs in the given folders, and return its path.
 
@@ -77,7 +76,6 @@ def write_report(
         output: the page, ``.html``; None: ``report.html`` in the folder, or here where there are several. Beside it
             ``NAME_files/`` gets a PNG and a CSV file for each figure; those of an earlier page go.
         private: whether clients' own rows may be shown.
-        reload_seconds: after which a browser loads the page again; None: never.
 
     Raises:
         ValueError: a folder holds no run; the output is no HTML file, or is in the way.
@@ -90,7 +88,7 @@ def write_report(
         figures = new / files.name  # as the page names the folder
         figures.mkdir()
         shown = [with_figures(section, figures, drawn) for section in sections(runs)]
-        text = render(runs, shown, drawn, files.name, reload_seconds)
+        text = render(runs, shown, drawn, files.name)
         with whole_file(page) as whole:
             # Lone surrogates of a run's texts cannot be encoded.
             whole.write_text(text, encoding="utf-8", errors="replace")
@@ -199,7 +197,6 @@ def render(
     shown: Sequence[Section],
     drawn: dict[str, Drawn],
     files: str,
-    reload_seconds: float | None = None,
 ) -> str:
     """Return the HTML text; figures are in the folder ``files`` beside it, and texts of a run's files are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -229,7 +226,6 @@ def render(
         style=style,
         script=script,
         digest=digest,
-        reload_seconds=reload_seconds,
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedlight.report.figures.lines import Line, line_chart, over_seeds
-from fedlight.report.figures.style import DASHES, Looks, method_looks
+from fedlight.report.figures.style import Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, capitalized, slug
 from fedlight.runs.facts import class_name
 from fedlight.runs.rows import number
@@ -53,7 +53,6 @@ BEGINNINGS = {
     "fed/loss/": "loss during visits, ",
 }
 
-TOGETHER = 6  # lines of several metrics that one chart may hold
 ORDER = [title for title, _ in FAMILIES] + ["Others"]
 FIRST = ("val/", "score/", "win_rate", "fed/", "train/")
 
@@ -67,7 +66,7 @@ class Curves(NamedTuple):
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Return a chart for each family of metrics, or for each metric where the lines would be too many."""
+    """Return a chart for each metric, those of a family beside each other."""
     grouped = by_method([run for run in runs if run.command in ("fit", "")])
     read = [
         (run.method, each) for several in grouped.values() for run in several if (each := curves(run)).metrics
@@ -149,19 +148,6 @@ def _charts(metrics: ByMetric, axis: str, known: Looks) -> list[Chart]:
     charts = []
     for title in ORDER:
         of_family = {metric: of_methods for metric, of_methods in drawn.items() if family(metric) == title}
-        shown = {method for of_methods in of_family.values() for method in of_methods}
-        told_apart = len(of_family) <= len(DASHES) and len({known[m]["color"] for m in shown}) == len(shown)
-        alike = title != "Others" and not any(", " in metric for metric in of_family)  # losses of one module
-        few = len(of_family) > 1 and sum(map(len, of_family.values())) <= TOGETHER
-        if few and told_apart and alike:
-            lines, styles = {}, {}
-            for dashes, (metric, of_methods) in zip(DASHES, of_family.items(), strict=False):
-                for method, several in of_methods.items():
-                    name = f"{method}: {in_words(metric)}"
-                    lines[name] = _line(method, several, intervals.get(metric))
-                    styles[name] = known[method] | {"linestyle": dashes}  # the colour is the method's
-            charts.append(_chart(title, title, axis, lines, styles))
-            continue
         for metric, of_methods in of_family.items():
             lines = {m: _line(m, several, intervals.get(metric)) for m, several in of_methods.items()}
             charts.append(_chart(metric, capitalized(in_words(metric)), axis, lines, known))

@@ -38,18 +38,6 @@ def test_a_method_keeps_its_colour_on_a_chart_that_lacks_another(tmp_path):
     }
 
 
-def test_metrics_on_one_chart_have_the_colour_of_their_method(tmp_path):
-    for name in ("a", "b"):
-        metrics(stage(tmp_path, name), "val/loss", "train/loss")
-    (chart,) = curves.section(read_runs([tmp_path])).parts
-    lines = [line for line in chart.figure.axes[0].get_lines() if line.get_gid()]
-    assert {(line.get_gid().partition(":")[2][:1], line.get_color()) for line in lines} == {
-        ("a", COLORS[0]),
-        ("b", COLORS[1]),
-    }
-    assert {line.get_linestyle() for line in lines} == {"-", "--"}
-
-
 def test_a_method_of_two_recipes_has_one_colour_and_two_kinds_of_dashes(tmp_path):
     for home in ("first", "second"):
         stage(tmp_path / home, "fedavg")
