@@ -6,7 +6,7 @@ and of a cosine of about 0.5 to others of its topic and 0 to the rest. Queries a
 vectors of a topic. Real embeddings have fewer effective dimensions and are found more easily: --vectors FILE.npy takes some,
 and queries are then means of ten neighbours.
 
-* build: seconds until the graph can be searched, on --threads threads. save, load: to and from a folder, all checked.
+* build: seconds until the graph can be searched, on --threads threads.
 * recall@k: share of the k exact nearest that the graph gives too. below 0.7: of those with a cosine below 0.7 only.
 * queries/s: of all queries in one call, one thread.
 * RSS: largest resident memory of the process until then; it holds the vectors, and the graph its copy of them.
@@ -35,7 +35,6 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.vectors.index_files import vectors_digest, write_graph
 from fedlight.datamodules.vectors.recall import reach_recall
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 
@@ -147,27 +146,21 @@ def measure(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
     build, index = seconds(lambda: VectorIndex.build(vectors, "hnsw", threads=options.threads))
     row = {"rows": len(vectors), "dimension": vectors.shape[1], "threads": options.threads}
     row |= {"build_seconds": build, "rss_before_gib": before, "rss_built_gib": peak_gib(), "searches": []}
-    digest = vectors_digest(vectors)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        row["save_seconds"], _ = seconds(lambda: write_graph(Path(folder), index._graph, digest))
-        row["file_gib"] = sum(file.stat().st_size for file in Path(folder).iterdir()) / 2**30
-        del index
-        row["load_seconds"], index = seconds(lambda: VectorIndex.open(folder, vectors, "hnsw"))
-        exact = VectorIndex.build(vectors, "exact")
-        for number, below in [(k, None) for k in options.k] + [(k, ALPHA) for k in options.k]:
-            slow, right = seconds(lambda: exact.search(queries, number, below))  # noqa: B023
-            fast, found = seconds(lambda: index.search(queries, number, below))  # noqa: B023
-            row["searches"].append(
-                {
-                    "k": number,
-                    "below": below,
-                    "recall": recall(found, right),
-                    "exact_per_second": len(queries) / slow,
-                    "hnsw_per_second": len(queries) / fast,
-                }
-            )
-        if options.target is not None:
-            row["efforts"] = efforts(index, queries, options)
+    exact = VectorIndex.build(vectors, "exact")
+    for number, below in [(k, None) for k in options.k] + [(k, ALPHA) for k in options.k]:
+        slow, right = seconds(lambda: exact.search(queries, number, below))  # noqa: B023
+        fast, found = seconds(lambda: index.search(queries, number, below))  # noqa: B023
+        row["searches"].append(
+            {
+                "k": number,
+                "below": below,
+                "recall": recall(found, right),
+                "exact_per_second": len(queries) / slow,
+                "hnsw_per_second": len(queries) / fast,
+            }
+        )
+    if options.target is not None:
+        row["efforts"] = efforts(index, queries, options)
     row["rss_peak_gib"] = peak_gib()
     return row
 
@@ -175,11 +168,11 @@ def measure(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown tables: the indexes, their searches, and with a target the efforts that were tried."""
     lines = [
-        "| rows | build s | save s | load s | files GiB | RSS built GiB | RSS peak GiB |",
-        "|---|" + "---|" * 6,
+        "| rows | build s | RSS built GiB | RSS peak GiB |",
+        "|---|" + "---|" * 3,
     ]
     for row in rows:
-        names = ("build_seconds", "save_seconds", "load_seconds", "file_gib", "rss_built_gib", "rss_peak_gib")
+        names = ("build_seconds", "rss_built_gib", "rss_peak_gib")
         lines.append(f"| {row['rows']:,} | " + " | ".join(f"{row[name]:.2f}" for name in names) + " |")
     lines += ["", "| rows | k | below | recall | hnsw queries/s | exact queries/s |", "|---|" + "---|" * 5]
     for row in rows:
@@ -212,7 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--k", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--threads", type=int, default=1, help="that build the graph")
-    parser.add_argument("--folder", type=Path, help="for files on the way")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     options = parser.parse_args(arguments)
     if options.vectors or len(options.sizes) == 1:
@@ -241,7 +233,6 @@ def in_own_process(size: int, options: argparse.Namespace) -> dict[str, Any]:
         }
         arguments = [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
         arguments += ["--k", *map(str, options.k), "--json", str(file)]
-        arguments += ["--folder", str(options.folder)] if options.folder else []
         subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.DEVNULL)
         (row,) = json.loads(file.read_text())
         return dict(row)

@@ -9,12 +9,9 @@ scores are dot products with the stored vectors.
 
 import warnings
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-
-from fedlight.datamodules.vectors.index_files import graph_file, vectors_digest, write_graph
 
 Kind = Literal["auto", "exact", "hnsw"]
 EXACT_BELOW = 50_000
@@ -37,13 +34,13 @@ class Hits(NamedTuple):
 
 
 class VectorIndex:
-    """Searchable unit vectors; create one by `build` or `open`.
+    """Searchable unit vectors; create one by `build`.
 
     Attributes:
         kind: ``"exact"`` or ``"hnsw"``.
         vectors: ``(rows, dimension)`` float32, unit length.
         ef_factor: factor on the candidates that a graph search holds, >= 1; more give better recall and search longer.
-            `fedlight.datamodules.vectors.recall` finds it. It is not saved.
+            `fedlight.datamodules.vectors.recall` finds it.
     """
 
     ef_factor: int = 1
@@ -104,28 +101,6 @@ class VectorIndex:
             for start in range(0, len(vectors), ROWS_AT_ONCE):
                 block = np.asarray(vectors[start : start + ROWS_AT_ONCE])
                 graph.add_items(block, np.arange(start, start + len(block)), num_threads=threads)
-        return cls(vectors, graph)
-
-    @classmethod
-    def open(cls, folder: str | Path, vectors: np.ndarray, kind: Kind = "auto") -> Self:
-        """Return an index of the vectors whose graph is kept in a folder: read there, else built and saved.
-
-        A graph of other vectors is replaced. An exact index has no graph, and nothing is saved.
-
-        Raises:
-            ValueError: see `build`; or the saved graph is damaged.
-            OSError: the folder cannot be written.
-        """
-        vectors = _check_vectors(vectors)
-        if _choose_kind(kind, len(vectors)) == "exact":
-            return cls(vectors, None)
-        digest = vectors_digest(vectors)
-        if (file := graph_file(Path(folder), digest)) is None:
-            index = cls.build(vectors, "hnsw")
-            write_graph(Path(folder), index._graph, digest)
-            return index
-        graph = _create_graph(vectors.shape[1])
-        graph.load_index(str(file))
         return cls(vectors, graph)
 
     def search(self, queries: np.ndarray, number: int, below: float | None = None) -> list[Hits]:

@@ -24,7 +24,6 @@ class DirectRetrieval(retrieval.Retrieval):
         clusters: centres of each client, >= 1.
         alpha: upper bound of a row's cosine to its centre, in (-1, 1]; None, as in the paper: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
-        index_folder: folder that keeps the graph of an index of kind hnsw for later runs; None: none.
         index_recall: see `FedDCA`.
 
     Raises:
@@ -38,17 +37,15 @@ class DirectRetrieval(retrieval.Retrieval):
         clusters: int = 10,
         alpha: float | None = None,
         index: retrieval.IndexKind = "auto",
-        index_folder: str | None = None,
         index_recall: float = 0.99,
     ) -> None:
-        super().__init__(encoder, number, clusters, alpha, index, index_folder, index_recall)
+        super().__init__(encoder, number, clusters, alpha, index, index_recall)
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        retrieval.check_index_folder(self.index_folder)  # before any encoding
         sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
-        index = retrieval.build_index(self.encoder, public, self.index, self.index_folder)
+        index = retrieval.build_index(self.encoder, public, self.index)
         queries = np.concatenate([clusters.centers for clusters in sent.values()])
         index, notes = retrieval.tune_index(index, queries, self.number, self.alpha, self.index_recall, seed)
         sent_bytes = {client: retrieval.count_bytes(clusters) for client, clusters in sent.items()}

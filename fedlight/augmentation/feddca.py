@@ -28,7 +28,6 @@ class FedDCA(retrieval.Retrieval):
         clusters: xi, centres that a client sends, >= 1; fewer where it has fewer distinct instructions.
         alpha: upper bound of a row's cosine to the client's centre, in (-1, 1]; None: no bound.
         index: ``exact``, ``hnsw``, or ``auto``: exact below 50,000 rows.
-        index_folder: folder that keeps the graph of an index of kind hnsw for later runs; None: none.
         selection: for the i-th further of N clients ``drop_i`` leaves out the i centres most similar to those selected, as
             the paper's text says; ``keep_n_minus_i`` keeps only the N - i least similar, as printed in its Algorithm 1. With
             ``clusters`` = N both are the same; see `fedlight.datamodules.vectors.selection`.
@@ -47,20 +46,18 @@ class FedDCA(retrieval.Retrieval):
         clusters: int = 10,
         alpha: float | None = 0.7,
         index: retrieval.IndexKind = "auto",
-        index_folder: str | None = None,
         selection: Selection = "drop_i",
         index_recall: float = 0.99,
     ) -> None:
-        super().__init__(encoder, number, clusters, alpha, index, index_folder, index_recall)
+        super().__init__(encoder, number, clusters, alpha, index, index_recall)
         self.selection, self.server_encoder = selection, encoder  # FedDCA* has another one
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int
     ) -> dict[str, list[Added]]:
-        retrieval.check_index_folder(self.index_folder)  # before any encoding
         sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)  # lines 1 to 4
         projected = self._projected(sent)
-        index = retrieval.build_index(self.server_encoder, public, self.index, self.index_folder)
+        index = retrieval.build_index(self.server_encoder, public, self.index)
         chosen = select_centers(projected, seed, self.selection)
         centers = {client: clusters.centers[chosen[client]] for client, clusters in projected.items()}
         index, notes = retrieval.tune_index(

@@ -29,7 +29,7 @@ class FedDCAStar(FedDCA):
         client_encoder: encoder of the clients.
         server_encoder: encoder of the server, usually of another dimension.
         projector: checkpoint of a `ProjectorModule` from the clients' space to the server's.
-        number, clusters, alpha, index, index_folder, selection, index_recall: as in `FedDCA`.
+        number, clusters, alpha, index, selection, index_recall: as in `FedDCA`.
     """
 
     def __init__(
@@ -41,13 +41,10 @@ class FedDCAStar(FedDCA):
         clusters: int = 10,
         alpha: float | None = 0.7,
         index: retrieval.IndexKind = "auto",
-        index_folder: str | None = None,
         selection: Selection = "drop_i",
         index_recall: float = 0.99,
     ) -> None:
-        super().__init__(
-            client_encoder, number, clusters, alpha, index, index_folder, selection, index_recall
-        )
+        super().__init__(client_encoder, number, clusters, alpha, index, selection, index_recall)
         # Under the names of the arguments, which `settings` reads.
         self.client_encoder, self.server_encoder, self.projector = client_encoder, server_encoder, projector
 

@@ -6,7 +6,6 @@ nothing else (lines 1 to 4).
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,13 +15,11 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.datamodules.vectors.index_files import has_graph
 from fedlight.datamodules.vectors.recall import in_words, reach_recall
 from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
-from fedlight.processes.work import is_first, once
+from fedlight.processes.work import once
 from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.console import progress_bar
-from fedlight.support.files import refuse_unwritable
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -32,8 +29,6 @@ IndexKind = Literal["auto", "exact", "hnsw"]
 class Retrieval(Augmentation):
     """Base class of augmentations that retrieve public rows around the centres of clients' clusters; see `FedDCA`."""
 
-    without_effect = ("index_folder",)
-
     def __init__(
         self,
         encoder: Encoder,
@@ -41,7 +36,6 @@ class Retrieval(Augmentation):
         clusters: int,
         alpha: float | None,
         index: IndexKind,
-        index_folder: str | None,
         index_recall: float,
     ) -> None:
         super().__init__(number)
@@ -50,7 +44,7 @@ class Retrieval(Augmentation):
             check_range("alpha", alpha, -1, 1, above_low=True)
         check_range("index_recall", index_recall, 0, 1)
         self.encoder, self.clusters, self.alpha = encoder, clusters, alpha
-        self.index, self.index_folder, self.index_recall = index, index_folder, index_recall
+        self.index, self.index_recall = index, index_recall
         self._notes: dict[str, object] = {}
 
     def why_fewer(self) -> str:
@@ -59,12 +53,6 @@ class Retrieval(Augmentation):
     def record(self) -> dict[str, object]:
         """Return the bytes that each client sent, the choice among its clusters, and a graph's recall."""
         return self._notes
-
-
-def check_index_folder(folder: str | None) -> None:
-    """Raise OSError, before any encoding, for a folder that has no graph and cannot be written."""
-    if folder is not None and not has_graph(Path(folder)):
-        refuse_unwritable(Path(folder), "index_folder")
 
 
 def compute_centers(
@@ -99,15 +87,11 @@ def count_bytes(clusters: Clusters) -> int:
     return int(clusters.centers.nbytes + clusters.sizes.nbytes)
 
 
-def build_index(
-    encoder: Encoder, public: Sequence[Fields], kind: IndexKind, folder: str | None
-) -> VectorIndex:
-    """Return an index of the public instructions, kept in ``folder`` if there is one; release the encoder's model."""
+def build_index(encoder: Encoder, public: Sequence[Fields], kind: IndexKind) -> VectorIndex:
+    """Return an index of the public instructions; release the encoder's model."""
     vectors = encoder.encode([instruction_text(row) for row in public])
     encoder.release()  # before the language model is loaded
-    if folder is None or not is_first():  # one process writes the folder
-        return VectorIndex.build(vectors, kind)
-    return VectorIndex.open(folder, vectors, kind)
+    return VectorIndex.build(vectors, kind)
 
 
 def tune_index(

@@ -16,7 +16,6 @@ OUTPUTS = (
     "output",
     "augmentation_folder",
     "synthesis_folder",
-    "index_folder",
     "folder",
     "dirpath",
     "save_dir",

@@ -188,23 +188,6 @@ def test_all_rows_above_alpha_give_nothing_and_the_reason():
     assert FedDCA(ENCODER, number=3, alpha=None).why_fewer() == "no more rows"
 
 
-def test_an_index_is_kept_for_the_next_run(tmp_path):
-    pytest.importorskip("hnswlib")
-    folder = str(tmp_path / "index")
-
-    def made(encoder, **kept):
-        return FedDCA(encoder, 5, index="hnsw", **kept).augment(CLIENTS, PUBLIC, 0)
-
-    first = made(ENCODER, index_folder=folder)
-    before = (tmp_path / "index/index.json").stat().st_mtime_ns
-    assert made(ENCODER, index_folder=folder) == first == made(ENCODER)
-    assert (tmp_path / "index/index.json").stat().st_mtime_ns == before
-    other = HashedEncoder(dimension=32)  # of other dimensions than what lies there: it is made anew
-    assert made(other, index_folder=folder) == made(other)
-    settings = FedDCA(ENCODER, 5, index_folder=folder).settings()
-    assert settings == FedDCA(ENCODER, 5).settings()
-
-
 @pytest.fixture
 def poor_graph(monkeypatch):
     """Graphs of few links that start at ef = number: they miss much of 240 rows."""
@@ -288,15 +271,6 @@ class Counting(HashedEncoder):
     def encode(self, texts):
         Counting.calls += 1
         return super().encode(texts)
-
-
-@pytest.mark.parametrize("kind", [DirectRetrieval, FedDCA])
-def test_a_folder_that_takes_no_index_is_refused_before_anything_is_encoded(kind, tmp_path):
-    (tmp_path / "file").touch()
-    augmentation = kind(Counting(dimension=64), 5, index_folder=str(tmp_path / "file"))
-    with pytest.raises(OSError, match=r"index_folder=.*file cannot be written"):
-        augmentation.augment(CLIENTS, PUBLIC, 0)
-    assert Counting.calls == 0
 
 
 @pytest.mark.parametrize(

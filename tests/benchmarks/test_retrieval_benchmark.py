@@ -47,7 +47,7 @@ def test_rows(benchmark, tmp_path, given):
     data = ["--sizes", "2000"] if given == "sizes" else ["--vectors", str(tmp_path / "vectors.npy")]
     file = tmp_path / "rows.json"
     sizes = ["--dimension", "16", "--queries", "20", "--k", "5", "20"]
-    benchmark.main([*data, *sizes, "--folder", str(tmp_path), "--json", str(file)])
+    benchmark.main([*data, *sizes, "--json", str(file)])
     (row,) = json.loads(file.read_text())
     assert (row["rows"], row["dimension"]) == (2000, 16)
     assert [(one["k"], one["below"]) for one in row["searches"]] == [
@@ -57,7 +57,6 @@ def test_rows(benchmark, tmp_path, given):
         (20, 0.7),
     ]
     assert all(one["recall"] > 0.95 for one in row["searches"])
-    assert row["file_gib"] * 2**30 > 2 * vectors.nbytes  # the vectors and the graph's copy
     assert row["rss_peak_gib"] >= row["rss_built_gib"] >= row["rss_before_gib"] > 0
     assert list(tmp_path.glob("tmp*")) == []
 

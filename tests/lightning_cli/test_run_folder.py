@@ -227,7 +227,6 @@ def test_what_counts_as_read_from_here(tmp_path, monkeypatch):
         "data.init_args.other": ["a.csv", {"x": f"{tmp_path}/a.csv"}],
         "callbacks": [{"init_args": {"path": "a.csv"}}, {"init_args": {"folder": "votes"}}],
         "output": "a.csv",
-        "index_folder": "owner/name",
         "hub": "owner/other",
         "toy": "toy:votes?size=3",
         "text": "a\nb",

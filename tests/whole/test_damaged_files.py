@@ -25,7 +25,6 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 from fedlight.datamodules.synthesis.record import Part, SynthesisRecord
 from fedlight.datamodules.synthesis.synthesis import Candidate
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
-from fedlight.datamodules.vectors.vector_index import VectorIndex
 from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer
 from fedlight.modules.language.adapter_folders import find_adapters
@@ -276,24 +275,6 @@ class Vectors:
     anew = staticmethod(lambda found: found is None)
 
 
-class Index:
-    """One of the files of a kept index."""
-
-    def __init__(self, name):
-        self.name = name
-        self.vectors = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
-        self.vectors /= np.linalg.norm(self.vectors, axis=1, keepdims=True)
-
-    def make(self, folder):
-        pytest.importorskip("hnswlib")
-        VectorIndex.open(folder, self.vectors, "hnsw")
-        return folder / self.name
-
-    def read(self, folder):
-        hits = VectorIndex.open(folder, self.vectors, "hnsw").search(np.eye(4, dtype=np.float32), 2)
-        return [(hit.rows.tolist(), hit.scores.tolist()) for hit in hits]
-
-
 class Answers:
     """Of a judge; what is not found is asked for again."""
 
@@ -363,8 +344,6 @@ KINDS = {
     **{f"added rows, {name}": AddedRows(name) for name in ("added.jsonl", "private.jsonl", "settings.json")},
     **{f"figures, {name}": AddedRowsForFigures(name) for name in ("added.jsonl", "private.jsonl")},
     "cache of vectors": Vectors(),
-    "about an index": Index("index.json"),
-    "graph of an index": Index("graph.hnsw"),
     "cache of answers": Answers(),
     **{f"page, {name}": OnThePage(name) for name in (*TABLES, "run.json", "results.json")},
 }
