@@ -63,12 +63,6 @@ class Visits:
         pairs = self.outcomes[first] * self.num_rounds + self.rounds[first]
         return np.bincount(pairs, minlength=len(OUTCOMES) * self.num_rounds).reshape(len(OUTCOMES), -1)
 
-    def times_taken_part(self) -> dict[str, int]:
-        """Return in how many rounds each client that was asked took part."""
-        took_part = self._first_visits[self.outcomes[self._first_visits] == OUTCOMES.index("")]
-        counts = np.bincount(self.clients[took_part], minlength=len(self.client_names))
-        return dict(zip(self.client_names, counts.tolist(), strict=True))
-
     @cached_property
     def _first_visits(self) -> np.ndarray:
         """First visit of each client in each round, as positions."""

@@ -42,7 +42,6 @@ def test_a_client_with_two_visits_takes_part_once():
     assert counts[absent].tolist() == [0, 0, 1]
     assert counts.sum() == 4
     assert visits.device_names == ["phone", "tablet"]
-    assert visits.times_taken_part() == {"a": 1, "b": 1, "c": 0}
 
 
 def test_a_damaged_round_does_not_fill_the_memory():

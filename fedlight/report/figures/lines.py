@@ -166,16 +166,6 @@ def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
     )
 
 
-def ranked(values: Iterable[float]) -> dict[float, float]:
-    """Return the values by rank, the largest first.
-
-    Examples:
-        >>> ranked([1.0, 3.0])
-        {1.0: 3.0, 2.0: 1.0}
-    """
-    return {float(rank): value for rank, value in enumerate(sorted(values, reverse=True), start=1)}
-
-
 def rows_of(lines: Mapping[str, Line], x: str = "round", label: str = "run") -> list[dict[str, Any]]:
     """Return a row for each point of each line, with its band and the number of seeds.
 

@@ -1,4 +1,4 @@
-"""Data of the clients: a bubble plot of rows by client (columns) and label (rows), and sizes of clients.
+"""Data of the clients: a bubble plot of rows by client (columns) and label (rows), and a table of clients' sizes.
 
 After Figure 3 of FedBiscuit (Wu et al., ICLR 2025, https://arxiv.org/abs/2407.03038) and Figure 4 of FedDCA (Wang et al.,
 2024, https://arxiv.org/abs/2409.20135). Areas are in proportion to the number of rows. Only the largest clients and labels
@@ -15,14 +15,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedlight.report.figures.lines import line_chart, over_seeds, ranked
 from fedlight.report.figures.style import (
     COLORS,
     HALF_A_PAGE,
     STYLE,
-    Looks,
     add_legend,
-    method_looks,
     new_chart,
 )
 from fedlight.report.parts import Chart, Part, Section, Table, shortened, table_of
@@ -127,7 +124,7 @@ def _steps(most: float) -> list[int]:
 
 
 def section(runs: Sequence[Run]) -> Section | None:
-    """Return bubbles and sizes of each distribution, and a table of all; None where no run has two clients."""
+    """Return bubbles of each distribution, and a table of all; None where no run has two clients."""
     all_data = distributions(runs)
     if not all_data:
         return None
@@ -141,8 +138,6 @@ def section(runs: Sequence[Run]) -> Section | None:
         for number, (name, data) in enumerate(drawn.items())
         if any(label for by_label in data.counts.values() for label in by_label)
     ]
-    if any(len(set(_sizes(data.counts))) > 1 for data in drawn.values()):
-        parts.append(_size_chart(drawn, method_looks(runs)))
     parts.append(summary(named))
     more = len(all_data) - len(drawn)
     intro = "Who has how many training rows of what; a vote that is read in both orders is two."
@@ -249,22 +244,3 @@ def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:
             for label, rows in by_label.items()
         ],
     )
-
-
-def _size_chart(data: dict[str, Distribution], known: Looks) -> Chart:
-    """Return a line for each distribution; the axis is logarithmic where sizes differ by more than a factor of 30."""
-    lines = {name: over_seeds([ranked(_sizes(each.counts))]) for name, each in data.items()}
-    x, caption = "rank of the client, the largest first", "Training rows of each client, the largest first."
-    chart = line_chart(
-        *("client_sizes", "Sizes of clients", caption, lines, known, x, "training rows"),
-        column="rank",
-        label="runs",
-        lowest=0,
-    )
-    smallest = min(line.middle[-1] for line in lines.values())
-    if max(line.middle[0] for line in lines.values()) > 30 * smallest:
-        (axes,) = chart.figure.axes
-        axes.set_yscale("log")  # else most clients would lie on the axis
-        axes.set_ylim(bottom=0.8 * smallest)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    return chart

@@ -20,9 +20,7 @@ from fedlight.report.figures.lines import (
     bands,
     binned,
     draw_panels,
-    line_chart,
     over_seeds,
-    ranked,
     thinned,
 )
 from fedlight.report.figures.style import (
@@ -72,7 +70,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts: list[Part] = []
     if fleets:
         parts += _fleet_charts({method: seeds[0] for method, seeds in fleets.items()})
-    parts += [_times_chart(by_method, known), *cost_charts(by_method, fleets, known), _totals(by_method)]
+    parts += [*cost_charts(by_method, fleets, known), _totals(by_method)]
     for method, seeds in list(fleets.items())[:PANELS]:
         try:
             parts.append(_devices(method, seeds[0]))
@@ -120,19 +118,6 @@ def _first(table: Mapping[str, Any]) -> dict[str, Any]:
 def _more(table: Mapping[str, Any]) -> str:
     left = len(table) - PANELS
     return f" {left:,} more are in the data alone." if left > 0 else ""
-
-
-def _times_chart(by_method: ByMethod, known: Looks) -> Chart:
-    lines = {
-        method: over_seeds([ranked(visits.times_taken_part().values()) for visits in seeds])
-        for method, seeds in by_method.items()
-    }
-    caption = (
-        "Rounds in which a client took part, clients sorted by it; clients that were never asked are missing."
-    )
-    title, x = "How often clients took part", "rank of the client, the most frequent first"
-    table = alike(lines)
-    return line_chart("times_taken_part", title, caption, table, known, x, "rounds", column="rank", lowest=0)
 
 
 def _totals(by_method: ByMethod) -> Table:

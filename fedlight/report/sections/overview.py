@@ -30,8 +30,6 @@ from fedlight.support.results import chance_notes, in_brackets, mark, without_en
 from fedlight.support.words import in_largest_unit
 
 PANELS = 4
-SAME_PICTURE = 0.95  # correlation, over so many rows at least:
-FEWEST = 4
 MOST_METHODS = 24
 SCORE = re.compile(r"win_rate|(^|_)(score|wins?)(_|$)")
 LONGEST = 20  # characters of a name in the narrow figure, half as many as in the wide one
@@ -56,7 +54,7 @@ def section(runs: Sequence[Run]) -> Section:
         title = "Results" if len(homes) == 1 else f"Results of {home.name}"
         methods = list(dict.fromkeys(row["method"] for row in rows))
         styles = row_looks(methods, [run for run in runs if run.home == home], known)
-        chosen = headline(rows, without_ends(key for row in rows for key in _numbers(row)))
+        chosen = headline(without_ends(key for row in rows for key in _numbers(row)))
         if len(methods) > 1 and chosen:
             parts.append(draw_results(rows, methods, chosen, title, slug(home.name), styles))
         parts.append(results_table(rows, title))
@@ -152,47 +150,15 @@ def stages_table(runs: Sequence[Run], folded: bool) -> Table:
     return table_of("Other stages", lines, folded=folded)
 
 
-def headline(rows: Rows, metrics: Sequence[str], most: int = PANELS) -> list[str]:
-    """Return at most so many of the metrics, in order: first and last, a score, then those that most methods have.
+def headline(metrics: Sequence[str], most: int = PANELS) -> list[str]:
+    """Return at most so many of the metrics, in order; scores come before others.
 
     Examples:
-        >>> rows = [{"method": m, **dict.fromkeys("abc", m), "d": 1, "win_rate": 1, "z": 1} for m in range(2)]
-        >>> headline([*rows, {"method": 2, "d": 1}], ["a", "b", "c", "d", "win_rate", "z"])
-        ['a', 'd', 'win_rate', 'z']
+        >>> headline(["a", "b", "c", "d", "win_rate"])
+        ['a', 'b', 'c', 'win_rate']
     """
-    able = telling(rows, metrics)
-    if len(able) <= most:
-        return able
-    methods = {metric: {r["method"] for r in rows if number(r.get(metric)) is not None} for metric in able}
-    scores = [metric for metric in able if SCORE.search(metric)]
-    by_methods = sorted(able, key=lambda metric: -len(methods[metric]))
-    chosen = list(dict.fromkeys([able[0], *scores[:1], able[-1], *by_methods]))[:most]
-    return [metric for metric in able if metric in chosen]
-
-
-def telling(rows: Rows, metrics: Sequence[str]) -> list[str]:
-    """Return the metrics in order, without those that are all but proportional to an earlier one.
-
-    Examples:
-        >>> rows = [{"x": x, "twice_x": 2 * x, "y": x % 2} for x in range(4)]
-        >>> telling(rows, ["x", "twice_x", "y"])
-        ['x', 'y']
-    """
-    kept: list[str] = []
-    for metric in metrics:
-        if not any(_goes_with(rows, metric, other) for other in kept):
-            kept.append(metric)
-    return kept
-
-
-def _goes_with(rows: Rows, metric: str, other: str) -> bool:
-    """Tell whether another metric is known for every row with this one, and the two are all but proportional."""
-    pairs = [(number(row.get(metric)), number(row.get(other))) for row in rows]
-    known = [pair for pair in pairs if pair[0] is not None]
-    both = np.array([pair for pair in known if pair[1] is not None], dtype=float)
-    if len(both) < max(FEWEST, len(known)) or not both.std(axis=0).all():  # a constant has no correlation
-        return False
-    return bool(np.corrcoef(both.T)[0, 1] > SAME_PICTURE)
+    chosen = sorted(metrics, key=lambda metric: SCORE.search(metric) is None)[:most]
+    return [metric for metric in metrics if metric in chosen]
 
 
 @matplotlib.rc_context(STYLE)

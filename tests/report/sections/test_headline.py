@@ -15,9 +15,9 @@ ROWS = [
 ]
 
 
-def test_a_score_the_last_and_what_most_methods_have_are_drawn():
-    assert headline(ROWS, METRICS) == ["accuracy", "clients", "win_rate", "sent"]
-    assert headline(ROWS, METRICS[:3]) == METRICS[:3]
+def test_scores_are_drawn_before_others():
+    assert headline(METRICS) == ["accuracy", "clients", "own", "win_rate"]
+    assert headline(METRICS[:3]) == METRICS[:3]
 
 
 def test_one_panel_needs_no_figure_for_phones():

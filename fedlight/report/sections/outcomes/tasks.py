@@ -1,4 +1,4 @@
-"""Results of tests, tasks and duels: metrics, rows that stages have returned, scores by group and by category.
+"""Results of tests, tasks and duels: metrics, rows that stages have returned, scores by group.
 
 Groups with few questions have no separate line: among many of them the highest and lowest scores would be chance. They are
 pooled and counted.
@@ -22,7 +22,6 @@ FEWEST = 10
 """Questions of a group that has a line of its own."""
 FIRST = 10
 """Lines that are shown before the others are asked for."""
-ALL = "all"
 
 Scored = dict[str, list[tuple[str, float]]]
 """Group -> question and score, of all seeds."""
@@ -39,7 +38,6 @@ def section(runs: Sequence[Run]) -> Section | None:
     parts += _metrics("Tests", tested, True, beside)
     parts += _metrics("Scores at the end of training", fits, False, beside)
     parts += by_group.values()
-    parts += judges_by_category(runs)
     parts += [table for method, of_method in by_method(runs).items() for table in _rows(method, of_method)]
     return Section("tasks", "Tests, tasks and duels", "", parts) if parts else None
 
@@ -157,39 +155,3 @@ def _cell(scored: Sequence[tuple[str, float]]) -> str:
 
 def _ends(low: float, high: float) -> str:
     return "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
-
-
-def judges_by_category(runs: Sequence[Run]) -> list[Table]:
-    """Return how often judges agree with the majority of people, for each stage of `judge_agreement` with categories."""
-    tables = []
-    for run in runs:
-        by_category: dict[str, dict[str, Any]] = {}
-        for row in run.csv("agreement.csv"):
-            by_category.setdefault(row.get("category", ""), {})[row.get("judge", "")] = row
-        judges = list(dict.fromkeys(judge for by_judge in by_category.values() for judge in by_judge))
-        by_category.pop(ALL, None)
-        pairs = {
-            category: max(number(row.get("pairs_decided")) or 0.0 for row in by_judge.values())
-            for category, by_judge in by_category.items()
-        }
-        shown = sorted(
-            (name for name in pairs if pairs[name] >= FEWEST), key=lambda name: (-pairs[name], name)
-        )
-        if not shown:
-            continue
-        lines = [
-            [name, f"{pairs[name]:,.0f}", *(_agreement(by_category[name].get(judge, {})) for judge in judges)]
-            for name in shown
-        ]
-        caption = "Share of pairs with a majority on which the judge agrees with it, ties left out, and the 95 % interval."
-        if left := len(pairs) - len(shown):
-            which = "category" if left == 1 else "categories"
-            caption += f" {left:,} {which} with fewer than {FEWEST} pairs left out: see agreement.csv."
-        title = f"{run.method}: judges and people by category"
-        tables.append(Table(title, ["category", "most pairs", *judges], lines, caption, first=FIRST))
-    return tables
-
-
-def _agreement(row: Mapping[str, Any]) -> str:
-    share, low, high = (number(row.get(f"majority{end}_decided")) for end in ("", "_low", "_high"))
-    return "-" if share is None else short(share) + ("" if low is None or high is None else _ends(low, high))

@@ -5,7 +5,7 @@ import json
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.report.page import write_report
 from fedlight.report.sections.outcomes import tasks
-from fedlight.report.sections.outcomes.tasks import FEWEST, FIRST, judges_by_category, tables_by_group
+from fedlight.report.sections.outcomes.tasks import FEWEST, FIRST, tables_by_group
 from fedlight.runs.run import read_runs
 
 
@@ -55,24 +55,6 @@ def test_a_method_that_was_not_asked_about_a_subject_has_none(tmp_path):
 def test_one_subject_makes_no_table(tmp_path):
     answered(tmp_path, 0, "a", {"": [1.0] * 10})
     assert tables_by_group(read_runs([tmp_path])) == {}
-
-
-def test_categories_of_judges_are_sorted_by_their_pairs_and_small_ones_are_counted(tmp_path):
-    folder = tmp_path / "seed0/agreement"
-    folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps({"stage": "call x.y"}))
-    rows = ["judge,category,pairs_decided,majority_decided,majority_low_decided,majority_high_decided"]
-    for judge, share in (("longer", 0.6), ("local", 0.7)):
-        rows += [f"{judge},all,60,0.5,0.4,0.6", f"{judge},math,20,{share},0.5,0.8"]
-        rows += [f"{judge},art,30,{share},0.5,0.8", f"{judge},law,9,1,1,1", f"{judge},tea,,,,"]
-    (folder / "agreement.csv").write_text("\n".join(rows) + "\n")
-    (table,) = judges_by_category(read_runs([tmp_path]))
-    assert table.header == ["category", "most pairs", "longer", "local"]
-    assert table.lines == [
-        ["art", "30", "0.600 [0.500, 0.800]", "0.700 [0.500, 0.800]"],
-        ["math", "20", "0.600 [0.500, 0.800]", "0.700 [0.500, 0.800]"],
-    ]
-    assert "2 categories with fewer than 10 pairs left out" in table.caption
 
 
 def test_a_page_has_all_lines_of_a_long_table_and_says_how_many_to_show(tmp_path):
