@@ -310,7 +310,7 @@ class FedlightCLI(LightningCLI):
 
 
 class ReadSettings(FedlightCLI):
-    """Settings of a command, parsed as ``fedlight fit`` does, of which nothing is made."""
+    """Settings of a command, parsed as ``fedlight fit`` does, without making objects."""
 
     def instantiate_classes(self) -> None:
         """Make nothing."""

@@ -5,11 +5,9 @@ import random
 import pytest
 
 from fedlight.toy import rows
-from fedlight.toy.exercises import QUESTIONS, answers
 from fedlight.toy.oracle import Oracle
 from fedlight.toy.votes import COMMON, OPPOSED, WorldOptions, group_taste, population, utility, vote
 from fedlight.toy.world import (
-    CHOICE_TEMPLATE,
     NAMES,
     PEOPLE,
     Traits,
@@ -198,15 +196,3 @@ def test_bad_options_are_named(options: dict[str, float | str], message: str) ->
 def test_unknown_rows_are_named() -> None:
     with pytest.raises(ValueError, match="toy rows 'vote' do not exist: choose from votes, heldout"):
         rows("vote")
-
-
-def test_questions_and_their_answers() -> None:
-    found = answers(Traits(1, 2, 0, 1, 10, 0), Traits(2, 0, 1, 0, 7, 0))
-    assert list(found.values()) == ["A", "B", "A", "B", "A"]
-    assert list(found) == list(QUESTIONS)
-    assert answers(Traits(1, 0, 0, 0, 3, 0), Traits(1, 0, 0, 0, 3, 0)) == {}
-
-
-def test_what_is_better_is_never_asked_before_the_votes() -> None:
-    assert "better" in CHOICE_TEMPLATE
-    assert not any("better" in question for question in QUESTIONS)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from toy_abilities import reading, writing
+from toy_exercises import QUESTIONS, answers, check_text, pair_text, summary_text
+from toy_pretrain import Reader, make_model, make_tokenizer
 
 from fedlight.support.seeding import derive_seed
 from fedlight.toy import MODEL
-from fedlight.toy.abilities import reading, writing
-from fedlight.toy.exercises import check_text, pair_text, summary_text
-from fedlight.toy.pretrain import Reader, make_model, make_tokenizer
-from fedlight.toy.world import CHOICE_TEMPLATE, GENERATION_TEMPLATE
+from fedlight.toy.world import CHOICE_TEMPLATE, GENERATION_TEMPLATE, Traits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -129,3 +129,15 @@ def test_it_writes(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast
     assert 0.6 < found["true_share"] < 0.95
     assert found["junk"] < 0.1
     assert found["distinct_of_4"] > 3
+
+
+def test_questions_and_their_answers() -> None:
+    found = answers(Traits(1, 2, 0, 1, 10, 0), Traits(2, 0, 1, 0, 7, 0))
+    assert list(found.values()) == ["A", "B", "A", "B", "A"]
+    assert list(found) == list(QUESTIONS)
+    assert answers(Traits(1, 0, 0, 0, 3, 0), Traits(1, 0, 0, 0, 3, 0)) == {}
+
+
+def test_what_is_better_is_never_asked_before_the_votes() -> None:
+    assert "better" in CHOICE_TEMPLATE
+    assert not any("better" in question for question in QUESTIONS)

@@ -1,4 +1,4 @@
-"""Measures of the tiny language model's abilities: ``python -m fedlight.toy.abilities [FOLDER] [--json FILE]``.
+"""Measures of the tiny language model's abilities: ``python benchmarks/toy_abilities.py [FOLDER] [--json FILE]``.
 
 Reading: the share of right answers to each neutral question on new pairs. Writing: the share of true facts in sampled
 summaries, and how much the samples of one post differ.
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from toy_exercises import BETTER, QUESTIONS, answers, name_questions
 
 from fedlight.support.seeding import derive_seed
 from fedlight.toy import MODEL, world
-from fedlight.toy.exercises import BETTER, QUESTIONS, answers, name_questions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

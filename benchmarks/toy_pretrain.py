@@ -1,8 +1,8 @@
-"""Pretraining of the embedded world's tiny language model: ``python -m fedlight.toy.pretrain --output DIR``.
+"""Pretraining of the embedded world's tiny language model: ``python benchmarks/toy_pretrain.py --output DIR``.
 
 A Llama of about 0.4 M parameters with a word-level tokenizer is trained from scratch on the world's text alone: on
 summaries of posts (it learns to write good and bad ones) and on neutral exercises about pairs of summaries (it learns to
-read them). It sees no client, taste, vote or utility. README.md has the results.
+read them). It sees no client, taste, vote or utility. The README of `fedlight.toy` has the results.
 
 A transformer needs many thousand steps to learn to compare two texts word by word, most of them on a plateau until its
 first attention heads look at useful places. Four heads therefore start there, in the spirit of Trockman and Kolter,
@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from toy_exercises import JUDGEMENTS, MARKERS, SPOKEN, check_text, pair_text, summary_text
 
 from fedlight.support.seeding import derive_seed
 from fedlight.toy import world
-from fedlight.toy.exercises import JUDGEMENTS, MARKERS, SPOKEN, check_text, pair_text, summary_text
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
