@@ -82,6 +82,18 @@ def test_other_adapters_are_left_to_peft(settings):
     assert all(torch.equal(*pair) for pair in zip(run(fused, x), run(plain, x), strict=True))
 
 
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (64, torch.float32), (65, torch.bfloat16)])
+def test_few_rows_without_gradients_have_products_in_the_type_of_the_adapter(rows, dtype):
+    _, fused = make_pair(dtype=torch.bfloat16)
+    layer, x = fused.base_model.model[0], torch.randn(rows, 24).bfloat16()
+    a, b = (factor["default"].weight.to(dtype) for factor in (layer.lora_A, layer.lora_B))
+    with torch.no_grad():
+        expected = torch.addmm(layer.base_layer(x).to(dtype), x.to(dtype) @ a.t(), b.t(), alpha=2.0)
+        assert torch.equal(layer(x), expected.bfloat16())
+    in_bf16 = torch.addmm(layer.base_layer(x), x @ a.t().bfloat16(), b.t().bfloat16(), alpha=2.0)
+    assert torch.equal(layer(x), in_bf16)
+
+
 def test_under_a_base_in_bf16_errors_are_those_of_peft():
     plain, fused = make_pair(dtype=torch.bfloat16)
     exact, x = copy.deepcopy(plain).float(), torch.randn(64, 24).bfloat16()
