@@ -217,7 +217,7 @@ class FederatedLoop(LoopView):
         self._run.check(self.algorithm)
         for part in self._run.parts_with(Part.attach):
             part.attach(self._run)
-        if self.fleet is not None:
+        if self._run.has_fleet:
             self._run.devices = emulated_devices(self, self._run)
         plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         plan.say_if_over(trainer, self.rounds_done)

@@ -284,7 +284,7 @@ class Run:
         self.num_rounds = trainer.max_epochs or 0
         self.clients = clients
         self.robust = loop.aggregation is not None
-        self.has_fleet: bool = loop.fleet is not None
+        self.has_fleet: bool = loop.fleet is not None and bool(loop.fleet.devices)
         self.train, self.channel, self.server = loop.train, loop.channel, loop.server
         self.state = State()
         self.data: object = federated_data(trainer)

@@ -19,7 +19,7 @@ class Fleet(Checked):
 
     Args:
         devices: name of a profile, or a YAML file of your own -> weight above 0; weights need not sum to 1. Or the name of
-            a fleet of fedlight, such as ``"phones"``.
+            a fleet of fedlight, such as ``"phones"``. None: the nodes of a deployment, for buffered rounds.
         seed: seed of the draw.
         scale: divisor of the profiles' memory, speed and bandwidth, above 0; for a small model in place of one that is
             so many times larger.
@@ -27,9 +27,9 @@ class Fleet(Checked):
             for all.
         over_selection: factor on ``clients_per_round``, at least 1: so many are asked, and the fastest
             ``clients_per_round`` count.
-        buffered: rounds that are a server step with the updates that arrive first on the virtual clock, each from the model
-            that its client received: size of the buffer, clients at a time, weights of stale updates. None: a round asks a
-            cohort and waits for it.
+        buffered: rounds that are a server step with the updates that arrive first on the virtual clock, or in a deployment
+            on the real one, each from the model that its client received: size of the buffer, clients at a time, weights of
+            stale updates. None: a round asks a cohort and waits for it.
 
     Attributes:
         devices: name -> device, in the order given.
@@ -42,7 +42,7 @@ class Fleet(Checked):
 
     def __init__(
         self,
-        devices: dict[str, float] | str,
+        devices: dict[str, float] | str | None = None,
         seed: int = 0,
         scale: float = 1.0,
         deadline_seconds: float | None = None,
@@ -66,7 +66,9 @@ class Fleet(Checked):
                 f"fleet.deadline_seconds={deadline_seconds} and fleet.over_selection={over_selection} are for rounds that "
                 "wait for a cohort, and in buffered rounds the server steps when its buffer is full: leave them out"
             )
-        if not devices:
+        if devices is None and buffered is not None:
+            devices = {}
+        elif not devices:
             raise ValueError("fleet.devices is empty: name at least one, such as {pixel_8_pro: 1}")
         for name, weight in devices.items():
             if not 0 < weight < inf:

@@ -156,20 +156,30 @@ class OverGrid:
 
     def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Refused]:
         """Send each node its parcel, and return the replies within ``timeout`` seconds; then the messages expire."""
-        waiting: dict[str, int] = {}
-        for node, parcel in parcels.items():  # one by one: replies are as well, each with its own bound
-            message = Message(to_record(parcel), node, MessageType.TRAIN, ttl=timeout)
-            waiting |= {name: node for name in self._grid.push_messages([message]) if name}
+        waiting = {self.push(node, parcel, timeout): node for node, parcel in parcels.items()}
+        waiting.pop("", None)
         end = time.monotonic() + (math.inf if timeout is None else timeout)
         answers: dict[int, Parcel | Refused] = {}
-        while waiting and time.monotonic() < end:
-            for name, node in [*waiting.items()]:
-                if (reply := self._pull(name, parcels[node])) is not None:
-                    answers[node] = reply
-                    del waiting[name]
-            if waiting:
-                time.sleep(POLL_SECONDS)
+        while waiting and (left := end - time.monotonic()) > 0:
+            asked = {name: parcels[node] for name, node in waiting.items()}
+            answers |= {waiting.pop(name): reply for name, reply in self.pull(asked, left).items()}
         return answers
+
+    def push(self, node: int, parcel: Parcel, timeout: float | None) -> str:
+        """Send a node its parcel; return the message's id, empty if the SuperLink does not take it."""
+        # One by one: replies are as well, each with its own bound.
+        message = Message(to_record(parcel), node, MessageType.TRAIN, ttl=timeout)
+        return next(iter(self._grid.push_messages([message])), None) or ""
+
+    def pull(self, asked: Mapping[str, Parcel], seconds: float) -> dict[str, Parcel | Refused]:
+        """Wait at most ``seconds`` for replies to some messages, and return those that are there."""
+        end = time.monotonic() + seconds
+        while True:
+            pulled = {name: self._pull(name, parcel) for name, parcel in asked.items()}
+            there = {name: reply for name, reply in pulled.items() if reply is not None}
+            if there or (left := end - time.monotonic()) <= 0:
+                return there
+            time.sleep(min(POLL_SECONDS, left))
 
     def _pull(self, message: str, asked: Parcel) -> Parcel | Refused | None:
         """Return the reply to a message, why it is not read, or None if there is none yet."""

@@ -228,7 +228,7 @@ class Node:
         """Run a loop for a task in a new trainer."""
         folder = self._folder / digest(run)  # a name of the server's could lead out of the folder
         # Cohort and limits are the server's: a node visits whom it is asked to visit, and sees no other updates.
-        changes: dict[str, Any] = {"clients_per_round": 1, "clients_at_once": 1}
+        changes: dict[str, Any] = {"clients_per_round": 1, "clients_at_once": 1, "fleet": None}
         changes["limits"] = Limits(share=None, norm=None, enforce=False)
         loop = NodeLoop(**(self._settings | changes))
         loop.give(task, NodeMemories(folder / "clients", memories), self._secure)

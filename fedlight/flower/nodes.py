@@ -1,6 +1,7 @@
 """Nodes as the server knows them: the clients of each, and the requests to them over a transport."""
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ MOST_REASONS, OTHER_REASONS = 1000, "other reasons"
 """Most reasons of refusals that are counted apart."""
 MOST_EXAMPLES = 10**9
 """Most examples of one client."""
+NO_ANSWER = "no answer in time, or the node is gone"
+"""Reason of a client whose node is silent."""
 T = TypeVar("T")
 logger = logging.getLogger("fedlight")
 
@@ -43,6 +46,27 @@ class Transport(Protocol):
 
         A node that has not answered as asked has `Refused` with the reason for an answer.
         """
+
+    def push(self, node: int, parcel: Parcel, timeout: float | None) -> str:
+        """Send a node a parcel that is good for ``timeout`` seconds; return the message's name, empty if it is not taken."""
+
+    def pull(self, asked: Mapping[str, Parcel], seconds: float) -> dict[str, Parcel | Refused]:
+        """Wait at most ``seconds`` for an answer to one of these messages, by name; return those that are there."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """Message to a node that is under way.
+
+    Attributes:
+        parcel: what it asks for.
+        name: name that the transport has given it; empty if it was not taken.
+        end: time of the monotonic clock after which nobody waits for its answer.
+    """
+
+    parcel: Parcel
+    name: str
+    end: float
 
 
 @dataclass
@@ -185,23 +209,49 @@ class Nodes:
         self, action: str, parcels: Mapping[int, Parcel], timeout: float | None = None
     ) -> dict[int, Parcel | Refused]:
         """Send each node its parcel, and return its answer, which is one to this very message, or why there is none."""
-        sent = {}
-        for node, parcel in parcels.items():
-            head = {"format": FORMAT, "action": action, "run": self.run, "nonce": secrets.token_hex(16)}
-            sent[node] = replace(parcel, header={**head, **parcel.header})
-            self.traffic.down += sent[node].num_bytes
+        sent = {node: self._headed(action, parcel) for node, parcel in parcels.items()}
         answers = self.transport.ask(sent, timeout or self.deadline_seconds) if sent else {}
-        checked: dict[int, Parcel | Refused] = {}
-        for node, parcel in sent.items():
-            answer = answers.get(node, Refused("no answer in time, or the node is gone"))
-            # The reason is a node's text, and is printed and written.
-            answer = (
-                self._counted(answer, parcel) if isinstance(answer, Parcel) else Refused(shown(str(answer)))
-            )
-            checked[node] = answer
-            if isinstance(answer, Refused):
-                self.count_refused(str(answer))
-        return checked
+        return {node: self._checked(answers.get(node, Refused(NO_ANSWER)), sent[node]) for node in sent}
+
+    def send(self, action: str, node: int, parcel: Parcel) -> Letter:
+        """Send a node its parcel, and go on; `answers` has what comes back."""
+        parcel, seconds = self._headed(action, parcel), self.deadline_seconds
+        end = time.monotonic() + (math.inf if seconds is None else seconds)
+        return Letter(parcel, self.transport.push(node, parcel, seconds), end)
+
+    def answers(self, letters: Mapping[str, Letter], wait: bool = True) -> dict[str, Parcel | Refused]:
+        """Return the answers to letters, by their keys, that are there, and why others do not come any more.
+
+        Without any of the two it may ``wait`` for the first one.
+        """
+        ended: dict[str, Parcel | Refused] = {}
+        while letters and not ended:
+            asked = {letter.name: letter.parcel for letter in letters.values() if letter.name}
+            left = min(letter.end if letter.name else 0.0 for letter in letters.values()) - time.monotonic()
+            there = self.transport.pull(asked, max(0.0, left) if wait else 0.0)
+            for key, letter in letters.items():
+                if letter.name in there:
+                    ended[key] = self._checked(there[letter.name], letter.parcel)
+                elif not letter.name or letter.end <= time.monotonic():
+                    ended[key] = self._checked(Refused(NO_ANSWER), letter.parcel)
+            if not wait:
+                break
+        return ended
+
+    def _headed(self, action: str, parcel: Parcel) -> Parcel:
+        """Return a parcel with the fields that all messages have, and count its bytes."""
+        head = {"format": FORMAT, "action": action, "run": self.run, "nonce": secrets.token_hex(16)}
+        headed = replace(parcel, header={**head, **parcel.header})
+        self.traffic.down += headed.num_bytes
+        return headed
+
+    def _checked(self, answer: Parcel | Refused, asked: Parcel) -> Parcel | Refused:
+        """Return an answer to this very message, or why there is none, which is counted."""
+        # The reason is a node's text, and is printed and written.
+        answer = self._counted(answer, asked) if isinstance(answer, Parcel) else Refused(shown(str(answer)))
+        if isinstance(answer, Refused):
+            self.count_refused(str(answer))
+        return answer
 
     def _counted(self, answer: Parcel, asked: Parcel) -> Parcel | Refused:
         """Count the bytes of an answer, and return it if it is one to this very message."""

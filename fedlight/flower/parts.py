@@ -20,8 +20,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.logs.client_data import ClientData
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.buffered import refuse_by_round, refuse_private
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.malicious import Malicious
+from fedlight.callbacks.loop.parts.order import privacy_part
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.privacy import Private
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
@@ -156,10 +158,14 @@ def refuse_undeployable(parts: Parts) -> None:
 
 def refuse_unsupported(settings: dict[str, Any]) -> None:
     """Raise ValueError for settings of the loop that a deployment does not have."""
-    algorithm = settings["algorithm"]
+    algorithm, fleet = settings["algorithm"], settings["fleet"]
     ranks, noised = getattr(algorithm, "ranks", None), getattr(settings["channel"], "private", None)
     refused = (
-        ("fleet", settings["fleet"] is not None, "a node is its own device: leave it out"),
+        (
+            f"fleet.devices={', '.join(getattr(fleet, 'devices', ()))}",
+            fleet is not None and fleet.devices,
+            "a node is its own device: leave fleet out, or for buffered rounds set fleet.devices to null",
+        ),
         ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
         ("algorithm.ranks", ranks is not None, "ranks by client are the emulator's: leave it out"),
         (
@@ -185,6 +191,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     for name, is_set, reason in refused:
         if is_set:
             raise not_under_flower(name, settings.get(name), reason)
+    if fleet is not None:
+        refuse_by_round(algorithm)
+        refuse_private(
+            privacy_part(settings["aggregation"], settings["channel"], settings["parts"]) is not None
+        )
 
 
 def asks_devices(forward: Any) -> bool:

@@ -86,8 +86,9 @@ def serve(
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
         checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
         loop.recall(checkpoint)  # before a node joins: another one could name its clients first
-        clients, least = min_clients or settings["clients_per_round"], least_nodes(settings, secure)
-        nodes.wait_for(clients, wait_seconds, versions(), asks, least)
+        needed = settings["clients_per_round"] if loop.arrivals is None else loop.arrivals.clients_needed
+        least = least_nodes(settings, secure)
+        nodes.wait_for(min_clients or needed, wait_seconds, versions(), asks, least)
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

@@ -59,7 +59,7 @@ def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int 
     loop, work, settings = workload(config, examples)
     settings = {**settings, "model": shape or settings["model"]}
     devices, shares = [load_device(name) for name in known_devices()], {}
-    if loop.fleet is not None:
+    if loop.fleet is not None and loop.fleet.devices:
         devices, shares = list(loop.fleet.devices.values()), loop.fleet.weights
     if isinstance(ranks := getattr(loop.algorithm, "ranks", None), dict):
         settings["ranks_of_no_device"] = sorted({*ranks} - {device.name for device in devices})

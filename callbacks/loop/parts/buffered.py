@@ -45,6 +45,8 @@ class Buffered(Part):
         seed: seed of the sampling and of the devices' draws.
     """
 
+    on_real_devices = False  # those of a deployment: fedlight.flower.loops.arrivals
+
     def __init__(self, fedbuff: FedBuff, clients_per_round: int, seed: int) -> None:
         self.fedbuff = fedbuff
         self.concurrency = fedbuff.concurrency or clients_per_round
@@ -56,17 +58,14 @@ class Buffered(Part):
 
     def check(self, run: Run) -> None:
         refuse_by_round(run.algorithm)
+        if not run.has_fleet and not self.on_real_devices:
+            raise refusal("fleet.devices is null, which are the nodes of a deployment", "name emulated ones")
         if run.buffers.name == "average":
             raise refusal(
                 "AveragedBuffers takes the mean over clients that start from one model's buffers",
                 "take LocalBuffers",
             )
-        if run.is_private:
-            raise refusal(
-                "epsilon is computed for cohorts that are drawn uniformly in each round, and here the devices decide who "
-                "arrives when",
-                "take the private aggregation, ClipAndNoise or DPSGD out",
-            )
+        refuse_private(run.is_private)
         for callback in run.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GradientAccumulationScheduler):
                 raise refusal(
@@ -136,7 +135,7 @@ class Buffered(Part):
             outcome_of(devices.jobs[job.client_id], job.reason, step.end_seconds - job.start_seconds)
             for job in step.at_work
         ]
-        columns = {job.client_id: _columns(job, step) for job in ended}
+        columns = {job.client_id: columns_of(job, step) for job in ended}
         return devices.take(outcomes, visits, now_seconds, step.end_seconds, columns)
 
     def model_for(self, visit: Visit, newest: State) -> State:
@@ -172,10 +171,7 @@ class Buffered(Part):
         metrics = {
             "at_work": float(len(step.at_work)),
             # Their costs so far are in no row of visits.csv, and those of the last round never get one.
-            "at_work_bytes_down": float(sum(job.bytes_down for job in self._open)),
-            "at_work_bytes_up": float(sum(job.bytes_up for job in self._open)),
-            "at_work_flops": math.fsum(job.flops for job in self._open),
-            "at_work_joules": math.fsum(job.joules for job in self._open),
+            **{f"at_work_{name}": value for name, value in self._spent().items()},
             "old_models": float(len(self._models)),
             "old_model_bytes": float(sum(value.numel() * value.element_size() for value in kept)),
         }
@@ -183,6 +179,15 @@ class Buffered(Part):
         return metrics | (
             {"staleness": sum(stale) / len(stale), "staleness_max": float(max(stale))} if stale else {}
         )
+
+    def _spent(self) -> dict[str, float]:
+        """Return the costs so far of the clients at work."""
+        return {
+            "bytes_down": float(sum(job.bytes_down for job in self._open)),
+            "bytes_up": float(sum(job.bytes_up for job in self._open)),
+            "flops": math.fsum(job.flops for job in self._open),
+            "joules": math.fsum(job.joules for job in self._open),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clients at work and their models: tensors and plain values."""
@@ -199,7 +204,7 @@ class Buffered(Part):
         return self._step
 
 
-def _columns(job: Assignment, step: ServerStep) -> Record:
+def columns_of(job: Assignment, step: ServerStep) -> Record:
     """Return the further columns of a client's rows in ``visits.csv``."""
     return {
         "asked_round": job.asked,
@@ -212,6 +217,16 @@ def _columns(job: Assignment, step: ServerStep) -> Record:
 def refusal(reason: str, remedy: str) -> ValueError:
     """Return the error for a setting that does not work with buffered rounds."""
     return ValueError(f"buffered rounds: {reason}: {remedy}, or leave fleet.buffered out")
+
+
+def refuse_private(is_private: bool) -> None:
+    """Raise ValueError for a run that promises differential privacy."""
+    if is_private:
+        raise refusal(
+            "epsilon is computed for cohorts that are drawn uniformly in each round, and here the devices decide who "
+            "arrives when",
+            "take the private aggregation, ClipAndNoise or DPSGD out",
+        )
 
 
 def refuse_by_round(algorithm: Algorithm) -> None:

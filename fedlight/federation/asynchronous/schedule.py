@@ -1,7 +1,8 @@
-"""Schedule of buffered rounds on the virtual clock: whom the server asks when, and whose updates make up which server step.
+"""Schedule of buffered rounds: whom the server asks when, and whose updates make up which server step.
 
-A function of costs, seed and settings alone: it follows from how long each client takes, and nothing is trained for it. The
-rules, which also order the events of one moment:
+On the virtual clock it is a function of costs, seed and settings alone: it follows from how long each client takes, and
+nothing is trained for it. On the real clock of a deployment, ``wait`` waits for what arrives. The rules, which also order the
+events of one moment:
 
 1. Clients that are through or drop out are taken in the order of their times, of equal times in the order of their ids.
 2. With ``buffer_size`` arrivals the server steps, and the round is over. A client that is through at the same moment and
@@ -26,8 +27,9 @@ class Assignment:
     Attributes:
         client_id: the client; it has one assignment at a time.
         asked: round that asked it, whose model it trains.
-        start_seconds: virtual time when it was asked.
-        end_seconds: virtual time when its update arrives or it drops out; one that declines does so at once.
+        start_seconds: time when it was asked.
+        end_seconds: time when its update arrives or it drops out; one that declines does so at once. On a real clock it is
+            infinite until then.
         reason: why it drops out; empty for one whose update arrives.
     """
 
@@ -44,8 +46,8 @@ class ServerStep:
 
     Attributes:
         round_idx: the round, from 0; it makes model ``round_idx + 1`` out of model ``round_idx``.
-        start_seconds: virtual time of the server step before.
-        end_seconds: virtual time of the server step.
+        start_seconds: time of the server step before.
+        end_seconds: time of the server step.
         arrivals: assignments whose updates are in the buffer, in the order of their arrival.
         dropouts: assignments that ended in this round without an update, in the order of their ends.
         at_work: assignments that go on behind the server step, by their ends.
@@ -69,7 +71,14 @@ class ServerStep:
 
 
 Ask = Callable[[list[str], float], Iterable[Assignment]]
-"""Function from the ids of the clients that are asked, and the virtual time, to their assignments."""
+"""Function from the ids of the clients that are asked, and the time, to their assignments."""
+Wait = Callable[[list[Assignment]], tuple[float, list[Assignment]]]
+"""Function from the assignments at work, by their ends, to the time of the next end, and to what they are then."""
+
+
+def until_next_end(busy: list[Assignment]) -> tuple[float, list[Assignment]]:
+    """Return the time of the next end on the virtual clock, where all ends are known beforehand."""
+    return busy[0].end_seconds, busy
 
 
 def next_step(
@@ -82,12 +91,13 @@ def next_step(
     concurrency: int,
     seed: int,
     idle_seconds: float = 600.0,
+    wait: Wait = until_next_end,
 ) -> ServerStep:
     """Return the next server step; the first draw of a round is that of a synchronous cohort.
 
     Args:
         round_idx: the round.
-        now_seconds: virtual time of the server step before, 0 at first.
+        now_seconds: time of the server step before, 0 at first.
         at_work: assignments that went on behind that step.
         clients: ids of all clients, in their order.
         ask: function that asks clients; one whose assignment it leaves out has nothing to do in this round.
@@ -95,6 +105,7 @@ def next_step(
         concurrency: most clients at work at a time, at least 1.
         seed: seed of the sampling.
         idle_seconds: wait of the server when no client is at work and nothing has arrived.
+        wait: function that waits until a client is through or drops out.
 
     Examples:
         >>> def ask(names, now):
@@ -124,7 +135,8 @@ def next_step(
         if not busy:  # rule 4
             end = now if arrivals else now + idle_seconds
             return ServerStep(round_idx, now_seconds, end, tuple(arrivals), tuple(dropouts), ())
-        now = max(now, busy[0].end_seconds)
+        end, busy = wait(busy)
+        now, busy = max(now, end), sorted(busy, key=_by_end)
 
 
 def _by_end(assignment: Assignment) -> tuple[float, str]:

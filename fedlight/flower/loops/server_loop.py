@@ -25,6 +25,7 @@ from fedlight.callbacks.loop.groups.bundles import Bundle
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
 from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup
@@ -37,6 +38,7 @@ from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn
 from fedlight.flower.loops import replies, validation
+from fedlight.flower.loops.arrivals import Arrivals
 from fedlight.flower.loops.node_loop import TellsClients, base_digest, rates_of
 from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
@@ -100,7 +102,8 @@ class ServerLoop(FederatedLoop):
 
     Attributes:
         nodes: the nodes.
-        last: client -> last round whose work the server has taken.
+        arrivals: buffered rounds; None without.
+        last: client -> round that asked for the last work which the server has taken.
         secret_seed: seed of the sampling where an epsilon counts on secret cohorts; it is in no file.
         outlines: client -> its memory at the node, with meta tensors: an algorithm's ``send`` may depend on their names and
             shapes. The server computes them, and learns no value.
@@ -131,6 +134,7 @@ class ServerLoop(FederatedLoop):
         self._global: State = {}
         self._cached: tuple[State, bytes] | None = None
         self._federation = ServerFederation(self)
+        self._buffered = self.arrivals = None if self._buffered is None else Arrivals(self)
 
     @property
     def state_key(self) -> str:
@@ -170,16 +174,23 @@ class ServerLoop(FederatedLoop):
             self._rounds.planned = ready
             plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
         super()._plan_round(trainer)
+        if self.arrivals is not None:
+            self._rounds.cohort = [*self.clients.values()]  # any may arrive
 
-    def begin_batch(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Take the rates at the beginning of the round's visits."""
-        super().begin_batch(trainer, module, batch, batch_idx)
-        if batch_idx == 0:
-            self._rates = rates_of(trainer)  # Lightning moves them on before the round is finished
+    def _take_in(self, trainer: L.Trainer, module: L.LightningModule, before: OpenRound) -> None:
+        """Take the rates at the beginning of the round's visits; in buffered rounds, wait for these."""
+        self._rates = rates_of(trainer)  # Lightning moves them on before the round is finished
+        if self.arrivals is not None:
+            self._read_parameters(trainer, module)
+            self.arrivals.collect(read(self._parameters))
+        super()._take_in(trainer, module, before)
 
     def believe(self, claimed: Mapping[str, int]) -> dict[str, int]:
         """Return with how many examples clients count that claim so many."""
-        return self._limits.believe(claimed, self.clients_per_round)
+        buffered = self.arrivals
+        return self._limits.believe(
+            claimed, self.clients_per_round if buffered is None else buffered.fedbuff.buffer_size
+        )
 
     # Requests to nodes
 
@@ -262,33 +273,45 @@ class ServerLoop(FederatedLoop):
     # The visits of a round
 
     def _finish_round(self, trainer: L.Trainer, module: L.LightningModule, under_way: OpenRound) -> None:
-        """Have nodes make the visits of the round; then the server steps."""
-        homes, parcels = self._send(under_way)
-        sent = {name: each for home in homes.values() for name, each in home.items()}
-        outcomes: dict[str, Arrived | str] = {}
-        if self._secure:
-            outcomes = self._visit_masked(under_way, homes, parcels)
-        else:
-            for node, answer in self.nodes.ask("visit", parcels).items():
-                outcomes |= self._read(answer, homes[node])
-        took_part = []
-        for name in self._rounds.everything.clients:  # rows of visits.csv have the emulator's order
-            arrived = outcomes.get(name, ABSENT)
+        """Have nodes make the visits of the round, unless these have arrived; then the server steps."""
+        buffered = self.arrivals
+        sent, outcomes = self._visit(under_way) if buffered is None else (buffered.sent, buffered.outcomes)
+        dropped = 0
+        for name, arrived in outcomes.items():
+            columns = {} if buffered is None else buffered.columns(name)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
-                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down))
+                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down) | columns)
+                dropped += arrived != ABSENT
                 continue
-            took_part.append(name)
-            self._take_work(trainer, under_way, sent[name], arrived)
-        dropped = len(self._rounds.cohort) - len(took_part)
+            self._take_work(trainer, under_way, sent[name], arrived, columns)
+        took_part = {name for name, arrived in outcomes.items() if isinstance(arrived, Arrived)}
         self._rounds.cohort = [client for client in self._rounds.cohort if client.id in took_part]
         traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
         self._run.log({"dropped": float(dropped)})
         self._run.log({"wire_bytes_down": float(traffic.down), "wire_bytes_up": float(traffic.up)})
         super()._finish_round(trainer, module, under_way)
+        if buffered is not None:
+            self.virtual_seconds = buffered.round_end_seconds
         every = trainer.check_val_every_n_epoch or 1
         if self.judge is not None and (trainer.current_epoch + 1) % every == 0:
             self._validate(trainer, module, self.judge)
+
+    def _visit(self, under_way: OpenRound) -> tuple[dict[str, Sent], dict[str, Arrived | str]]:
+        """Have nodes make the visits of the round; return what clients were sent, and their work or why there is none."""
+        homes: dict[int, dict[str, Sent]] = {}
+        parcels: dict[int, Parcel] = {}
+        planned = self._rounds.everything
+        for node, names in self.nodes.homes([client.id for client in self._rounds.cohort]).items():
+            homes[node], parcels[node] = self.message_to(names, planned.visits, under_way.exchange.state)
+        outcomes: dict[str, Arrived | str] = {}
+        if self._secure:
+            outcomes = self._visit_masked(under_way, homes, parcels)
+        else:
+            for node, answer in self.nodes.ask("visit", parcels).items():
+                outcomes |= self.read(answer, homes[node])
+        # Rows of visits.csv have the emulator's order.
+        return _joined(homes), {name: outcomes.get(name, ABSENT) for name in planned.clients}
 
     def _validate(self, trainer: L.Trainer, module: L.LightningModule, judge: ClientAccuracy) -> None:
         """Have nodes validate the new global model on the rows of all their clients; log and write the results."""
@@ -397,45 +420,46 @@ class ServerLoop(FederatedLoop):
         uniform = getattr(self.aggregation or aggregation_of(self.algorithm, 1), "divide_by", "") != "weight"
         return 1.0 if update is None or uniform else update.weight
 
-    def _send(self, under_way: OpenRound) -> tuple[dict[int, dict[str, Sent]], dict[int, Parcel]]:
-        """Return the visits under way by node and client, and the message for each node."""
-        state = under_way.exchange.state
-        homes: dict[int, dict[str, Sent]] = {}
-        parcels: dict[int, Parcel] = {}
-        for node, names in self.nodes.homes([client.id for client in self._rounds.cohort]).items():
-            # By identity, of states that are held: clients of a node that receive one state share its payload.
-            labels: dict[int, str] = {}
-            states: list[State] = []
-            payloads: dict[str, bytes] = {}
-            entries: list[dict[str, Any]] = []
-            model, sent = None, homes.setdefault(node, {})
-            for name in sorted(names):
-                client = replace(self.clients[name], memory=deepcopy(self.outlines.get(name, {})))
-                visits = [visit for visit in self._rounds.everything.visits if visit.client_id == name]
-                due = predict_payloads(self.algorithm, visits, client, state)
-                sent[name] = Sent(client, due)
-                for visit in visits:
-                    message, num_bytes = self._down(sent[name], visit, state)
-                    label = None
-                    if message is not None:
-                        states.append(message)
-                        label = labels.setdefault(id(message), f"p{len(labels)}")
-                        if message is state:
-                            payloads[label], model = self._message(state), label
-                        else:
-                            payloads[label] = write_payload(self.channel.message_down(message))
-                    entries.append({"client": name, "label": visit.label, "payload": label})
-                    sent[name].bytes_down.append(num_bytes)
-            fields = {
-                "visits": entries,
-                "model": model,
-                "rates": self._rates,
-                "algorithm": self.algorithm.tell(names) if isinstance(self.algorithm, TellsClients) else {},
-            }
-            num_bytes = sum(replies.due_bytes(each, self.channel) for each in sent.values())
-            parcel = self._parcel(self.rounds_done, sorted(names), fields, payloads)
-            parcels[node] = replace(parcel, due_bytes=num_bytes)
-        return homes, parcels
+    def message_to(
+        self, names: Sequence[str], planned: Sequence[Visit], state: State
+    ) -> tuple[dict[str, Sent], Parcel]:
+        """Return the visits to some clients of one node, by client, and the message for the node.
+
+        Args:
+            names: the clients.
+            planned: visits of the round, of these and other clients.
+            state: the global model.
+        """
+        # By identity, of states that are held: clients of a node that receive one state share its payload.
+        labels: dict[int, str] = {}
+        states: list[State] = []
+        payloads: dict[str, bytes] = {}
+        entries: list[dict[str, Any]] = []
+        model, sent = None, dict[str, Sent]()
+        for name in sorted(names):
+            client = replace(self.clients[name], memory=deepcopy(self.outlines.get(name, {})))
+            visits = [visit for visit in planned if visit.client_id == name]
+            sent[name] = Sent(client, predict_payloads(self.algorithm, visits, client, state))
+            for visit in visits:
+                message, num_bytes = self._down(sent[name], visit, state)
+                label = None
+                if message is not None:
+                    states.append(message)
+                    label = labels.setdefault(id(message), f"p{len(labels)}")
+                    if message is state:
+                        payloads[label], model = self._message(state), label
+                    else:
+                        payloads[label] = write_payload(self.channel.message_down(message))
+                entries.append({"client": name, "label": visit.label, "payload": label})
+                sent[name].bytes_down.append(num_bytes)
+        fields = {
+            "visits": entries,
+            "model": model,
+            "rates": self._rates,
+            "algorithm": self.algorithm.tell(names) if isinstance(self.algorithm, TellsClients) else {},
+        }
+        due = sum(replies.due_bytes(each, self.channel) for each in sent.values())
+        return sent, replace(self._parcel(self.rounds_done, sorted(names), fields, payloads), due_bytes=due)
 
     def _down(self, sent: Sent, visit: Visit, state: State) -> tuple[State | None, int]:
         """Begin a visit at the server; return the state that goes down, None for nothing, and its bytes."""
@@ -454,7 +478,7 @@ class ServerLoop(FederatedLoop):
         sent.visitings.append(visiting)
         return message, num_bytes
 
-    def _read(self, answer: Parcel | Refused, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
+    def read(self, answer: Parcel | Refused, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
         """Return the work of a node's clients, or why there is none."""
         asked, most = replies.labels_of(sent), self.nodes.bounds.metrics
         outcomes: dict[str, Arrived | str] = {}
@@ -475,8 +499,10 @@ class ServerLoop(FederatedLoop):
                 outcomes[name] = f"{DROPPED}: {error}"
         return outcomes
 
-    def _take_work(self, trainer: L.Trainer, under_way: OpenRound, sent: Sent, arrived: Arrived) -> None:
-        """Add up a client's work of the round."""
+    def _take_work(
+        self, trainer: L.Trainer, under_way: OpenRound, sent: Sent, arrived: Arrived, columns: Record
+    ) -> None:
+        """Add up a client's work of the round; ``columns`` are further ones of its rows."""
         name, contributions = sent.client.id, under_way.contributions
         group = OpenGroup([], LocalWork(()), forward=self._forward)
         if arrived.diverged:
@@ -485,6 +511,8 @@ class ServerLoop(FederatedLoop):
             work, reason, bytes_down = arrived.works[place], "", sent.bytes_down[place]
             bytes_up = arrived.bytes_up[place] if arrived.bytes_up else 0
             examples = self._run.num_examples(visiting.visit)
+            if self.arrivals is not None:
+                self.arrivals.model_for(visiting.visit, under_way.state)  # refuses one of other parameters
             if arrived.movements and not arrived.diverged:
                 # NaN, which equals no value that the server knows, for each parameter that a client keeps for itself.
                 kept: State = sent.due[place].memory.get(OWN_STATE, {})
@@ -502,10 +530,11 @@ class ServerLoop(FederatedLoop):
                 reason = DIVERGED
             visit, rank = visiting.visit, visiting.lora_rank
             row = visit_row(self.rounds_done, visit, examples, work, bytes_down, bytes_up, reason, rank)
-            self.visit_records.append(row)
+            self.visit_records.append(row | columns)
             under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if name not in contributions.diverged:
-            self.last[name] = self.rounds_done
+            # The round in the task, by which its node keeps what it remembers.
+            self.last[name] = sent.visitings[-1].visit.asked_in(self.rounds_done)
             # The server itself works out single values, such as a client's rank after pruning.
             single = (bool, int, float, str, type(None))
             known = {key: value for key, value in sent.client.memory.items() if isinstance(value, single)}

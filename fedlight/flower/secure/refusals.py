@@ -69,6 +69,11 @@ def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -
             "it looks at single updates: leave it out",
         ),
         (
+            "fleet.buffered",
+            settings["fleet"] is not None,
+            "a masked sum needs its nodes at one time, and here each update arrives alone: leave fleet out",
+        ),
+        (
             "forward=ZerothOrder",
             settings["forward"] is not None,
             "it sends numbers of directions: leave it out",
