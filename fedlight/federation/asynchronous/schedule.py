@@ -1,8 +1,8 @@
 """Schedule of buffered rounds: whom the server asks when, and whose updates make up which server step.
 
 On the virtual clock it is a function of costs, seed and settings alone: it follows from how long each client takes, and
-nothing is trained for it. On the real clock of a deployment, ``wait`` waits for what arrives. The rules, which also order the
-events of one moment:
+nothing is trained for it. On the real clock of a deployment, ``wait`` waits for what arrives. The rules, which also order
+the events of one moment:
 
 1. Clients that are through or drop out are taken in the order of their times, of equal times in the order of their ids.
 2. With ``buffer_size`` arrivals the server steps, and the round is over. A client that is through at the same moment and
