@@ -29,9 +29,9 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
 from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup
-from fedlight.federation.algorithm import aggregation_of, message_to
+from fedlight.federation.algorithm import message_to
 from fedlight.federation.algorithms.assignments import scores_examples
-from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, State, Visit, Work, read
+from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, State, Visit, read
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
@@ -217,7 +217,7 @@ class ServerLoop(FederatedLoop):
         fields = {"losses_on": on, "adapters": [*adapters], "by_example": by_example}
         parcels = self._parcels(homes, self.rounds_done, state, fields)
         take = partial(replies.read_losses, adapters=len(adapters), by_example=by_example)
-        scored = _joined(self._collect("losses", parcels, take, homes))
+        scored = _joined(self.collect("losses", parcels, take, homes))
         if not scored:
             raise ValueError(
                 "no client was scored, without which nobody can be grouped: start their nodes, and run the app again; it "
@@ -232,7 +232,7 @@ class ServerLoop(FederatedLoop):
         self._run.log({"unscored": float(len(missing))})
         return [{name: scored[name][u] for name in self.clients} for u in range(len(adapters))]
 
-    def _collect(self, action: str, parcels: Mapping[int, Parcel], take: Any, homes: Any) -> dict[int, Any]:
+    def collect(self, action: str, parcels: Mapping[int, Parcel], take: Any, homes: Any) -> dict[int, Any]:
         """Ask nodes, and return their results; a line of the log names those without."""
         taken, reasons = self.nodes.collect(action, parcels, take, homes)
         for node, reason in reasons.items():
@@ -306,7 +306,9 @@ class ServerLoop(FederatedLoop):
             homes[node], parcels[node] = self.message_to(names, planned.visits, under_way.exchange.state)
         outcomes: dict[str, Arrived | str] = {}
         if self._secure:
-            outcomes = self._visit_masked(under_way, homes, parcels)
+            from fedlight.flower.loops.masked import visit_masked  # it needs the extra flower
+
+            outcomes = visit_masked(self, under_way, homes, parcels)
         else:
             for node, answer in self.nodes.ask("visit", parcels).items():
                 outcomes |= self.read(answer, homes[node])
@@ -318,49 +320,18 @@ class ServerLoop(FederatedLoop):
         homes = self.nodes.homes([*self.clients])
         parcels = self._parcels(homes, self.rounds_done - 1, read(self._parameters), {})
         if self._secure:
-            self._log_validated(module, *self._validate_masked(homes, parcels))
+            from fedlight.flower.loops.masked import validate_masked  # it needs the extra flower
+
+            self._log_validated(module, *validate_masked(self, homes, parcels))
             return
         take = partial(validation.read_validated, most_metrics=self.nodes.bounds.metrics)
-        results = _joined(self._collect("validate", parcels, take, homes))
+        results = _joined(self.collect("validate", parcels, take, homes))
         ordered = {name: results[name] for name in self.clients if name in results}
         least = 1 + max(getattr(self.algorithm, "groups", {}).values(), default=0)
         means, tallies = validation.means_of(ordered, self.limits, least)
         counted = sum(name in tallies or not means.keys().isdisjoint(r.sums) for name, r in ordered.items())
         self._log_validated(module, means, counted)
         judge.take(trainer, module, tallies)
-
-    def _validate_masked(
-        self, homes: Mapping[int, Sequence[str]], parcels: Mapping[int, Parcel]
-    ) -> tuple[dict[str, float], int]:
-        """Have nodes validate and mask their sums; return the mean over clients, and the number of these."""
-        from fedlight.flower.secure import server_side  # it needs the extra flower
-        from fedlight.flower.secure.refusals import LEAST_NODES
-
-        secure_round = server_side.SecureRound(self.nodes, self.rounds_done - 1)
-        due = server_side.masked_bytes(validation.OF_VOTES)
-        opened = secure_round.open({node: replace(each, due_bytes=due) for node, each in parcels.items()})
-        answers = self._collect("validate", opened, validation.read_masked_votes, homes)
-        clients: list[str] = []
-        for node, (names, masked) in answers.items():
-            secure_round.add(node, masked, len(names))
-            clients += names
-        with_rows = sum(bool(names) for names, _ in answers.values())
-        if len(answers) == len(homes) and with_rows < LEAST_NODES:
-            self.judge = None  # no later round would have a sum either
-            logger.warning(
-                "secure-aggregation: %s of %s nodes have validation rows, too few for a sum, so nodes are asked no more: "
-                "give rows to %s nodes at least, or leave ClientAccuracy out",
-                *(with_rows, len(homes), LEAST_NODES),
-            )
-        if not clients or self.judge is None:
-            return {}, 0
-        try:
-            total = server_side.decoded(secure_round.total(), validation.OF_VOTES, [1.0] * len(clients))
-            return {"val/client_mean": validation.mean_vote(total)}, len(clients)
-        except Refused as error:
-            self.nodes.count_refused(str(error))
-            logger.warning("round %s: no validation: %s", self.rounds_done, error)
-            return {}, 0
 
     def _log_validated(self, module: L.LightningModule, means: dict[str, float], clients: int) -> None:
         traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
@@ -370,55 +341,6 @@ class ServerLoop(FederatedLoop):
             "fed/validation_bytes_up": float(traffic.up),
         }
         module.log_dict(means | counted, on_step=False, on_epoch=True, batch_size=1)
-
-    def _visit_masked(
-        self, under_way: OpenRound, homes: Mapping[int, Mapping[str, Sent]], parcels: Mapping[int, Parcel]
-    ) -> dict[str, Arrived | str]:
-        """Have nodes make the visits and mask their replies; add their sum to the round.
-
-        Who is in the sum, or why not, is returned. A node is in it with all of its clients or with none.
-        """
-        from fedlight.flower.secure import server_side  # it needs the extra flower
-
-        secure_round = server_side.SecureRound(self.nodes, self.rounds_done)
-        weights = {name: self._weight(each) for home in homes.values() for name, each in home.items()}
-        shapes = server_side.shapes_of([each.due[0].up for home in homes.values() for each in home.values()])
-        before = replace(self.nodes.traffic)
-        due = server_side.masked_bytes(shapes)
-        opened = secure_round.open({node: replace(each, due_bytes=due) for node, each in parcels.items()})
-        arrived: dict[str, Arrived] = {}
-        lost: dict[str, str] = {}
-        take = partial(server_side.read_masked, shapes=shapes, channel=self.channel)
-        taken, refused = self.nodes.collect("visit", opened, take, homes)
-        secure_round.reasons |= refused
-        for node, (works, reasons, masked) in taken.items():
-            arrived |= works
-            lost |= {name: f"{DROPPED}: {reason}" for name, reason in reasons.items()}
-            secure_round.add(node, masked, sum(not work.diverged for work in works.values()))
-        reason = "too few nodes are left for a secure sum"
-        try:
-            if arrived:
-                added = [weights[name] for name, work in arrived.items() if not work.diverged]
-                total = server_side.decoded(secure_round.total(), shapes, added)
-                under_way.contributions.merge([{"updates": total, "diverged": {}}])
-        except Refused as error:  # without the total no update is known, only who diverged
-            self.nodes.count_refused(str(error))
-            logger.warning("round %s: %s", self.rounds_done + 1, error)
-            arrived, reason = {name: work for name, work in arrived.items() if work.diverged}, str(error)
-        visits = sum(parcel.num_bytes for parcel in opened.values())
-        self._run.log({"secure_bytes_down": float(self.nodes.traffic.down - before.down - visits)})
-        self._run.log({"secure_bytes_up": float(self.nodes.traffic.up - before.up)})
-        outcomes: dict[str, Arrived | str] = {}
-        for node, home in homes.items():
-            outcomes |= dict.fromkeys(home, f"{DROPPED}: {secure_round.reasons.get(node, reason)}")
-        return outcomes | lost | arrived
-
-    def _weight(self, sent: Sent) -> float:
-        """Return the weight of a client's update, from numbers that the server knows."""
-        # With algorithms that are summed it follows from numbers of examples, so the movement may be unknown.
-        update = self.algorithm.finish_visit(sent.visitings[-1], {}, Work(0, 0.0, None, 0.0))
-        uniform = getattr(self.aggregation or aggregation_of(self.algorithm, 1), "divide_by", "") != "weight"
-        return 1.0 if update is None or uniform else update.weight
 
     def message_to(
         self, names: Sequence[str], planned: Sequence[Visit], state: State
