@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -155,3 +156,28 @@ def test_a_node_does_not_begin_with_a_message_whose_round_is_over(monkeypatch):
     assert "the round of the message was over 40 s ago by this node's clock" in refused
     with pytest.raises(Refused, match="compare it with the server's, or raise deadline-seconds"):
         client_app.refuse_late(now - 1)
+
+
+def test_messages_are_pushed_one_by_one_and_pulled_when_they_are_there():
+    link = SuperLink([3, 5], lambda node: GOOD if node == 3 else None)
+    over, parcels = OverGrid(link.grid()), dict.fromkeys((3, 5), Parcel(ASKED.header, ASKED.payloads, 99))
+    names = {
+        over.push(node, replace(parcel, header={**parcel.header, "node": node}), 60.0): node
+        for node, parcel in parcels.items()
+    }
+    assert len(names) == 2
+    asked = {name: parcels[node] for name, node in names.items()}
+    begun = time.monotonic()
+    assert {names[name]: reply for name, reply in over.pull(asked, 60.0).items()} == {3: GOOD}
+    assert over.pull(asked, 0.0) == {}
+    assert over.pull(asked, 0.1) == {}
+    assert 0.1 < time.monotonic() - begun < 30
+
+
+def test_a_message_that_the_superlink_does_not_take_has_no_name(monkeypatch):
+    link = SuperLink([3], lambda node: GOOD)
+    over = OverGrid(link.grid())
+    for given in ([], [None]):
+        monkeypatch.setattr(over._grid, "push_messages", lambda messages, given=given: given)
+        assert over.push(3, ASKED, None) == ""
+    assert over.ask({3: ASKED}, 1.0) == {}
