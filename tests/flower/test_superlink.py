@@ -15,6 +15,7 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 from fedlight.cli.main import main
+from fedlight.devices.outcomes import took_part
 from fedlight.flower.rehearsal import HERE, Rehearsal
 
 pytestmark = pytest.mark.skipif(
@@ -227,7 +228,7 @@ def test_a_node_that_is_slow_holds_up_nobody_in_buffered_rounds(tmp_path):
     for row in rows:
         assert int(row["staleness"]) == int(row["round"]) - int(row["asked_round"])
         assert float(row["start_seconds"]) < float(row["arrival_seconds"])
-        assert not row["reason"], said(there)
+        assert took_part(row["reason"]), said(there)  # a visit of many steps may be over the limits
         assert (row["steps"] == "500") == (row["client"] in ("c001", "c004"))
         stale.setdefault(row["steps"], []).append(int(row["staleness"]))
     assert [int(row["round"]) for row in rows] == [idx for idx in range(6) for _ in range(2)]
