@@ -59,9 +59,9 @@ class Letter:
     """Message to a node that is under way.
 
     Attributes:
-        parcel: what it asks for.
+        parcel: its header and payloads.
         name: name that the transport has given it; empty if it was not taken.
-        end: time of the monotonic clock after which nobody waits for its answer.
+        end: time of the monotonic clock when waiting for the answer ends.
     """
 
     parcel: Parcel

@@ -162,9 +162,9 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     ranks, noised = getattr(algorithm, "ranks", None), getattr(settings["channel"], "private", None)
     refused = (
         (
-            f"fleet.devices={', '.join(getattr(fleet, 'devices', ()))}",
+            "fleet",
             fleet is not None and fleet.devices,
-            "a node is its own device: leave fleet out, or for buffered rounds set fleet.devices to null",
+            "a node is its own device: leave it out, or for buffered rounds set fleet.devices to null",
         ),
         ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
         ("algorithm.ranks", ranks is not None, "ranks by client are the emulator's: leave it out"),

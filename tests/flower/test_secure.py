@@ -11,10 +11,12 @@ from scipy.stats import chisquare
 from shared_runs import digest
 
 from fedlight.callbacks.loop.parts.product_error import ProductError
+from fedlight.devices.fleet import Fleet
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Diverged, Update
 from fedlight.federation.codecs import Quantize
@@ -470,6 +472,7 @@ def settings(**changes):
         "channel": Wire(),
         "parts": [],
         "forward": None,
+        "fleet": None,
     }
     return own | changes
 
@@ -485,6 +488,7 @@ REFUSED = {
     "channel.up=Quantize": settings(channel=Wire(up=Quantize("int8"))),
     "parts": settings(parts=[ProductError()]),
     "forward=ZerothOrder": settings(forward=ZerothOrder()),
+    "fleet.buffered": settings(fleet=Fleet(buffered=FedBuff())),
 }
 
 

@@ -1,8 +1,8 @@
 """Buffered rounds of a deployment: the server steps with the updates that have arrived, on the real clock.
 
 The schedule and the step are those of the emulator (`fedlight.callbacks.loop.parts.buffered`); what ends when is told by the
-nodes. Each client that is asked gets a message of its own, so that its update can arrive alone. It is trained by the rates
-and random numbers of the round that asks it, and its movement is relative to the model in that message.
+nodes. The server sends a separate message to each client, so updates arrive one by one. A visit has the rates and random
+numbers of the round that asks the client, and its movement is relative to the model in the message.
 
 Messages do not survive the server: a checkpoint names the clients at work, and the next server counts them as dropped.
 """

@@ -298,7 +298,7 @@ class ServerLoop(FederatedLoop):
             self._validate(trainer, module, self.judge)
 
     def _visit(self, under_way: OpenRound) -> tuple[dict[str, Sent], dict[str, Arrived | str]]:
-        """Have nodes make the visits of the round; return what clients were sent, and their work or why there is none."""
+        """Have nodes make the visits of the round; return the visits sent, and their work or the reason for none."""
         homes: dict[int, dict[str, Sent]] = {}
         parcels: dict[int, Parcel] = {}
         planned = self._rounds.everything
@@ -455,7 +455,7 @@ class ServerLoop(FederatedLoop):
             self.visit_records.append(row | columns)
             under_way.exchange.call_on_upload(trainer.callbacks)  # type: ignore[attr-defined]
         if name not in contributions.diverged:
-            # The round in the task, by which its node keeps what it remembers.
+            # The task's round: nodes keep memories by it.
             self.last[name] = sent.visitings[-1].visit.asked_in(self.rounds_done)
             # The server itself works out single values, such as a client's rank after pruning.
             single = (bool, int, float, str, type(None))
