@@ -175,7 +175,7 @@ def check_memory(trained: Sequence[Training]) -> list[Finding]:
     findings = []
     for training in trained:
         findings.append(fits(training, here[training.cuda]))
-        if training.by_device:
+        if training.loop.fleet is not None and training.by_device:
             findings.append(_fleet(training))
     # Kinds that differ in the loop alone have the same lines.
     return list(dict.fromkeys(findings))
