@@ -111,10 +111,14 @@ def test_so_do_tests_examples_and_documentation():
     "requirement", sorted({*PROJECT["dependencies"], *chain(*OPTIONAL.values())}), ids=str
 )
 def test_every_requirement_has_a_lower_bound_below_its_pin(requirement):
-    name, bound = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)", requirement).groups()
+    pattern = r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)(?:,<([\d.]+))?"
+    name, least, above = re.fullmatch(pattern, requirement).groups()
     pins = dict(
         line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line and not line.startswith("#")
     )
-    assert [int(part) for part in bound.split(".")] <= [int(part) for part in pins[name].split(".")]
+    least, pin, above = (
+        tuple(map(int, version.split("."))) for version in (least, pins[name], above or "9999")
+    )
+    assert least <= pin < above
