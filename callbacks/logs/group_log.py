@@ -56,9 +56,9 @@ class GroupLog(RoundLog):
     Columns: round, client, selector, the client's loss under each selector, its weight for each where it has such weights
     (FedBiscuit with `SoftGroups`; ``selector`` is then that of largest weight), and its known group where there is one. In
     the round of a grouping it logs ``fed/groups_moved``, the share of clients that changed their selector (from the second
-    grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index, and ``fed/groups_found``, the
-    share of clients in their known group under the best matching of selectors to groups. Without an algorithm that groups
-    clients, the callback says so and does nothing. A killed and resumed run leaves the same file as an uninterrupted one.
+    grouping on). Where groups are known it logs ``fed/group_ari``, the adjusted Rand index. Without an
+    algorithm that groups clients, the callback says so and does nothing. A killed and resumed run leaves the same file as
+    an uninterrupted one.
 
     Args:
         path: the file; None: ``groups.csv`` in the trainer's ``default_root_dir``.

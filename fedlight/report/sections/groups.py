@@ -18,7 +18,6 @@ MOST = 4
 SAID = {
     "fed/groups_moved": "clients that changed their selector",
     "fed/group_ari": "adjusted Rand index",
-    "fed/groups_found": "clients that sit with their known group",
 }
 COUNTS = ("round", "selector")
 """Columns that have to be numbers."""
@@ -110,7 +109,7 @@ def _table(tables: Mapping[Run, Table_], changes: Mapping[Run, Mapping[str, Curv
     for run, table in tables.items():
         sizes = Counter(selectors[-1] for selectors in table["selector"] if selectors[-1] is not None)
         last = [changes[run].get(metric, {}).get(float(table["round"][-1])) for metric in SAID]
-        changed, index, with_group = ("-" if value is None else f"{value:.2f}" for value in last)
+        changed, index = ("-" if value is None else f"{value:.2f}" for value in last)
         lines.append(
             {
                 "run": run.label,
@@ -121,12 +120,10 @@ def _table(tables: Mapping[Run, Table_], changes: Mapping[Run, Mapping[str, Curv
                 ),
                 "changed": changed,
                 "adjusted Rand index": index,
-                "with their group": with_group,
             }
         )
     return table_of(
         "The last grouping",
         lines,
-        "Changed: share of clients that changed their selector. With their group: share of clients that sit with their "
-        "known group under the best matching.",
+        "Changed: share of clients that changed their selector.",
     )

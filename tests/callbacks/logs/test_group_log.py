@@ -31,11 +31,9 @@ def test_a_row_per_client_and_grouping(tmp_path):
     assert (tmp_path / "groups.csv").read_text() == ROWS
     # Round 1: {a, d}, {b}, {c} against {a, b}, {c, d}: no pair of 6 is right, by chance 1 * 2 / 6 would be.
     assert metrics.seen[1] == {}
-    assert metrics.seen[2] == pytest.approx(
-        {"fed/group_ari": (0 - 1 / 3) / (1.5 - 1 / 3), "fed/groups_found": 0.5}
-    )
+    assert metrics.seen[2] == pytest.approx({"fed/group_ari": (0 - 1 / 3) / (1.5 - 1 / 3)})
     # Round 3: {a}, {b}, {c, d}: d of four clients has moved.
-    last = {"fed/group_ari": (1 - 1 / 3) / (1.5 - 1 / 3), "fed/groups_found": 0.75, "fed/groups_moved": 0.25}
+    last = {"fed/group_ari": (1 - 1 / 3) / (1.5 - 1 / 3), "fed/groups_moved": 0.25}
     assert metrics.seen[4] == pytest.approx(last)
     assert {k: trainer.callback_metrics[k].item() for k in last} == pytest.approx(last)
 
