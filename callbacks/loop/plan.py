@@ -19,7 +19,7 @@ from fedlight.callbacks.loop.visits.round import RoundSchedule
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.algorithm import Algorithm
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
-from fedlight.federation.client import Client, Group, Visit, uniform_cohort
+from fedlight.federation.client import Client, Group, Visit, cohort_in_turn, uniform_cohort
 from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, Federation, NumBatches, StreamsGroups
 from fedlight.processes.team import ALONE, Team, current_team, share
@@ -155,6 +155,7 @@ class RoundPlanner:
         at_once: function from the visits of a round, their kinds and the round to the most clients of a group; None: one.
         buffered: `Buffered` rounds, which say whose visits a round has; None: a cohort is asked, and all of it counts.
         team: processes that train the rounds.
+        in_turn: whether clients take part in turn, and not by lot.
 
     Attributes:
         num_asked: number of clients asked in a round.
@@ -183,6 +184,7 @@ class RoundPlanner:
         at_once: Callable[[Sequence[Visit], Kind, int], int] | None,
         buffered: Any = None,
         team: Team = ALONE,
+        in_turn: bool = False,
     ) -> None:
         self.algorithm = algorithm
         self.data = data
@@ -194,6 +196,7 @@ class RoundPlanner:
         self.at_once = at_once
         self.buffered = buffered
         self.team = team
+        self.in_turn = in_turn
         self.planned: int | None = None
 
     @classmethod
@@ -211,6 +214,7 @@ class RoundPlanner:
             at_once=None if loop._at_once is None else loop._at_once.number,
             buffered=loop._buffered,
             team=current_team(),
+            in_turn=getattr(loop.aggregation, "in_turn", False),
         )
 
     def outline(self, round_idx: int, accumulation: int) -> None:
@@ -298,8 +302,9 @@ class RoundPlanner:
 
     def asked(self, round_idx: int) -> list[Client]:
         """Return the clients that are asked to take part in a round."""
-        # Present or not: the privacy accountant assumes a draw from all clients.
-        return uniform_cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
+        # Present or not: the privacy accountant assumes a draw from all clients, or that each has its turn.
+        cohort = cohort_in_turn if self.in_turn else uniform_cohort
+        return cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
 
 
 def _alone(visits: Sequence[Visit]) -> list[Bundle]:

@@ -95,6 +95,8 @@ class Aggregation(Protocol):
 
     keeps_factors: bool = False
     """Whether it has to know which LoRA factors clients have received and kept (`Update.received`)."""
+    in_turn: bool = False
+    """Whether clients have to take part in turn, each again once all others have, and not by lot."""
 
     def add(self, update: Update) -> None:
         """Take one client's update."""

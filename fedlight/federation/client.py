@@ -312,6 +312,20 @@ def uniform_cohort(clients: Sequence[T], number: int, seed: int, round_idx: int,
     return [clients[i] for i in sorted(chosen.tolist())]
 
 
+def cohort_in_turn(clients: Sequence[T], number: int, seed: int, round_idx: int) -> list[T]:
+    """Return the ``number`` clients, in their order, whose turn it is: each comes again once all others have come.
+
+    The order of turns follows from the seed. A client's rounds are at least ``len(clients) // number`` apart.
+
+    Examples:
+        >>> ["".join(cohort_in_turn("abcde", 2, seed=0, round_idx=round_idx)) for round_idx in range(5)]
+        ['de', 'ac', 'bd', 'ae', 'bc']
+    """
+    turns = np.random.default_rng(derive_seed(seed, "turns")).permutation(len(clients))
+    places = np.arange(round_idx * number, (round_idx + 1) * number) % len(clients)
+    return [clients[i] for i in sorted(turns[places].tolist())]
+
+
 @dataclass(frozen=True)
 class Payload:
     """State that arrives at the other end, and the bytes that were sent."""

@@ -30,7 +30,7 @@ from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import State, Update
 from fedlight.federation.codecs import Codec, Side
 from fedlight.federation.exact_sum import ExactSums, in_pieces
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, refuse_below
 
 DELTA = 1e-5
 ROUNDING = 1e-14
@@ -60,11 +60,14 @@ class Private:
         epsilon: epsilon that no run exceeds; None where ``noise_multiplier`` is given.
         clip_quantile: quantile of the movements' norms that the clipping norm follows; None where it stays.
         norm: clipping norm of the next round.
+        bands: number of rounds whose noises are correlated; None where clients do not take part in turn.
+        earlier: name -> noises of the last rounds over their deviation, newest first, on which the next one depends.
     """
 
     bounded = "a client's movement"
     secret_sampling = False
     clip_quantile: float | None = None
+    bands: int | None = None
     clip_norm: float
     noise_multiplier: float | None
     epsilon: float | None
@@ -97,6 +100,7 @@ class Private:
         self.clip_norm, self.delta, self.epsilon = clip_norm, delta, epsilon
         self.noise_multiplier = self._noise = noise_multiplier
         self.norm = clip_norm
+        self.earlier: dict[str, list[Tensor]] = {}
 
     def check_delta(self, most: int, whose: str, given: str) -> None:
         """Raise ValueError unless delta < 1 / ``most``, the number of those that are protected."""
@@ -179,6 +183,15 @@ class PrivateMean(Checked, Private, Aggregation):
     replaced client changes b by 1 and the sum by 2 C, so with the noise multiplier z the sum has z_sum and b has s_b,
     ``1 / z**2 = 1 / z_sum**2 + 1 / (2 * s_b)**2``, theorem 1. The paper sets s_b; here b has ``CLIP_SHARE`` of 1 / z**2.
 
+    With ``bands`` b the observers may know the cohorts: clients take part in turn (`cohort_in_turn`), and the noises of b
+    rounds cancel in part. A sum has the noise ``w_t = z_t - c_1 w_(t-1) - ... - c_(b-1) w_(t-b+1)``, with independent z_t
+    and the `root_coefficients` c. It is that of prefix sums factored as B C, with the Toeplitz matrix C of the diagonals c:
+    Kalinin and Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training", NeurIPS 2024,
+    https://arxiv.org/abs/2405.13763. Columns of rounds that are b apart do not overlap, so a client of k rounds moves C x by
+    up to ``2 S |c| sqrt(k)``: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", NeurIPS 2023,
+    https://arxiv.org/abs/2306.08153. `spent` takes these k rounds. A tensor that nobody sends in a round has its noise all
+    the same, unseen, so that rounds stay as far apart for it.
+
     Args:
         clip_norm: largest L2 norm of a client's whole movement, all tensors together, above 0; with a ``clip_quantile`` that
             of the first round.
@@ -189,9 +202,13 @@ class PrivateMean(Checked, Private, Aggregation):
         epsilon: largest epsilon of a run, instead of ``noise_multiplier``: the noise follows for the planned rounds, and the
             run ends before a round that would exceed it.
         clip_quantile: share in (0, 1) of the movements whose norms the clipping norm exceeds in the long run; None keeps it.
+        bands: None for cohorts by lot; else clients take part in turn, whatever ``secret_sampling``, and so many rounds have
+            correlated noise, from 1, which is independent noise, to the rounds between two of a client. The
+            ``noise_multiplier`` is that of z.
 
     Raises:
-        ValueError: a value is out of its range, or not one of ``noise_multiplier`` and ``epsilon`` is given.
+        ValueError: a value is out of its range, not one of ``noise_multiplier`` and ``epsilon`` is given, or ``bands``
+            beside a ``clip_quantile``, under which rounds have unlike sensitivities.
 
     Examples:
         >>> mean = PrivateMean(clip_norm=5.0, noise_multiplier=0.0)
@@ -209,13 +226,21 @@ class PrivateMean(Checked, Private, Aggregation):
         delta: float = DELTA,
         epsilon: float | None = None,
         clip_quantile: float | None = None,
+        bands: int | None = None,
     ) -> None:
         super().__init__(clip_norm, noise_multiplier, delta, epsilon)
         if clip_quantile is not None and not 0 < clip_quantile < 1:
             raise ValueError(
                 f"clip_quantile={clip_quantile} is a share of the movements and must be in (0, 1)"
             )
-        self.secret_sampling, self.clip_quantile = secret_sampling, clip_quantile
+        refuse_below(1, bands=bands)
+        if bands is not None and clip_quantile is not None:
+            raise ValueError(
+                f"bands={bands} needs one clipping norm for all rounds: leave clip_quantile={clip_quantile} out"
+            )
+        self.in_turn, self.bands = bands is not None, bands
+        self.secret_sampling, self.clip_quantile = secret_sampling and not self.in_turn, clip_quantile
+        self._coefficients = root_coefficients(bands or 1)
         self.sums = ExactSums()
         self._senders: Counter[str] = Counter()
         self._clients: set[str] = set()
@@ -259,9 +284,12 @@ class PrivateMean(Checked, Private, Aggregation):
         if self.clip_quantile is not None:
             deviation /= math.sqrt(1 - CLIP_SHARE)
         # In the order of names, so that noise does not depend on the order of clients.
-        for name in sorted(total):
-            noise = self._normal(total[name].shape, torch.float64)
-            total[name].add_(noise, alpha=deviation).div_(senders[name])
+        for name in sorted({*total, *self.earlier}):
+            noise = self._next_noise(
+                name, total[name].shape if name in total else self.earlier[name][0].shape
+            )
+            if name in total:
+                total[name].add_(noise, alpha=deviation).div_(senders[name])
         if self.clip_quantile is not None and clients:
             counted = (
                 within
@@ -271,6 +299,20 @@ class PrivateMean(Checked, Private, Aggregation):
             share = min(1.0, max(0.0, counted / clients))
             self.norm *= math.exp(-CLIP_RATE * (share - self.clip_quantile))
         return total
+
+    def _next_noise(self, name: str, shape: torch.Size) -> Tensor:
+        """Return the noise of a tensor over its deviation, and keep it for the rounds that depend on it."""
+        noise, earlier = self._normal(shape, torch.float64), self.earlier.get(name, [])
+        for coefficient, before in zip(self._coefficients[1:].tolist(), earlier, strict=False):
+            noise -= coefficient * before
+        if len(self._coefficients) > 1:
+            self.earlier[name] = [noise, *earlier][: len(self._coefficients) - 1]
+        return noise
+
+    def _spent(self, noise: float, rounds: Counter[tuple[int, int]]) -> float:
+        if self.bands is None:
+            return super()._spent(noise, rounds)
+        return gaussian_epsilon(noise / float(np.linalg.norm(self._coefficients)), self.delta, rounds.total())
 
     def _take_clients(self, client_ids: Sequence[str]) -> None:
         for client_id in client_ids:
@@ -356,6 +398,17 @@ class ClipAndNoise(Private, Codec):
         if self.shared_by == 1:
             return super()._spent(noise, rounds)
         return concentrated_epsilon(2 / noise**2 * rounds.total() if noise else math.inf, self.delta)
+
+
+def root_coefficients(number: int) -> Numbers:
+    """Return the first coefficients of ``(1 - x) ** -0.5``, ``(number,)`` fp64: those of a root of the prefix sums.
+
+    Examples:
+        >>> root_coefficients(4).tolist()
+        [1.0, 0.5, 0.375, 0.3125]
+    """
+    places = np.arange(1, number)
+    return np.cumprod([1.0, *(2 * places - 1) / (2 * places)])
 
 
 def discrete_normal(deviation: float, size: int, uniform: Callable[[int], Numbers]) -> Numbers:

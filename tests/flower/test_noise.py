@@ -139,3 +139,48 @@ def test_an_epsilon_lasts_for_the_rounds_of_a_deployment(tmp_path):
         assert isinstance(mean, PrivateMean)
         with pytest.raises(ValueError, match="a run sets the noise"):
             mean.noise  # noqa: B018
+
+
+def test_clients_in_turn_are_known_and_the_correlated_noise_is_secret(tmp_path, monkeypatch):
+    module, emulated = emulate("in_turn", tmp_path / "emulated")
+    turns = [(row["round"], row["client"]) for row in visits_of(tmp_path / "emulated")]
+    ends = [run_deployed("in_turn", tmp_path / name) for name in ("first", "second")]
+    for name, (_, loop, _) in zip(("first", "second"), ends, strict=True):
+        assert [(row["round"], row["client"]) for row in visits_of(tmp_path / name / "server")] == turns
+        assert loop.privacy.noise == emulated.privacy.noise
+        assert loop.privacy.asked == emulated.privacy.asked
+    assert len({str(weights(each)) for each in (module, ends[0][0], ends[1][0])}) == 3
+    # With noise from the seed a server that was started again ends as the emulator does: the noises are in its checkpoint.
+    monkeypatch.setattr(Private, "keep_secret", lambda self: None)
+    there = Here(two_nodes("in_turn", tmp_path / "stopped"))
+
+    def stop():
+        if len(there.of("visit")) == 4:
+            raise InterruptedError
+
+    there.before = stop
+    with pytest.raises(InterruptedError):
+        deploy("in_turn", tmp_path / "stopped" / "server", there)
+    again = Here(two_nodes("in_turn", tmp_path / "stopped"))
+    assert left_by(*deploy("in_turn", tmp_path / "stopped" / "server", again)) == left_by(module, emulated)
+    assert {one.asked.header["round"] for one in again.of("visit")} == {2}
+
+
+def test_a_node_that_comes_later_may_change_the_turns(tmp_path):
+    homes = {number: make_node("in_turn", tmp_path / str(number), (number, 5)) for number in range(5)}
+    late = homes.pop(4)
+    there = Here(homes)
+
+    def come():
+        if there.of("visit"):
+            there.homes[4] = late
+
+    there.before = come
+    with pytest.raises(
+        ValueError, match="again before bands=2 rounds are over, because clients have come or gone"
+    ):
+        deploy("in_turn", tmp_path / "server", there)
+    assert {one.asked.header["round"] for one in there.of("visit")} == {
+        0,
+        1,
+    }  # the second cohort has nobody of the first

@@ -28,7 +28,9 @@ class PrivacyAccount(Part):
 
     Attributes:
         rounds: (clients sampled, number of clients) -> number of such rounds; epsilon depends on nothing else.
-        asked: client -> number of rounds that asked it; epsilon towards the server follows from the largest.
+        asked: client -> number of rounds that asked it; epsilon towards the server follows from the largest, and so does
+            that of clients in turn.
+        recent: cohorts of the last rounds, newest first, whose clients may not take part yet.
         passes: client -> number of passes over its examples; epsilon of an example follows from the largest.
         noise: noise that was found for an epsilon, by the end of its names in the log; it stays when a run is resumed.
 
@@ -42,6 +44,7 @@ class PrivacyAccount(Part):
         self.rounds: Counter[tuple[int, int]] = Counter()
         self.asked: Counter[str] = Counter()
         self.passes: Counter[str] = Counter()
+        self.recent: list[list[str]] = []
         self.noise: dict[str, float] = {}
         noised: Any = getattr(channel, "private", None)
         self._shared_by = getattr(noised, "shared_by", 1)
@@ -53,6 +56,8 @@ class PrivacyAccount(Part):
         parts: dict[str, object] = {"": aggregation, "_local" if self._shared_by == 1 else "_sum": noised}
         parts["_example"] = next((part for part in further if isinstance(part, Private)), None)
         self._parts = {end: part for end, part in parts.items() if isinstance(part, Private)}
+        self._by_client = {end for end, part in self._parts.items() if end or part.bands}
+        self._bands = getattr(aggregation, "bands", None) or 1
         for part in self._parts.values():
             gaussian_epsilon(1.0, part.delta, times=0)  # asks whether the accountant is installed
 
@@ -91,15 +96,23 @@ class PrivacyAccount(Part):
         """Find the noise for a budget, if no checkpoint has it, and end a run that has spent its budget.
 
         Raises:
-            ValueError: clients share noise, and there is no sum of enough of them with equal weights.
+            ValueError: clients share noise, and there is no sum of enough of them with equal weights; or a client's turns
+                follow each other too closely for ``bands``.
         """
         if self._shared_by > 1:
             self._refuse_other_sums(run)
+        between = len(run.clients) // run.planned.num_asked
+        if self._bands > between:
+            raise ValueError(
+                f"PrivateMean: bands={self._bands} needs as many rounds from one of a client to its next, and with "
+                f"{run.planned.num_asked} of {len(run.clients):,} clients in a round there are {between}: set "
+                f"bands={between} or less, or a smaller federated.clients_per_round"
+            )
         for end, part in self._parts.items():
             if discard := getattr(part, "partial", None):  # of an aggregation
                 discard()  # a round that was broken off has left updates
             if not self.rounds:  # they may come from another run
-                part.norm = part.clip_norm
+                part.norm, part.earlier = part.clip_norm, {}
                 self.noise.pop(end, None)
             if part.epsilon is None:
                 continue
@@ -114,9 +127,15 @@ class PrivacyAccount(Part):
         self._stop_at_budget(run)
 
     def start_round(self, run: Run) -> None:
-        """Raise ValueError for a round that would exceed the budget."""
+        """Raise ValueError for a round that would exceed the budget, or asks a client whose turn it cannot be."""
         if reason := self._exceeded(run):  # the trainer goes on, because of min_epochs
             raise ValueError(f"{reason}: set trainer.min_epochs={run.round_idx} or less")
+        resting = {name for cohort in self.recent for name in cohort}
+        if resting and (again := resting & self._uses("", run, run.round_idx).keys()):
+            raise ValueError(
+                f"PrivateMean: round {run.round_idx + 1} asks client {min(again)!r} again before bands={self._bands} rounds "
+                "are over, because clients have come or gone: go on from the last checkpoint with the clients of its run"
+            )
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
         if "_example" in self._parts:
@@ -148,8 +167,9 @@ class PrivacyAccount(Part):
                 nothing is private.
         """
         self.rounds[len(asked), clients] += 1
-        if {"_local", "_sum"} & self._parts.keys():
+        if self._by_client - {"_example"}:
             self.asked.update(asked)
+        self.recent = [[*asked], *self.recent][: self._bands - 1]
         spent: dict[str, float] = {}
         for end, part in self._parts.items():
             spent |= {f"epsilon{end}": part.spent(self._counted(end)), f"delta{end}": part.delta}
@@ -157,7 +177,7 @@ class PrivacyAccount(Part):
 
     def _counted(self, end: str, run: Any = None, coming: Sequence[int] = ()) -> Rounds:
         """Return the rounds so far, and coming ones by their numbers, as an end's epsilon depends on them."""
-        if end:
+        if end in self._by_client:
             uses = Counter(self.passes if end == "_example" else self.asked)
             for round_idx in coming:
                 uses.update(self._uses(end, run, round_idx))
@@ -169,8 +189,8 @@ class PrivacyAccount(Part):
 
     def _uses(self, end: str, run: Run, round_idx: int) -> Counter[str]:
         """Return client -> how often a round uses what an end protects."""
-        part: Any = self._parts[end]
         if end == "_example":
+            part: Any = self._parts[end]
             return Counter(part.passes(run, round_idx))
         return Counter(client.id for client in run.planned.asked(round_idx))
 
@@ -196,16 +216,24 @@ class PrivacyAccount(Part):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts, noise and clipping norms, for a checkpoint."""
+        """Return counts, noise, clipping norms and what later noises depend on, for a checkpoint."""
         counts = {name: dict(getattr(self, name)) for name in ("rounds", "asked", "passes")}
         norms = {end: part.norm for end, part in self._parts.items()}
-        return {**counts, "noise": dict(self.noise), "norms": norms}
+        earlier = {end: dict(part.earlier) for end, part in self._parts.items()}
+        return {
+            **counts,
+            "recent": [*self.recent],
+            "noise": dict(self.noise),
+            "norms": norms,
+            "earlier": earlier,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.rounds, self.asked, self.passes = (
             Counter(state.get(name, {})) for name in ("rounds", "asked", "passes")
         )
-        self.noise = dict(state.get("noise", {}))
+        self.recent, self.noise = [*state.get("recent", [])], dict(state.get("noise", {}))
         for end, part in self._parts.items():
             part.norm = state.get("norms", {}).get(end, part.clip_norm)
+            part.earlier = dict(state.get("earlier", {}).get(end, {}))

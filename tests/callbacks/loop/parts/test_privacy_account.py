@@ -8,15 +8,23 @@ from types import SimpleNamespace
 
 import lightning as L
 import pytest
+from fleets import make_fleet
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.asynchronous.fedbuff import FedBuff
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Identity, Update, uniform_cohort
+from fedlight.federation.client import Identity, Update, cohort_in_turn, uniform_cohort
 from fedlight.federation.codecs import Quantize
-from fedlight.federation.privacy import ClipAndNoise, PrivateMean, gaussian_epsilon, sampled_epsilon
+from fedlight.federation.privacy import (
+    ClipAndNoise,
+    PrivateMean,
+    gaussian_epsilon,
+    root_coefficients,
+    sampled_epsilon,
+)
 
 
 class Logged(L.Callback):
@@ -232,3 +240,107 @@ def test_noise_of_a_run_without_rounds_is_found_anew():
     run.num_rounds = 20
     account.attach(run)
     assert account.noise[""] > 1.5 * few
+
+
+# Clients in turn
+
+
+def in_turn(bands=3, **settings):
+    return PrivateMean(1.0, delta=0.01, bands=bands, **(settings or {"epsilon": 20.0}))
+
+
+def test_an_epsilon_of_clients_in_turn_is_that_of_their_rounds(caplog):
+    caplog.set_level(logging.INFO)
+    mean = in_turn()
+    _, loop, logged = budget(8, aggregation=mean)
+    cohorts = [cohort_in_turn([f"c{i}" for i in range(10)], 3, 0, idx) for idx in range(8)]
+    times = Counter(itertools.chain(*cohorts))
+    assert loop.privacy.asked == times
+    assert max(times.values()) == 3
+    norm = math.hypot(*root_coefficients(3))
+    for number, found in enumerate(logged, start=1):
+        most = max(Counter(itertools.chain(*cohorts[:number])).values())
+        assert found["fed/epsilon"] == pytest.approx(
+            gaussian_epsilon(mean.noise / norm, 0.01, most), rel=1e-5
+        )
+    assert 0.999 * 20 < logged[-1]["fed/epsilon"] <= 20
+    assert "keeps epsilon=20 at delta=0.01 for 8 rounds of 3 of 10 clients" in caplog.text
+
+
+def test_a_run_with_correlated_noise_goes_on_with_the_same_bits(tmp_path):
+    whole, mean, logged = budget(6, tmp_path / "whole.ckpt", aggregation=in_turn(noise_multiplier=1.0))
+    for rounds in (1, 4):
+        budget(rounds, tmp_path / f"{rounds}.ckpt", aggregation=in_turn(noise_multiplier=1.0))
+        after, loop, _ = budget(
+            6, None, tmp_path / f"{rounds}.ckpt", aggregation=in_turn(noise_multiplier=1.0)
+        )
+        assert_equal(after, whole)
+        assert loop.privacy.asked == mean.privacy.asked
+    # A mean that was used in another run begins anew.
+    used = mean.aggregation
+    assert all(len(noises) == 2 for noises in used.earlier.values())
+    again, _, relogged = budget(6, aggregation=used)
+    assert_equal(again, whole)
+    assert relogged == logged
+    independent, _, _ = budget(6, aggregation=in_turn(bands=1, noise_multiplier=1.0))
+    assert any(not bool((independent[name] == whole[name]).all()) for name in whole)
+
+
+def test_a_budget_of_clients_in_turn_ends_a_run(tmp_path):
+    """Four rounds have a client twice; so have the next two, and then one would come for the third time."""
+    budget(4, tmp_path / "four.ckpt", aggregation=in_turn())
+    _, loop, logged = budget(12, None, tmp_path / "four.ckpt", aggregation=in_turn())
+    assert loop.rounds_done == 6
+    assert max(loop.privacy.asked.values()) == 2
+    assert logged[-1]["fed/epsilon"] <= 20
+
+
+def test_turns_that_follow_each_other_too_closely_are_refused():
+    message = (
+        "bands=4 needs as many rounds from one of a client to its next, and with 3 of 10 clients in a round there are 3: "
+        "set bands=3 or less"
+    )
+    with pytest.raises(ValueError, match=message):
+        federate(rounds=1, aggregation=in_turn(4))
+    federate(rounds=1, clients_per_round=10, aggregation=in_turn(1))
+
+
+def test_turns_are_those_of_all_that_are_asked(tmp_path):
+    """More clients are asked than have to remain: their turns count, whoever comes through."""
+    fleet = make_fleet(tmp_path, over_selection=1.3, fast={})
+    with pytest.raises(ValueError, match="with 4 of 10 clients in a round there are 2"):
+        federate(rounds=1, aggregation=in_turn(3), fleet=fleet)
+    _, loop = federate(rounds=5, aggregation=in_turn(2), fleet=fleet)
+    assert loop.privacy.rounds == {(4, 10): 5}
+    assert loop.privacy.asked == Counter(
+        itertools.chain(*(cohort_in_turn([f"c{i}" for i in range(10)], 4, 0, idx) for idx in range(5)))
+    )
+
+
+def test_buffered_rounds_have_no_turns(tmp_path):
+    fleet = make_fleet(tmp_path, buffered=FedBuff(buffer_size=2), fast={})
+    with pytest.raises(ValueError, match="devices decide who arrives when"):
+        federate(rounds=1, aggregation=in_turn(2), fleet=fleet)
+
+
+def test_a_client_that_is_asked_too_early_is_refused():
+    """With other clients there are other turns: the order of those that were there does not tell who may come."""
+    account = PrivacyAccount(in_turn(3, noise_multiplier=1.0), Identity())
+    turns = iter([["a", "b"], ["c", "d"], ["e", "a"]])
+    planned = SimpleNamespace(num_asked=2)
+    run = SimpleNamespace(
+        clients=dict.fromkeys("abcdef"), planned=planned, num_rounds=9, round_idx=0, records=[]
+    )
+    account.attach(run)
+    for run.round_idx in range(3):
+        cohort = [SimpleNamespace(id=name) for name in next(turns)]
+        planned.asked = lambda round_idx, cohort=cohort: cohort
+        if run.round_idx == 2:
+            break
+        account.start_round(run)
+        account.finish_round(run, None, {})
+    again = PrivacyAccount(in_turn(3, noise_multiplier=1.0), Identity())
+    again.load_state_dict(account.state_dict())
+    for each in (account, again):
+        with pytest.raises(ValueError, match="round 3 asks client 'a' again before bands=3 rounds are over"):
+            each.start_round(run)
