@@ -147,7 +147,7 @@ def differences(
 
     Args:
         tables: folders of the stages with the tables, one for each seed.
-        against: method that the others are compared with.
+        against: method that the others are compared with, or column that the other columns of each method are.
         columns: columns to compare.
         difference: least difference that seeds should tell from zero, see `seeds_needed`.
 
@@ -157,19 +157,24 @@ def differences(
         seeds that could tell ``difference`` from zero with probability 0.8; a ``report`` of them.
 
     Raises:
-        ValueError: a table has no such method.
+        ValueError: a table has no such method or column.
     """
     by_seed = [{row["method"]: row for row in result_of(table)["rows"]} for table in tables]
-    if missing := [table for table, rows in zip(tables, by_seed, strict=True) if against not in rows]:
-        raise ValueError(f"{missing[0]} has no method {against!r}: give one of {', '.join(by_seed[0])}")
+
+    def reference(rows: dict[str, Any], method: str, column: str) -> Any:
+        return rows[against].get(column) if against in rows else rows[method].get(against)
+
+    for table, rows in zip(tables, by_seed, strict=True):
+        if not any(against in names for names in (rows, *rows.values())):
+            raise ValueError(f"{table} has no method {against!r}: give one of {', '.join(by_seed[0])}")
     compared = []
     for method in by_seed[0]:
         row: dict[str, Any] = {"method": method}
         for column in columns:
             gaps = [
-                rows[method][column] - rows[against][column]
+                rows[method][column] - reference(rows, method, column)
                 for rows in by_seed
-                if rows[method].get(column) is not None and rows[against].get(column) is not None
+                if rows[method].get(column) is not None and reference(rows, method, column) is not None
             ]
             if method == against or len(gaps) < len(by_seed):  # or a seed lacks the column
                 continue

@@ -119,7 +119,7 @@ def methods(
 
 
 def settings_table(
-    methods: dict[str, dict[str, str]],
+    methods: dict[str, dict[str, str]] | list[dict[str, dict[str, str]]],
     score: list[str],
     of_rounds: dict[str, str] | None = None,
     unscored: list[str] | None = None,
@@ -127,7 +127,8 @@ def settings_table(
     """Return one row for each method that was run in several settings, such as alike and unlike clients.
 
     Args:
-        methods: method -> name of a setting -> folder of its run; settings that a method cannot do are left out.
+        methods: method -> name of a setting -> folder of its run; settings that a method cannot do are left out. Or a list
+            of such maps, of several grids.
         score: metrics; the first that a run has logged is its score.
         of_rounds: name of a column -> metric that is logged with every round, such as ``fed/product_error``.
         unscored: methods whose score is none of what their clients use, as of FedSALoRA's global model.
@@ -140,6 +141,8 @@ def settings_table(
     Raises:
         ValueError: a run that is to be scored has logged none of the metrics, or ``unscored`` names no method.
     """
+    if isinstance(methods, list):
+        methods = {method: runs for each in methods for method, runs in each.items()}
     if unknown := sorted(set(unscored or []) - set(methods)):
         raise ValueError(f"unscored has {unknown[0]!r}, which is no method: {', '.join(methods)}")
     rows = []

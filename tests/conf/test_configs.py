@@ -84,7 +84,7 @@ RECIPES = {  # recipe -> where it is run
     **dict.fromkeys(("polis", "polis_real"), "recipes/test_polis_recipe.py"),
     "fleets": "recipes/test_fleets_recipe.py",
     **dict.fromkeys(("liars", "liars_real"), "recipes/test_liars_recipe.py"),
-    "private": "recipes/test_private_recipe.py",
+    **dict.fromkeys(("private", "private_methods"), "recipes/test_private_recipe.py"),
     **dict.fromkeys(("lora_bench", "lora_bench_instructions"), "recipes/test_lora_bench_recipe.py"),
     "mixed_fleet": "recipes/test_mixed_fleet_recipe.py",
     **dict.fromkeys(

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,6 +166,22 @@ def test_secret_noise_is_correlated_too():
     assert np.corrcoef(first, second)[0, 1] == pytest.approx(-0.5 / math.sqrt(1.25), abs=0.01)
     assert (second + 0.5 * first).std() == pytest.approx(1.0, abs=0.01)
     assert np.corrcoef(first, second + 0.5 * first)[0, 1] == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(("epsilon", "number"), [(1, 10), (8, 10), (1, 100), (8, 100)])
+def test_the_noise_of_models_in_the_documentation(epsilon, number):
+    page, rounds, errors = (Path(__file__).parents[2] / "docs/privacy.md").read_text(), 100, []
+    for settings, k in (
+        ({}, rounds),
+        ({"secret_sampling": False}, rounds),
+        ({"bands": 1}, rounds * number // 1000),
+        ({"bands": 1000 // number}, rounds * number // 1000),
+    ):
+        mean = PrivateMean(1.0, epsilon=epsilon, **settings)
+        sums = np.tril(np.ones((rounds, rounds))) @ np.linalg.inv(banded(settings.get("bands", 1), rounds))
+        errors.append(mean.noise_for({(number, 1000): k}) * np.linalg.norm(sums) / math.sqrt(rounds))
+    cells = " | ".join(f"{error:.1f}" if error < 100 else f"{error:.0f}" for error in errors)
+    assert f"| {epsilon} | {number} | {cells} |" in page
 
 
 @pytest.mark.parametrize(("clients", "number"), [(10, 3), (10, 5), (7, 7), (7, 1), (100, 9)])

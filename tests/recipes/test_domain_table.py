@@ -182,6 +182,17 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
         differences(tables, "directly", ["FedAvg"])
 
 
+def test_differences_to_a_column_are_those_of_each_method(tmp_path):
+    tables = []
+    for seed, (without, noised) in enumerate([(0.5, 0.4), (0.7, 0.6)]):
+        (tmp_path / str(seed)).mkdir()
+        rows = [{"method": "SFT", "none": without, "epsilon 1": noised}, {"method": "FedBis", "none": 1.0}]
+        (tmp_path / str(seed) / "done.json").write_text(json.dumps({"result": {"rows": rows}, "seconds": 1}))
+        tables.append(str(tmp_path / str(seed)))
+    [only] = differences(tables, "none", ["epsilon 1"])["rows"]
+    assert (only["method"], only["epsilon 1"]) == ("SFT", pytest.approx(-0.1))
+
+
 def test_what_is_missing_is_named(tmp_path, source):
     folder = record(tmp_path / "none", {"a": DOMAIN}, {})
     run = stage(tmp_path / "run", loss=1.0)

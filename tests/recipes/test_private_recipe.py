@@ -42,3 +42,59 @@ def test_the_table_has_every_epsilon_for_every_number_of_clients(tmp_path):
     assert [len(row) for row in cells] == [3] * 7
     folders = [folder.rpartition("/")[2] for row in cells for folder in row.values()]
     assert sorted(folders) == sorted({*stages} - {"table"})
+
+
+# The methods
+
+
+def methods(tmp_path, cells, **changes):
+    changed = [f"{name}={value}" for name, value in changes.items()]
+    outcome = fedlight(
+        "run", "private_methods", "--seeds", "0", "--only", *cells, f"--output={tmp_path}", *changed
+    )
+    assert outcome.code == 0, outcome.err
+    return [result_of(tmp_path / "seed0" / cell)["metrics"] for cell in cells]
+
+
+def test_each_method_spends_its_epsilon(tmp_path):
+    cells = ["fedbis_clients_in_turn_epsilon_8", "fedbis_examples_epsilon_1"]
+    turns, examples = methods(tmp_path, cells, heldout=500, selector_rounds=3, vote_rounds=2)
+    assert turns["fed/epsilon"] == pytest.approx(8, rel=1e-3)
+    assert examples["fed/epsilon_example"] == pytest.approx(1, rel=1e-3)
+    cells = ["sft_clients_epsilon_2", "sft_examples_epsilon_4", "fewfedpit_clients_epsilon_1"]
+    small = {"clients_per_round": 4, "row_cohort": 3, "at_once": 2, "number": 2, "keep": 1, "rounds": 2}
+    source = "toy:instructions?split=private&client_rows=10&num_clients=8&joined=1"
+    metrics = methods(tmp_path / "models", cells, writer="toy", source=source, **small)
+    assert metrics[0]["fed/epsilon"] == pytest.approx(2, rel=0.02)
+    assert metrics[1]["fed/epsilon_example"] == pytest.approx(4, rel=1e-3)
+    assert metrics[2]["fed/epsilon"] == pytest.approx(1, rel=0.02)
+    assert metrics[2]["fed/synthetic/clients"] == 4
+
+
+def test_rows_of_a_method_differ_from_no_privacy_in_the_noise_alone(tmp_path):
+    stages = {stage.name: stage for stage in recipes.stages(recipes.load("private_methods"), tmp_path, 0)}
+    rows = {}
+    for grid in stages["table"].arguments["methods"]:
+        rows |= grid
+    assert [*rows] == [
+        *("FedBis, clients, secret cohorts", "FedBis, clients in turn", "FedBis, examples"),
+        *("SFT, clients", "SFT, examples", "FewFedPIT, clients"),
+    ]
+    for settings in rows.values():
+        cells = [stages[folder.rpartition("/")[2]].arguments for folder in settings.values()]
+        assert [*settings] == ["no privacy", *(f"epsilon {number}" for number in (8, 4, 2, 1))]
+        for cell in cells[1:]:
+            differs = {name for name in {**cells[0], **cell} if cell.get(name) != cells[0].get(name)}
+            assert differs - {"trainer.gradient_clip_val"} in ({"federated.aggregation"}, {"federated.parts"})
+
+
+def test_examples_of_fewfedpit_are_refused(tmp_path):
+    """Its candidates are made of raw rows, and decide what is trained; the client's whole update is what noise can hide."""
+    noise = "{class_path: DPSGD, init_args: {clip_norm: 1.0, epsilon: 8.0}}"
+    changes = [f"stages.fewfedpit.with.federated\\.parts=[{noise}]", "writer=toy"]
+    outcome = fedlight(
+        *("run", "private_methods", "--seeds", "0", "--only", "fewfedpit_clients_no_privacy"),
+        *(f"--output={tmp_path}", *changes),
+    )
+    assert outcome.code != 0
+    assert "SyntheticInstructionDataModule makes examples of clients' rows" in outcome.err
