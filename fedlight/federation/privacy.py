@@ -189,8 +189,7 @@ class PrivateMean(Checked, Private, Aggregation):
     Kalinin and Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training", NeurIPS 2024,
     https://arxiv.org/abs/2405.13763. Columns of rounds that are b apart do not overlap, so a client of k rounds moves C x by
     up to ``2 S |c| sqrt(k)``: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", NeurIPS 2023,
-    https://arxiv.org/abs/2306.08153. `spent` takes these k rounds. A tensor that nobody sends in a round has its noise all
-    the same, unseen, so that rounds stay as far apart for it.
+    https://arxiv.org/abs/2306.08153. `spent` takes these k rounds. The noise of a tensor that no client sends is drawn, too.
 
     Args:
         clip_norm: largest L2 norm of a client's whole movement, all tensors together, above 0; with a ``clip_quantile`` that
