@@ -15,7 +15,7 @@ PRODUCTS = (
     *("hetlora", "flexlora", "forward_ranks"),
 )
 """Runs that average LoRA adapters of which the server knows both factors."""
-RESUMED = ("scaffold", "schedules", "average_buffers", "fleet", "buffered", "private_mean")
+RESUMED = ("scaffold", "schedules", "average_buffers", "fleet", "buffered", "in_turn")
 CHANGES = ((2, 1), (1, 2))
 
 

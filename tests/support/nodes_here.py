@@ -184,7 +184,6 @@ MORE_KINDS = {
     "noised_by_none": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.0, delta=0.01))}),
     "noised_examples": lambda root: Kind({"parts": [DPSGD(0.5, 2.0, delta=0.01)]}),
     "budget": lambda root: Kind({"aggregation": PrivateMean(0.5, delta=0.01, epsilon=20.0)}),
-    "in_turn": lambda root: Kind({"aggregation": PrivateMean(0.5, delta=0.01, epsilon=20.0, bands=2)}),
     "all_noised": lambda root: Kind({"channel": Wire(up=ClipAndNoise(0.5, 0.1)), "clients_per_round": 10}),
     "all_shared_noise": lambda root: share_noise(3),
     "four_share_noise": lambda root: share_noise(4),
