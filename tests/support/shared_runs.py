@@ -251,7 +251,7 @@ KINDS = {
     ),
     "private_wire": lambda root: Kind({"channel": Wire(up=ClipAndNoise(1.0, 0.1, delta=0.01))}),
     "private_mean": lambda root: Kind({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}),
-    "in_turn": lambda root: Kind({"aggregation": PrivateMean(0.5, delta=0.01, epsilon=20.0, bands=2)}),
+    "in_turn": lambda root: Kind({"aggregation": PrivateMean(1.0, 0.5, delta=0.01, bands=2)}),
     "trimmed_mean": lambda root: Kind({"aggregation": TrimmedMean(0.3), "clients_per_round": 5}),
     "clipped": lambda root: Kind({"limits": Limits(norm=1.0, enforce=True), "clients_per_round": 5}),
     "left_out": lambda root: Kind(
