@@ -35,7 +35,11 @@ def differing(measurement: Measurement) -> Iterator[str]:
         else:
             columns, methods = {one: one for one in told["columns"] if one in row}, (name, told["against"])
         for column, said in columns.items():
-            gaps = [rows[methods[0]][column] - rows[methods[1]][column] for rows in by_seed.values()]
+            gaps = [
+                rows[methods[0]][column]
+                - (rows[methods[1]][column] if methods[1] in rows else rows[methods[0]][methods[1]])
+                for rows in by_seed.values()
+            ]
             ends = ("low", "high") if "pairs" in told else (f"{said} low", f"{said} high")
             recorded = [row[said], *(row[end] for end in ends)]
             made = [mean(gaps), *student_interval(gaps)]
