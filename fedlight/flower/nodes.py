@@ -59,7 +59,7 @@ class Letter:
     """Message to a node that is under way.
 
     Attributes:
-        parcel: its header and payloads.
+        parcel: its header; payloads, which are large, are not kept.
         name: name that the transport has given it; empty if it was not taken.
         end: time of the monotonic clock when waiting for the answer ends.
     """
@@ -217,7 +217,7 @@ class Nodes:
         """Send a node its parcel, and go on; `answers` has what comes back."""
         parcel, seconds = self._headed(action, parcel), self.deadline_seconds
         end = time.monotonic() + (math.inf if seconds is None else seconds)
-        return Letter(parcel, self.transport.push(node, parcel, seconds), end)
+        return Letter(replace(parcel, payloads={}), self.transport.push(node, parcel, seconds), end)
 
     def answers(self, letters: Mapping[str, Letter], wait: bool = True) -> dict[str, Parcel | Refused]:
         """Return the answers to letters, by their keys, that are there, and why others do not come any more.

@@ -1,6 +1,8 @@
 """Buffered rounds of a deployment, whose answers come in a given order: as in the emulator, and by FedBuff's equations."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -355,6 +357,16 @@ def test_a_fleet_without_devices_is_one_of_a_deployment_in_buffered_rounds(tmp_p
         Fleet()
     with pytest.raises(ValueError, match=r"deadline_seconds=5.0 .* leave them out"):
         Fleet(deadline_seconds=5.0, buffered=FedBuff(2))
+
+
+def test_a_message_under_way_does_not_hold_its_payloads():
+    """Old models would otherwise be held once more, as bytes, and those of one client alone for each client."""
+    there = SimpleNamespace(push=lambda node, parcel, timeout: pushed.append(parcel) or "name")
+    pushed, asked = [], Nodes(there, "run")
+    letter = asked.send("visit", 1, Parcel({"round": 2}, {"model": b"large"}, 5))
+    assert pushed[0].payloads == {"model": b"large"}
+    assert letter.parcel == replace(pushed[0], payloads={})
+    assert asked.traffic.down == pushed[0].num_bytes
 
 
 def test_a_message_that_is_not_taken_or_not_answered_in_time_has_a_reason():
