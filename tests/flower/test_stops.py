@@ -140,9 +140,11 @@ def test_a_node_that_goes_is_counted_as_absent_and_the_run_goes_on(tmp_path):
             there.homes.pop(2, None)
 
     there.before = go
-    _, loop = deploy("fedavg", tmp_path / "server", there, 6)
+    module, loop = deploy("fedavg", tmp_path / "server", there, 6)
     rows = visits_of(tmp_path / "server")
     absent = [row for row in rows if row["reason"]]
+    last = [row for row in absent if row["round"] == "5"]
+    assert float(module.trainer.callback_metrics["fed/dropped"]) == len(last) > 0
     assert loop.rounds_done == 6
     assert {row["reason"].partition(":")[0] for row in absent} <= {"absent", "dropped"}
     assert absent

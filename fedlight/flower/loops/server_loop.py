@@ -276,19 +276,17 @@ class ServerLoop(FederatedLoop):
         """Have nodes make the visits of the round, unless these have arrived; then the server steps."""
         buffered = self.arrivals
         sent, outcomes = self._visit(under_way) if buffered is None else (buffered.sent, buffered.outcomes)
-        dropped = 0
         for name, arrived in outcomes.items():
             columns = {} if buffered is None else buffered.columns(name)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
                 self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down) | columns)
-                dropped += arrived != ABSENT
                 continue
             self._take_work(trainer, under_way, sent[name], arrived, columns)
         took_part = {name for name, arrived in outcomes.items() if isinstance(arrived, Arrived)}
         self._rounds.cohort = [client for client in self._rounds.cohort if client.id in took_part]
         traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
-        self._run.log({"dropped": float(dropped)})
+        self._run.log({"dropped": float(len(outcomes) - len(took_part))})
         self._run.log({"wire_bytes_down": float(traffic.down), "wire_bytes_up": float(traffic.up)})
         super()._finish_round(trainer, module, under_way)
         if buffered is not None:
