@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from fedlight.cli.app_texts import pyproject, readme, text_of
-from fedlight.flower.parts import Parts, kept_by_node, kept_by_server, refuse_undeployable
+from fedlight.flower.parts import Parts, clients_needed, kept_by_node, kept_by_server, refuse_undeployable
 from fedlight.lightning_cli.cli import find_config
 from fedlight.lightning_cli.config_files import layers
 from fedlight.recipes.overlay import as_yaml, texts_in
@@ -66,7 +66,7 @@ def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> list[s
     written = {
         source.name: text,
         "pyproject.toml": pyproject(name, source.name, settings),
-        "README.md": readme(name, source.name, folder, parts.settings()["clients_per_round"], notes),
+        "README.md": readme(name, source.name, folder, clients_needed(parts.settings()), notes),
         ".gitignore": text_of("gitignore"),
     }
     for file, content in written.items():

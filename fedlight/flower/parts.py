@@ -198,6 +198,12 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
         )
 
 
+def clients_needed(settings: dict[str, Any]) -> int:
+    """Return the number of clients without which no run can start: of a round, or of a buffer and those at work."""
+    asked, fleet = settings["clients_per_round"], settings["fleet"]
+    return asked if fleet is None else max(fleet.buffered.concurrency or asked, fleet.buffered.buffer_size)
+
+
 def asks_devices(forward: Any) -> bool:
     """Return whether a value of ``forward``, parsed or made, trains by forward passes where a device has no more room."""
     return bool(forward and getattr(forward, "init_args", forward).only_where_needed)

@@ -14,7 +14,14 @@ from fedlight.flower.loops.server_loop import ServerLoop
 from fedlight.flower.messages import Bounds
 from fedlight.flower.node import versions
 from fedlight.flower.nodes import Nodes, Transport
-from fedlight.flower.parts import Parts, judge_of, kept_by_server, refuse_unknown_monitors, refuse_unsupported
+from fedlight.flower.parts import (
+    Parts,
+    clients_needed,
+    judge_of,
+    kept_by_server,
+    refuse_unknown_monitors,
+    refuse_unsupported,
+)
 from fedlight.flower.secure.refusals import least_nodes, refuse_shared_noise, refuse_unsummable
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -36,7 +43,7 @@ def serve(
     Args:
         args: arguments of ``fedlight fit``, such as ``["--config", "selector.yaml"]``.
         transport: way to the nodes.
-        min_clients: clients that have to be there for a start; 0: ``federated.clients_per_round``.
+        min_clients: clients that have to be there for a start; 0: `clients_needed`.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         wait_seconds: longest wait for the clients of a start.
         secure: secure aggregation, `fedlight.flower.secure`.
@@ -86,9 +93,8 @@ def serve(
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
         checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
         loop.recall(checkpoint)  # before a node joins: another one could name its clients first
-        needed = settings["clients_per_round"] if loop.arrivals is None else loop.arrivals.clients_needed
-        least = least_nodes(settings, secure)
-        nodes.wait_for(min_clients or needed, wait_seconds, versions(), asks, least)
+        clients, least = min_clients or clients_needed(settings), least_nodes(settings, secure)
+        nodes.wait_for(clients, wait_seconds, versions(), asks, least)
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

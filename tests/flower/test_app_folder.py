@@ -80,6 +80,20 @@ def test_the_readme_names_the_apps_own_folder_and_settings(app):
     assert not re.search(r"\$(name|config|folder|notes)\b", text)
 
 
+def test_the_readme_of_buffered_rounds_names_the_clients_that_the_server_waits_for(tmp_path):
+    buffered = "--federated.fleet=Fleet", "--federated.fleet.buffered=FedBuff"
+    more = "--federated.fleet.buffered.buffer_size=9", "--federated.fleet.buffered.concurrency=3"
+    for settings, clients in (
+        ((*buffered, *more), 9),
+        ((*buffered, more[1]), 10),
+        ((*buffered, *more[:1]), 9),
+    ):
+        folder = tmp_path / f"app{len(settings)}-{clients}"
+        outcome = fedlight("flower", "init", "--config", "selector.yaml", str(folder), *settings)
+        assert outcome.code == 0, outcome.err
+        assert f"when {clients} clients are there" in (folder / "README.md").read_text()
+
+
 @needs_flwr
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Click, by typer's import
 def test_flower_builds_the_app_without_runs_and_keys(app):

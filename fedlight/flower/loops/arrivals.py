@@ -49,11 +49,6 @@ class Arrivals(Buffered):
         self._waiting: dict[str, Arrived | str] = {}
 
     @property
-    def clients_needed(self) -> int:
-        """Clients without which no run can start."""
-        return max(self.concurrency, self.fedbuff.buffer_size)
-
-    @property
     def round_end_seconds(self) -> float:
         """Seconds of the run's work until the last server step."""
         return self._planned.end_seconds
