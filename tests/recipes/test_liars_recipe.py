@@ -60,7 +60,6 @@ def test_the_twin_of_the_recipe_on_a_real_model(tmp_path):
     logged = {cell: result_of(tmp_path / "seed0" / cell)["metrics"] for cell in cells}
     assert logged["mean_flip_30"]["val/loss"] > logged["mean_nobody"]["val/loss"]
     assert 0 <= logged["mean_backdoor_30"]["attack/backdoor/success"] <= 1
-    assert "3 of 10 clients lie (backdoor)" in outcome.err
 
 
 def test_the_tables_on_a_real_model_have_every_aggregation_under_every_lie(tmp_path):
