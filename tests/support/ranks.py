@@ -10,6 +10,8 @@ import sys
 import time
 import traceback
 
+import torch
+
 
 def run_ranks(size, work, folder, seconds=120):
     """Run ``work(rank)`` in ``size`` processes at once, and return their results in the order of the ranks.
@@ -40,6 +42,9 @@ def _start(rank, size, port, work, folder):
         return child
     code = 1
     try:
+        torch.set_num_threads(
+            torch.get_num_threads()
+        )  # its pool is lost in a fork; two threads at once cannot renew it
         place = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
         with (folder / f"{rank}.log").open("w", buffering=1) as log:

@@ -80,7 +80,7 @@ def test_a_seed_out_of_range(fit, seed):
         ),
         (
             ["--federated.fleet=Fleet"],
-            "federated.fleet: Fleet needs devices, for example --federated.fleet.devices",
+            "federated.fleet.devices is empty: name at least one, such as {pixel_8_pro: 1}",
         ),
         ([WIRE, "--federated.channel.up=TopK", "--federated.channel.up.share=0"], SHARE),
         (
