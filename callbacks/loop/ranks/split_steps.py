@@ -192,7 +192,7 @@ class SplitSteps(Part):
 
 
 def quiet(module: Any) -> ExitStack:
-    """Return a context in which a step changes nothing of its module, and logs nothing."""
+    """Return a context in which a step neither changes its module nor logs."""
     stack = ExitStack()
     stack.enter_context(undisturbed(module))
     for name in ("log", "log_dict"):
