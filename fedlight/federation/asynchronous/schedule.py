@@ -10,8 +10,9 @@ the events of one moment:
 3. When no other client is through at that moment, the server asks as many clients as may train beside those at work, once
    for each moment, drawn uniformly from those who are not at work and have neither arrived nor dropped out in this round.
    They receive the newest model.
-4. If then no client is at work, the round is over: the server steps with the updates that have arrived; without any it waits
-   ``idle_seconds``, and the model stays as it is.
+4. If then no client is at work, a server with ``idle_seconds`` of 0 asks others until one is at work or all were asked. Then
+   the round is over: the server steps with the updates that have arrived; without any it waits ``idle_seconds``, and the
+   model stays as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -104,7 +105,7 @@ def next_step(
         buffer_size: updates of a server step, at least 1.
         concurrency: most clients at work at a time, at least 1.
         seed: seed of the sampling.
-        idle_seconds: wait of the server when no client is at work and nothing has arrived.
+        idle_seconds: wait of the server when no client is at work and nothing has arrived; 0: it asks all others before.
         wait: function that waits until a client is through or drops out.
 
     Examples:
@@ -132,7 +133,9 @@ def next_step(
             declined = [each for each in asked if each.reason and each.end_seconds <= now]
             dropouts += declined
             busy = sorted([*busy, *(each for each in asked if each not in declined)], key=_by_end)
-        if not busy:  # rule 4
+            if declined and not busy and not idle_seconds:  # rule 4
+                continue
+        if not busy:
             end = now if arrivals else now + idle_seconds
             return ServerStep(round_idx, now_seconds, end, tuple(arrivals), tuple(dropouts), ())
         end, busy = wait(busy)

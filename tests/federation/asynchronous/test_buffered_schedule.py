@@ -9,7 +9,7 @@ from fedlight.federation.asynchronous.schedule import Assignment, next_step
 from fedlight.federation.client import Visit, uniform_cohort
 
 
-def play(rounds, takes, buffer_size, concurrency, seed=0, clients=None):
+def play(rounds, takes, buffer_size, concurrency, seed=0, clients=None, **kwargs):
     """Server steps of a run; ``takes``: seconds and reason of each client, or a function of client, round and time."""
     steps, now, at_work = [], 0.0, ()
     for idx in range(rounds):
@@ -21,7 +21,9 @@ def play(rounds, takes, buffer_size, concurrency, seed=0, clients=None):
                 found.append(Assignment(name, idx, at, at + seconds, reason))
             return found
 
-        step = next_step(idx, now, at_work, clients or sorted(takes), ask, buffer_size, concurrency, seed)
+        step = next_step(
+            idx, now, at_work, clients or sorted(takes), ask, buffer_size, concurrency, seed, **kwargs
+        )
         now, at_work = step.end_seconds, step.at_work
         steps.append(step)
     return steps
@@ -113,6 +115,20 @@ def test_with_nobody_at_all_the_server_waits_and_the_model_stays():
         (1200.0, (), 2),
         (1800.0, (), 2),
     ]
+
+
+def test_a_server_that_does_not_wait_asks_on_until_somebody_is_there():
+    takes = {name: (0.0, "absent") for name in "abcdefg"} | {"h": (2.0, "")}
+    for step in play(4, takes, buffer_size=1, concurrency=2, idle_seconds=0.0):
+        assert [one.client_id for one in step.arrivals] == ["h"]
+    del takes["h"]
+    (step,) = play(1, takes, buffer_size=1, concurrency=2, idle_seconds=0.0)
+    assert (step.end_seconds, step.arrivals, len(step.dropouts)) == (0.0, (), 7)
+
+
+def test_clients_without_work_are_not_asked_on_and_on():
+    step = next_step(0, 0.0, (), ["a", "b"], lambda *_: [], 1, 1, seed=0, idle_seconds=0.0)
+    assert (step.arrivals, step.dropouts) == ((), ())
 
 
 def test_buffer_cohort_and_concurrency_of_one_size_on_equal_devices_are_synchronous_cohorts():
