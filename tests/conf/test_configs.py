@@ -91,7 +91,7 @@ RECIPES = {  # recipe -> where it is run
         ("feddca", "feddca_seeds", "feddca_star", "feddca_domains", "feddca_real", "heterogeneity"),
         "recipes/test_domain_recipes.py",
     ),
-    "curious": "recipes/test_curious_recipe.py",
+    **dict.fromkeys(("curious", "curious_real"), "recipes/test_curious_recipe.py"),
     "feddca_leakage": "recipes/test_leakage_recipe.py",
     **dict.fromkeys(("fewfedpit", "fewfedpit_rule", "fewfedpit_real"), "recipes/test_few_shot_recipe.py"),
     "mt_judges": "recipes/test_judge_agreement.py",

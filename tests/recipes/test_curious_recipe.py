@@ -45,9 +45,27 @@ def test_methods_are_attacked_alike_in_equal_federations(tmp_path):
         assert given["fedavg"] == given["feddca"]
 
 
+def test_the_recipe_on_a_real_model_attacks_the_same_methods_in_the_same_world(tmp_path):
+    stages = {
+        stage.name: stage for stage in recipes.stages(recipes.load("curious_real", ["rows=r"]), tmp_path, 1)
+    }
+    assert list(stages) == ["shots", "zero_shot", *RUNS, "uploads", "table"]
+    told = {name: stages[name].arguments for name in RUNS}
+    assert {told[name]["data.init_args.source"] for name in RUNS} == {stages["shots"].arguments["train"]}
+    for name in ("model.init_args.dtype", "data.init_args.template", "data.init_args.max_tokens"):
+        assert told["fedavg"][name] == told["feddca"][name]
+    assert told["feddca"]["data.init_args.public_source"] == stages["shots"].arguments["public"]
+    asks, trains = (told[name]["trainer.callbacks"][4]["init_args"] for name in ("fedavg", "fedavg_trained"))
+    assert trains == {**asks, "steps": 10, "lr": 0.001}
+    assert asks["max_new_tokens"] == 16
+
+
 @pytest.mark.slow
-def test_curious(tmp_path, tiny_model):
-    arguments = ("run", "curious", f"--output={tmp_path}", "--seeds", "3", *TINY, f"model={tiny_model}")
+@pytest.mark.parametrize(
+    "of_recipe", [("curious",), ("curious_real", "--twin")], ids=["curious", "curious_real"]
+)
+def test_curious(tmp_path, tiny_model, of_recipe):
+    arguments = ("run", *of_recipe, f"--output={tmp_path}", "--seeds", "3", *TINY, f"model={tiny_model}")
     outcome = fedlight(*arguments)
     assert outcome.code == 0, outcome.err
     rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
