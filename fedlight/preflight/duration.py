@@ -1,5 +1,6 @@
 """Time of training, validation and generation by batches that are measured on this machine; names work without one."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -12,8 +13,9 @@ from fedlight.callbacks.progress.time_left import works_between_rounds
 from fedlight.datamodules.instructions.augmentation import Augmentation
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.devices import hardware
+from fedlight.devices.hardware import choose_device
 from fedlight.lightning_cli.class_names import class_of
-from fedlight.plan.duration import generation_seconds
+from fedlight.plan.plan import build
 from fedlight.preflight.command import ParsedStage, parts_of
 from fedlight.preflight.finding import Finding, State, ok, unknown
 from fedlight.preflight.machine import memory_of
@@ -23,6 +25,7 @@ from fedlight.pretrained.hub import find_model
 from fedlight.support.words import in_largest_unit
 
 GENERATION = "generation of "
+TIMED_TEXTS, TIMED_STEPS = 8, 16  # texts of a timed generation, and its tokens after the first
 OWN_ROWS = (Augmentation, SyntheticInstructionDataModule)
 """Classes that make or choose rows by a model before a training or its rounds."""
 WIDEST = 4
@@ -106,6 +109,35 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
     prompt, token = rates[key]
     seconds = texts * (prompt + new * token)
     return ok(what, f"{said}: at most {in_largest_unit(seconds)} at {1 / token:,.0f} tokens/s, measured here")
+
+
+def generation_seconds(config: Any, prompt_tokens: int, cuda: bool = False) -> tuple[float, float]:
+    """Return the seconds of a prompt, and of each new token of one text, by two short generations of some texts.
+
+    Args:
+        config: parsed settings of ``fedlight predict``; the model is on this machine. Its adapter may not exist yet.
+        prompt_tokens: most tokens of a prompt.
+        cuda: whether to generate on the GPU.
+    """
+    parsed = config.clone()
+    parsed["model.init_args.adapter"] = None
+    parsed["model.init_args.merge_adapter"] = False
+    module, _ = build(parsed)
+    seconds, longest = [], 1
+    with choose_device("cuda" if cuda else "cpu"), torch.no_grad():
+        module.configure_model()
+        module.eval()
+        ids = module.tokenizer(" the" * prompt_tokens, add_special_tokens=False)["input_ids"]
+        prompts = [module.tokenizer.decode(ids[: max(1, prompt_tokens - 1)])] * TIMED_TEXTS
+        # The first writes one token and fills caches, so a prompt takes no longer than it does there.
+        for tokens in (1, 1 + TIMED_STEPS):
+            start = time.perf_counter()
+            texts = module.generate(prompts, temperature=1.0, max_new_tokens=tokens)
+            seconds.append(time.perf_counter() - start)
+            # The model may end its texts before; a batch goes on as long as its longest text.
+            longest = max(len(module.tokenizer(text)["input_ids"]) for [text] in texts)
+    new = max(seconds[1] - seconds[0], 0.0) / max(1, min(longest, 1 + TIMED_STEPS) - 1)
+    return seconds[0] / TIMED_TEXTS, new / TIMED_TEXTS
 
 
 def _writes(parsed: ParsedStage) -> bool:

@@ -7,6 +7,7 @@ this comes to the peak of a process on a CPU is measured by ``benchmarks/memory_
 
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,13 +21,13 @@ from fedlight.conf import path as conf_path
 from fedlight.devices import hardware
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.forecast import Workload, forecast_at_largest
+from fedlight.devices.hardware import choose_device
 from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.devices.memory import Footprint, forward_only
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language.base_model import read_config, width_of
 from fedlight.modules.language.module import LanguageModule
-from fedlight.plan.duration import step_seconds, steps_of
-from fedlight.plan.plan import workload, works_by_device
+from fedlight.plan.plan import build, workload, works_by_device
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
@@ -47,6 +48,8 @@ PROCESS_BYTES, WORD_BYTES = 530_000_000, 1250
 KEPT = {"plain": 1.1, "int8": 1.35, "nf4": 1.35}
 """Memory of activations on a CPU over their bytes: the C library keeps freed tensors below 32 MiB between living ones, and
 where a base is quantized each of its layers is unpacked for a moment."""
+TIMED_TOKENS = 1024
+"""Most tokens of a timed batch, if that is one text or more; a larger batch takes longer by its operations."""
 MOST_TEXTS = 0.5
 """A batch that fits at this share of the longest texts may fit in practice: a finding of "unknown", not of a problem."""
 
@@ -206,6 +209,48 @@ def fits(training: Training, memory: MachineMemory) -> Finding:
     detail = f"{parts}: that fits for texts of {tokens} tokens{smaller}; set these, or take a larger machine"
     # Most texts are shorter than the settings allow.
     return problem(what, detail) if share < MOST_TEXTS else unknown(what, detail)
+
+
+def steps_of(config: Mapping[str, Any]) -> int | None:
+    """Return the batches of a federated run with all its clients; None where that depends on the data.
+
+    Examples:
+        >>> loop = {"init_args": {"local_steps": 5, "clients_per_round": 4}}
+        >>> steps_of({"trainer": {"max_epochs": 3, "accumulate_grad_batches": 2}, "federated": loop})
+        120
+    """
+    trainer, loop = config["trainer"], (config.get("federated") or {}).get("init_args") or {}
+    factors = (trainer.get("max_epochs"), loop.get("local_steps"), loop.get("clients_per_round"))
+    if not all(isinstance(factor, int) and factor > 0 for factor in factors):
+        return None
+    rounds, steps, clients = factors
+    return rounds * steps * clients * (trainer.get("accumulate_grad_batches") or 1)
+
+
+def step_seconds(config: Any, work: Workload, cuda: bool = False) -> float:
+    """Return the seconds of a training step, forward and backward, on a batch of the longest texts; the model is loaded.
+
+    Args:
+        config: parsed settings of ``fedlight fit``; the model is on this machine.
+        work: work of a visit, for the size of a batch.
+        cuda: whether to train on the GPU.
+    """
+    shape = work.shape
+    examples = min(shape.examples, max(1, TIMED_TOKENS // max(1, shape.tokens)))
+    part = replace(shape, examples=examples, responses=shape.responses * examples // shape.examples)
+    module, _ = build(config)
+    seconds = 0.0
+    with choose_device("cuda" if cuda else "cpu"), torch.random.fork_rng(), torch.enable_grad():
+        module.configure_model()
+        batch = module.train().sketch_batch(part)
+        for _ in range(2):  # the second counts: the first one fills caches
+            start = time.perf_counter()
+            module.sketch_losses(batch).mean().backward()
+            if cuda:
+                torch.cuda.synchronize()  # backward returns before its kernels have run
+            seconds = time.perf_counter() - start
+    # From the timed part to a whole batch, by their operations.
+    return seconds * work.meter.cost(shape).flops / work.meter.cost(part).flops
 
 
 def check_time(trained: Sequence[Training]) -> list[Finding]:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from fedlight.lightning_cli.cli import ReadSettings, find_config
-from fedlight.plan import duration as timing
 from fedlight.preflight import duration, memory
 from fedlight.preflight.command import parse_stages
 from fedlight.preflight.finding import State
@@ -113,7 +112,7 @@ def test_two_generations_tell_prompts_from_tokens(monkeypatch):
 
     module = SimpleNamespace(tokenizer=Words(), configure_model=int, eval=int, generate=generate)
     ticks = itertools.accumulate([0.0, 4.0, 0.0, 12.0])
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    monkeypatch.setattr(timing, "build", lambda config: (module, None))
-    assert timing.generation_seconds(config, prompt_tokens=32) == pytest.approx((0.5, 8 / 16 / 8))
+    monkeypatch.setattr(duration, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(duration, "build", lambda config: (module, None))
+    assert duration.generation_seconds(config, prompt_tokens=32) == pytest.approx((0.5, 8 / 16 / 8))
     assert asked == [(8, 31, 1), (8, 31, 17)]

@@ -1,4 +1,4 @@
-"""Forecast of a training's memory and time on this machine: `fedlight.preflight.memory`, `fedlight.plan.duration`."""
+"""Forecast of a training's memory and time on this machine: `fedlight.preflight.memory`."""
 
 import itertools
 from types import SimpleNamespace
@@ -10,7 +10,6 @@ from fedlight.devices.forecast import Workload
 from fedlight.devices.shape import BatchShape
 from fedlight.lightning_cli.cli import ReadSettings, find_config
 from fedlight.modules.sft import SFTModule
-from fedlight.plan import duration
 from fedlight.preflight import memory
 from fedlight.preflight.finding import State
 from fedlight.preflight.machine import MachineMemory
@@ -84,9 +83,9 @@ def test_a_step_is_the_second_of_two_batches_and_grows_with_the_operations(monke
     meter = CostMeter(SFTModule("toy").skeleton("fp32"))
     shape = BatchShape(8, 256, 8 * 255)
     ticks = itertools.accumulate([0.0, 1.0, 0.0, 3.0])
-    monkeypatch.setattr(duration, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     work = Workload(meter, (), 8.0, shape, 1, 0, 0)
-    assert duration.step_seconds(config, work) == pytest.approx(6.0, rel=1e-3)
+    assert memory.step_seconds(config, work) == pytest.approx(6.0, rel=1e-3)
 
 
 def test_time_and_tokens_of_each_stage_are_said(monkeypatch):
