@@ -14,6 +14,7 @@ from rich.table import Table
 from fedlight.callbacks.progress.device_totals import DeviceTotals, device_totals
 from fedlight.devices.outcomes import NO_PART
 from fedlight.federation.client import DIVERGED
+from fedlight.support.results import rich_table
 from fedlight.support.words import count_noun, in_largest_unit, three_digits
 
 TEMPORARY = ("run.lock",)  # files in a run's folder that exist only during the run
@@ -59,14 +60,13 @@ class MetricEnds:
         rounds = count_noun(last, unit)
         if first > 1:  # of a resumed run
             rounds = f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"
-        table = Table(title=f"{rounds} in {in_largest_unit(seconds)}")
-        for name in ("metric", "first", "last", f"lowest ({unit})", f"highest ({unit})"):
-            table.add_column(name, justify="left" if name == "metric" else "right")
-        for name, ends in self._ends.items():
-            if ends:
-                cells = [f"{value:.4f}" for value, _ in ends[:2]]
-                table.add_row(name, *cells, *(f"{value:.4f} ({number})" for value, number in ends[2:]))
-        return table
+        header = ("metric", "first", "last", f"lowest ({unit})", f"highest ({unit})")
+        lines = [
+            [name, *(f"{x:.4f}" for x, _ in ends[:2]), *(f"{x:.4f} ({number})" for x, number in ends[2:])]
+            for name, ends in self._ends.items()
+            if ends
+        ]
+        return rich_table(f"{rounds} in {in_largest_unit(seconds)}", header, lines, left=("metric",))
 
 
 def traffic(rows: Sequence[Mapping[str, str]]) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from fedlight.devices.forecast import Forecast, Plan
 from fedlight.support.console import wide_console
+from fedlight.support.results import rich_table
 from fedlight.support.words import three_digits
 
 GIB = 2**30
@@ -71,12 +72,7 @@ def visit_table(plan: Plan) -> Table:
 
 
 def _table(title: str, rows: list[dict[str, str]]) -> Table:
-    table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name in ("device", "fits", "train") else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
+    return rich_table(title, rows[0], (row.values() for row in rows), left=("device", "fits", "train"))
 
 
 def advice(plan: Plan) -> list[str]:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
@@ -30,8 +30,18 @@ def versions() -> dict[str, str]:
     return {"fedlight": __version__} | {name: version(name) for name in packages}
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    if all(type(value) is int and value == values[0] for value in values):
+        return f"{values[0]:,}"
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def summary(
+    rows: Sequence[Mapping[str, Any]], spread: Callable[[list[Any]], str] = _spread
+) -> dict[str, dict[str, str]]:
+    """Return method -> metric -> ``mean ± standard deviation`` over its rows, by ``spread``, in order of appearance.
 
     Examples:
         >>> summary([{"method": "m", "seed": seed, "x": 1.0 + seed, "pairs": 1207} for seed in (0, 1)])
@@ -42,17 +52,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
         of_method = [row for row in rows if row["method"] == method]
         metrics = dict.fromkeys(key for row in of_method for key in row if key not in ("method", "seed"))
         table[method] = {
-            key: _spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics
+            key: spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics
         }
     return table
-
-
-def _spread(values: list[float]) -> str:
-    if not values:
-        return "-"
-    if all(type(value) is int and value == values[0] for value in values):
-        return f"{values[0]:,}"
-    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -69,9 +71,11 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else "|---" * len(row) + "|" for row in rows)
 
 
-def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return column names, and a line of texts for each method."""
-    methods = summary(rows)
+def cells(
+    rows: Sequence[Mapping[str, Any]], spread: Callable[[list[Any]], str] = _spread
+) -> tuple[list[str], list[list[str]]]:
+    """Return column names, and a line of texts for each method; ``spread`` makes a text of a metric's values."""
+    methods = summary(rows, spread)
     metrics = without_ends(key for row in methods.values() for key in row)
     header = ["method", *(metric.replace("_", " ") for metric in metrics)]
     lines = []
@@ -174,16 +178,19 @@ def rich_text(title: str, header: list[str], lines: list[list[str]]) -> str:
 
     console = Console(width=WIDTH, file=io.StringIO())
     with console.capture() as captured:
-        console.print(_table(title, header, lines))
+        console.print(rich_table(title, header, lines))
     return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").splitlines())
 
 
-def _table(title: str, header: list[str], lines: list[list[str]]) -> "Table":
+def rich_table(
+    title: str, header: Iterable[str], lines: Iterable[Iterable[str]], left: Collection[str] = ("method",)
+) -> "Table":
+    """Return a table for a terminal, with all columns but those in ``left`` aligned right."""
     from rich.table import Table
 
     table = Table(title=title)
     for name in header:
-        table.add_column(name, justify="left" if name == "method" else "right")
+        table.add_column(name, justify="left" if name in left else "right")
     for line in lines:
         table.add_row(*line)
     return table
@@ -197,7 +204,7 @@ def show(results: dict[str, Any], folder: Path, answer: str = "") -> None:
     if answer:
         console.print(answer, soft_wrap=True, markup=False, highlight=False)
     title = f"{results['recipe']}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    console.print(_table(title, header, lines))
+    console.print(rich_table(title, header, lines))
     notes = chance_notes(results["rows"])
     for note in notes:
         console.print(f"warning: {note}", soft_wrap=True, markup=False, highlight=False)
