@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from fedlight.callbacks.export.card_facts import CardFacts
 from fedlight.pretrained.hub import EMBEDDED
 from fedlight.support.files import write_whole
@@ -19,7 +21,6 @@ AT_CHANCE = (
     "The selector is not shown to beat chance: the interval of its accuracy in both orders reaches down to 0.5. Its "
     "votes are worthless, and so are labels, tuned models and win rates that rest on them."
 )
-UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def write_card(
@@ -158,8 +159,8 @@ def _training(facts: CardFacts) -> list[list[str]]:
         "licence of the base": facts.licence,
         "data": "; ".join(filter(None, [facts.source, ", ".join(counts)])),
         "rounds" if facts.algorithm else "epochs": f"{facts.rounds:,}",
-        "sent to clients": _size(facts.bytes_down) if facts.bytes_down else "",
-        "sent by clients": _size(facts.bytes_up) if facts.bytes_up else "",
+        "sent to clients": decimal(facts.bytes_down) if facts.bytes_down else "",
+        "sent by clients": decimal(facts.bytes_up) if facts.bytes_up else "",
         "simulated time on devices": in_largest_unit(facts.simulated_seconds)
         if facts.simulated_seconds
         else "",
@@ -197,17 +198,3 @@ def _rounded_up(epsilon: float) -> str:
     step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)  # three digits
     # An error of the division must not add a step.
     return f"{math.ceil(round(epsilon / step, 6)) * step:.3g}"
-
-
-def _size(number: int) -> str:
-    """Return bytes in words.
-
-    Examples:
-        >>> _size(999), _size(2_100_000)
-        ('999 bytes', '2.1 MB')
-    """
-    size, unit = float(number), 0
-    while size >= 1000 and unit < len(UNITS) - 1:
-        size, unit = size / 1000, unit + 1
-    # Bytes are whole.
-    return f"{size:.{1 if unit else 0}f} {UNITS[unit]}"
