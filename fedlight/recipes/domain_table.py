@@ -82,7 +82,9 @@ def domain_table(
         vectors = torch.cat([points[[place[text] for text in held if text in place]], _encoded(model, new)])
         row = {"method": method, **scores, "coverage": domain_coverage(points, vectors), **shares}
         if topics is not None:
-            row["new_topics"] = _count_new_topics(TOPICS[topics], own_texts, added, domain)
+            topics_of = ({TOPICS[topics](text) for text in some} for some in (domain, own_texts, added))
+            of_domain, known, reached = topics_of
+            row["new_topics"] = len((reached & of_domain) - known - {None})  # None: a text without one
         if reference is not None and shares:
             row["overlap"] = retrieval_overlap(folders["augmentation"], reference)
         table.append(row)
@@ -197,14 +199,6 @@ def _difference(row: Mapping[str, Any], column: str) -> str:
         return f"{row[column]:+.3f}"
     low, high = row[f"{column} low"], row[f"{column} high"]
     return f"{row[column]:+.3f} [{low:+.3f}, {high:+.3f}] ({row[f'{column} seeds']})"
-
-
-def _count_new_topics(
-    topic_of: Callable[[str], object], own_texts: list[str], added: list[str], domain: list[str]
-) -> int:
-    """Return the number of topics of the domain that added texts have and own ones have not."""
-    of_domain, known, reached = ({topic_of(text) for text in texts} for texts in (domain, own_texts, added))
-    return len((reached & of_domain) - known - {None})  # None: a text without one
 
 
 def _held(folder: Path, domain: set[str]) -> tuple[list[str], list[str], dict[str, float]]:

@@ -239,22 +239,19 @@ def _compared(
     column: str, scores: Scores, ours: Rows, raw: Rows, at_equal_length: bool = False
 ) -> dict[str, float]:
     """Return the win rate with its interval; without one where raw answers are compared with themselves."""
-    scored = _scored(scores, ours, raw)
+    texts, raw_texts = ([row["completions"][0] for row in rows] for rows in (ours, raw))
+    scored = scores([row["fields"] for row in ours], texts, raw_texts)
     if ours is raw:  # every pair is a tie: no interval
         return {column: float(np.mean(scored))}
     row = with_interval(column, scored)
     if at_equal_length:
-        texts, raw_texts = ([row["completions"][0].strip() for row in rows] for rows in (ours, raw))
-        longer = [len(text) - len(raw_text) for text, raw_text in zip(texts, raw_texts, strict=True)]
+        longer = [
+            len(text.strip()) - len(other.strip()) for text, other in zip(texts, raw_texts, strict=True)
+        ]
         rates = rates_at_equal_length({column: Compared(scored, longer, range(len(scored)))})
         corrected = rates[column].corrected
         row |= {} if math.isnan(corrected) else {f"{column}_at_equal_length": corrected}
     return row
-
-
-def _scored(scores: Scores, ours: Rows, raw: Rows) -> list[float]:
-    answers, raw_answers = ([row["completions"][0] for row in rows] for rows in (ours, raw))
-    return scores([row["fields"] for row in ours], answers, raw_answers)
 
 
 def _metrics(stages: Mapping[str, str]) -> dict[str, float]:

@@ -150,8 +150,5 @@ def _cell(scored: Sequence[tuple[str, float]]) -> str:
     if not scored:
         return "-"
     values = [score for _, score in scored]
-    return short(fmean(values)) + _ends(*bootstrap_interval(values, [question for question, _ in scored]))
-
-
-def _ends(low: float, high: float) -> str:
-    return "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
+    low, high = bootstrap_interval(values, [question for question, _ in scored])
+    return short(fmean(values)) + ("" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]")
