@@ -14,7 +14,7 @@ from rich.table import Table
 from fedlight.callbacks.progress.device_totals import DeviceTotals, device_totals
 from fedlight.devices.outcomes import NO_PART
 from fedlight.federation.client import DIVERGED
-from fedlight.support.results import rich_table
+from fedlight.support.console import rich_table
 from fedlight.support.words import count_noun, in_largest_unit, three_digits
 
 TEMPORARY = ("run.lock",)  # files in a run's folder that exist only during the run

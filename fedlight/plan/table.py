@@ -7,8 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from fedlight.devices.forecast import Forecast, Plan
-from fedlight.support.console import wide_console
-from fedlight.support.results import rich_table
+from fedlight.support.console import rich_table, wide_console
 from fedlight.support.words import three_digits
 
 GIB = 2**30

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -27,6 +27,7 @@ from fedlight.support.words import first_line, near
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 30
@@ -244,6 +245,20 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence["str
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     wide_console().print(table)
+
+
+def rich_table(
+    title: str, header: Iterable[str], lines: Iterable[Iterable[str]], left: Collection[str] = ("method",)
+) -> "Table":
+    """Return a table for a terminal, with all columns but those in ``left`` aligned right."""
+    from rich.table import Table
+
+    table = Table(title=title)
+    for name in header:
+        table.add_column(name, justify="left" if name in left else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
 
 
 @contextmanager

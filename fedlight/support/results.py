@@ -2,17 +2,14 @@
 
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedlight.support.console import wide_console
+from fedlight.support.console import rich_table, wide_console
 from fedlight.support.files import write_whole
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 WIDTH = 250  # characters, without a terminal
 ENDS = ("_low", "_high")
@@ -180,20 +177,6 @@ def rich_text(title: str, header: list[str], lines: list[list[str]]) -> str:
     with console.capture() as captured:
         console.print(rich_table(title, header, lines))
     return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").splitlines())
-
-
-def rich_table(
-    title: str, header: Iterable[str], lines: Iterable[Iterable[str]], left: Collection[str] = ("method",)
-) -> "Table":
-    """Return a table for a terminal, with all columns but those in ``left`` aligned right."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    for name in header:
-        table.add_column(name, justify="left" if name in left else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
 
 
 def show(results: dict[str, Any], folder: Path, answer: str = "") -> None:
