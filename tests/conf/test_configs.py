@@ -1,5 +1,3 @@
-"""Every YAML in conf/ runs; those with real names on a few rows of the same shape and on models made here."""
-
 import json
 import re
 from pathlib import Path

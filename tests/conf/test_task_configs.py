@@ -1,5 +1,3 @@
-"""conf/tasks.yaml and every file of conf/tasks, as the command line reads them, on a few rows with the real columns."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""The conformance matrix: every row is shown, and nothing of Lightning's and torch's own lists is without a row."""
-
 import inspect
 import os
 import re

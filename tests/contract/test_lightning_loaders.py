@@ -1,5 +1,3 @@
-"""What the federated loop takes for granted about Lightning's handling of loaders; see test_lightning_hooks.py."""
-
 import lightning as L
 import pytest
 import torch

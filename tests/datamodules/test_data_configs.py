@@ -1,5 +1,3 @@
-"""Every file of conf/data, as the command line reads it, on a few rows with the real columns."""
-
 import json
 
 import lightning as L

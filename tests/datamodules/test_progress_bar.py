@@ -1,5 +1,3 @@
-"""A bar in a terminal, a line every half minute elsewhere."""
-
 from fedlight.support.console import progress_bar
 
 

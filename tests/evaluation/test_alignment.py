@@ -1,5 +1,3 @@
-"""Agreement of mapped vectors with their targets, by hand."""
-
 import numpy as np
 import pytest
 

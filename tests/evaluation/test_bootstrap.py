@@ -1,5 +1,3 @@
-"""Bootstrap intervals: small cases that can be enumerated, clusters, and how often they hold the truth."""
-
 import itertools
 import math
 

@@ -1,5 +1,3 @@
-"""Domain coverage against brute force, whatever the blocks, the order and the number of processes."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""How easy a prompt is, from the verdicts on several methods: neither who answered it nor how long the answers were."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Win rates at equal length, of verdicts whose quality and length bias are known."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""What is extracted, by hand on small texts; openings of real templates; exposure against a count."""
-
 import math
 import random
 

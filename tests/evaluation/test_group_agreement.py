@@ -1,5 +1,3 @@
-"""Agreement of two partitions, by hand."""
-
 import pytest
 
 from fedlight.evaluation.group_agreement import adjusted_rand_index

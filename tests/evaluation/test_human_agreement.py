@@ -1,5 +1,3 @@
-"""Agreement of a judge with people: what is counted, by hand; who agrees with whom, against a plain count."""
-
 import itertools
 import math
 

@@ -1,5 +1,3 @@
-"""Scores of made examples by hand, and which are the best."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""The interval of a win rate: over prompts, where several pairs answer one, and from the seed."""
-
 import numpy as np
 
 from fedlight.evaluation.bootstrap import bootstrap_interval

@@ -1,5 +1,3 @@
-"""ROUGE-L against a longest common subsequence written out here, and against rouge-score."""
-
 import random
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Counting verdicts on pairs that were judged in both orders."""
-
 import math
 
 import numpy as np

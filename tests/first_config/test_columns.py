@@ -1,5 +1,3 @@
-"""Which columns are the votes, the instructions and the clients: by name, by their values, or asked for."""
-
 import pytest
 
 from fedlight.first_config.clients import find_client

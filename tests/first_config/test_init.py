@@ -1,5 +1,3 @@
-"""``fedlight init``: the written config parses and runs, and what cannot be guessed is asked for."""
-
 import json
 import re
 import shutil

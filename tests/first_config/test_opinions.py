@@ -1,5 +1,3 @@
-"""``fedlight init --statements``: a recipe for votes on single statements, also under other names."""
-
 import json
 
 import pytest

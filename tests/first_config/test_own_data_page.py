@@ -1,5 +1,3 @@
-"""The page about own data: each of its files and commands works as it is printed, with a tiny model."""
-
 import re
 import shlex
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""One request: what is tried again and what is not, on a server that fails as it is told."""
-
 import asyncio
 import email.utils
 import re

@@ -1,5 +1,3 @@
-"""Limits that would limit nothing."""
-
 import math
 
 import pytest

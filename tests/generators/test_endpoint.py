@@ -1,5 +1,3 @@
-"""An endpoint as a text generator: order, concurrency, the cache, the key, what is counted."""
-
 import json
 import signal
 import subprocess

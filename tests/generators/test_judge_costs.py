@@ -1,5 +1,3 @@
-"""What a judge behind an endpoint costs: said before it starts, held against limits, and paid once, even when killed."""
-
 import json
 import os
 import re

@@ -1,5 +1,3 @@
-"""A model of this machine as a generator: what it is shown, how it is batched, what counts as cut."""
-
 import json
 
 import pytest

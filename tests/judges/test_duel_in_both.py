@@ -1,5 +1,3 @@
-"""Duels where a verdict counts only if both orders agree on it: all that is counted of them is counted so."""
-
 import pytest
 from tiny_world import write_rows
 

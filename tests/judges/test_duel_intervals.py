@@ -1,5 +1,3 @@
-"""Duels and win rates with their intervals and without the part that length has in them."""
-
 import math
 import re
 

@@ -1,5 +1,3 @@
-"""The sentence about a table of results, on numbers made up by hand."""
-
 import pytest
 
 from fedlight.judges.finding import finding

@@ -1,5 +1,3 @@
-"""The judges against the recipe's own way: the oracle's utilities, and the votes of a predict run, counted."""
-
 import json
 import math
 

@@ -1,5 +1,3 @@
-"""A model of this machine as the judge: its verdicts are those of its likelihoods, and what is not read is counted."""
-
 import math
 
 import pytest

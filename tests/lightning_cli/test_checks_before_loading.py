@@ -1,5 +1,3 @@
-"""Refusals that need settings or rows alone come before a model is loaded."""
-
 import pytest
 import yaml
 

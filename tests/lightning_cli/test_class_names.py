@@ -1,5 +1,3 @@
-"""Names of the same class are told from names of another one."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""``fedlight fit|validate|test|predict``: keys, overrides, class swaps and interpolation do what they say."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Configs with a mistake: one line with the file, the line or key, and the remedy; nothing is begun."""
-
 import pytest
 from tiny_world import fedlight, refused, tiny_selector
 

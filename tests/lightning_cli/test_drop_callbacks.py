@@ -1,5 +1,3 @@
-"""Entries of ``trainer.callbacks`` that a file on top of a config, or the command line, leaves out."""
-
 import pytest
 import yaml
 

@@ -1,5 +1,3 @@
-"""Configs laid over others: in which order, read alike by commands and recipes, and enough for data of one's own."""
-
 import pytest
 from omegaconf import OmegaConf
 from tiny_world import fedlight, refused, table, write_rows

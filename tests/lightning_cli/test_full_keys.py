@@ -1,5 +1,3 @@
-"""Errors that name the whole key of a value."""
-
 import doctest
 
 import pytest

@@ -1,5 +1,3 @@
-"""What model and data have to agree on: given at one of both, in a config or on the command line."""
-
 import pytest
 from tiny_world import fedlight, refused, tiny_selector
 

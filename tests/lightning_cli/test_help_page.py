@@ -1,5 +1,3 @@
-"""``fedlight fit --help``, read from source files, says what the imported classes say."""
-
 import inspect
 from dataclasses import is_dataclass
 

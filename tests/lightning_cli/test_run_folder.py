@@ -1,5 +1,3 @@
-"""A run's folder: one process at a time, damage is named with what to do, and changed data are other settings."""
-
 import json
 import os
 import time

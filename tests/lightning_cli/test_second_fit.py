@@ -1,5 +1,3 @@
-"""`fedlight fit` in the folder of a run: nothing is done, the run goes on, starts over, or is refused."""
-
 import json
 import os
 import shutil

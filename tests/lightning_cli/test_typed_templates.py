@@ -1,5 +1,3 @@
-"""Templates on the command line, from the shell's words to the built object, and in the values of a recipe."""
-
 import pytest
 from tiny_world import fedlight
 

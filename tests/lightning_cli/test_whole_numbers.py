@@ -1,5 +1,3 @@
-"""Whole numbers stay whole, whatever was imported before Lightning."""
-
 import inspect
 from typing import Union
 

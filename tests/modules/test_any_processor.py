@@ -1,5 +1,3 @@
-"""The same figures on an older processor: this one, told to leave AVX-512 and instructions for bf16 unused."""
-
 import json
 import os
 import subprocess

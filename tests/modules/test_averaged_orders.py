@@ -1,5 +1,3 @@
-"""The loss of a selector on the two orders of a comparison together: by hand, against a position machine, and refused."""
-
 import math
 
 import numpy as np

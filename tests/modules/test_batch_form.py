@@ -1,5 +1,3 @@
-"""A module that is given another module's data says what it reads, at the first batch of each stage."""
-
 import pytest
 import torch
 from tiny_world import fedlight, refused, tiny_selector

@@ -1,5 +1,3 @@
-"""Two orders of a comparison averaged: against loops, across batches and processes, and what fedlight test logs of it."""
-
 import json
 
 import numpy as np

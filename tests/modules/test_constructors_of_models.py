@@ -1,5 +1,3 @@
-"""Constructors of modules and generators: nested settings of which a part may be given, beside names told."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""DPO against an implementation written out, its reference, and resuming in the middle."""
-
 import math
 
 import lightning

@@ -1,5 +1,3 @@
-"""Gradients by example against a loop of backward passes, one example at a time and without padding."""
-
 import pytest
 import torch
 

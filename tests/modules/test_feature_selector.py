@@ -1,5 +1,3 @@
-"""Heads on frozen features: the Bradley-Terry equations, several heads, saving, and an ordinary Trainer."""
-
 import lightning as L
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""The losses against formulas written out by hand, values and gradients."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Adam's step on one example against torch's own Adam, and features against gradients that are projected by hand."""
-
 import copy
 
 import pytest

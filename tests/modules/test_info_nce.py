@@ -1,5 +1,3 @@
-"""Eq. 4 of FedDCA against its formula, term by term, in both forms of the denominator."""
-
 import math
 
 import pytest

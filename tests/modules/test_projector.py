@@ -1,5 +1,3 @@
-"""The projector: it learns a map that is there, the same in every run, and comes back from its checkpoint."""
-
 import lightning as L
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-"""The random projection: linear, and as near to all inner products as its bound says."""
-
 import torch
 
 from fedlight.augmentation.less.features import RandomProjection

@@ -1,5 +1,3 @@
-"""The reward model: its loss by hand, its head, and what is saved of it."""
-
 import math
 
 import lightning

@@ -1,5 +1,3 @@
-"""The selector: two rows of a language model's head, or a classifier on an encoder."""
-
 import pytest
 import torch
 from peft import PeftModel

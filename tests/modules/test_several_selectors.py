@@ -1,5 +1,3 @@
-"""A selector of several adapters: each is asked in turn, the majority decides, one alone does what it always did."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The response loss against the whole vocabulary at every position."""
-
 import pytest
 import torch
 

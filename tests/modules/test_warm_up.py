@@ -1,5 +1,3 @@
-"""The warm-up against a loop with torch's Adam that is written out here."""
-
 import itertools
 
 import torch

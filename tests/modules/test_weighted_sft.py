@@ -1,5 +1,3 @@
-"""Weights of examples in the response loss, and how familiar answers are to a model."""
-
 import pytest
 import torch
 

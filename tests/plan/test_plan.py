@@ -1,5 +1,3 @@
-"""``fedlight plan``: it reads no data and no weights, its figures are those of a run, and what it advises helps."""
-
 import json
 from dataclasses import asdict
 

@@ -1,5 +1,3 @@
-"""What a run leaves on the disk, and whether there is room: `fedlight.preflight.disk`."""
-
 from shutil import disk_usage
 from types import SimpleNamespace
 

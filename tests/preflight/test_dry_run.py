@@ -1,5 +1,3 @@
-"""`--dry-run` on small recipes: what is found, which exit code follows, and that nothing is done."""
-
 import json
 import re
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""Forecast of validation and generation, and the line that names what has none: `fedlight.preflight.duration`."""
-
 import itertools
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""What `--dry-run` asks the hub, against one on loopback: present, gated, missing, another column, out of reach."""
-
 import io
 import json
 

@@ -1,5 +1,3 @@
-"""Forecast of a training's memory and time on this machine: `fedlight.preflight.memory`."""
-
 import itertools
 from types import SimpleNamespace
 

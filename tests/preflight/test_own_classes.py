@@ -1,5 +1,3 @@
-"""A dry run hears of what a project's own judge and augmentation need, as they say themselves."""
-
 import json
 import sys
 from collections.abc import Mapping

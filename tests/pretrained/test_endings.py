@@ -1,5 +1,3 @@
-"""Tokens that end an answer: of the model, the tokenizer, and the chat template's turns."""
-
 from types import SimpleNamespace
 
 import pytest

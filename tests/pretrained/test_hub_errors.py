@@ -1,5 +1,3 @@
-"""What the hub's client says becomes one line with a remedy."""
-
 import json
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""A hub that cannot be reached is said once, within seconds; what is in its cache is read without asking again."""
-
 import json
 import os
 import socket

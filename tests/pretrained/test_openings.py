@@ -1,5 +1,3 @@
-"""A text reaches the model with its first token once, whoever puts it there: the tokenizer or the chat template."""
-
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast

@@ -1,5 +1,3 @@
-"""Models by a short name come from packages whose digests are checked, and GGUF files are bases."""
-
 import json
 import subprocess
 import sys

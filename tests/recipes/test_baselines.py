@@ -1,5 +1,3 @@
-"""A selector's baselines from the command line: a reward model that labels pairs, and FedDPO from DPO's own config."""
-
 import json
 
 import pytest

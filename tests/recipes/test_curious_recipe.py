@@ -1,5 +1,3 @@
-"""The recipe of a curious client and a curious server, from the first stage to the figures, with few rows and rounds."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""The recipes of FedDCA from the first stage to the table, with an untrained tiny model and few rows."""
-
 import gzip
 import json
 

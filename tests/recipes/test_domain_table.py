@@ -1,5 +1,3 @@
-"""The table of augmentations, from folders written by hand; every number can be worked out."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Win, tie, lose as a stage: from the answers of two runs to a table, with an oracle and with an endpoint as the judge."""
-
 import json
 import re
 

@@ -1,5 +1,3 @@
-"""The recipe fedbis_real: its draws on hand-made votes, its twin on the embedded world, a table with a judge at chance."""
-
 import json
 from collections import Counter
 

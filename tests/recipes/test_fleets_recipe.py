@@ -1,5 +1,3 @@
-"""The recipe of three fleets and four wires, in a tiny form."""
-
 import json
 
 import pytest

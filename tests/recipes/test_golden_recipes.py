@@ -1,5 +1,3 @@
-"""What every command of every recipe is told arrives as it was written, and is what it was when it was last looked at."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Stages for every choice of places on the axes of a grid."""
-
 import pytest
 
 from fedlight.recipes import recipe as recipes

@@ -1,5 +1,3 @@
-"""Judges against people as a stage, and the recipe mt_judges on votes of MT-Bench's form."""
-
 import csv
 import json
 

@@ -1,5 +1,3 @@
-"""The recipe of what FedDCA's public rows do to leakage, from the first stage to the figures, with few rows and rounds."""
-
 import json
 
 import pytest

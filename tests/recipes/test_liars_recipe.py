@@ -1,5 +1,3 @@
-"""Cells of the recipe of clients that lie, in a tiny form: who lies, and what an aggregation makes of it."""
-
 import logging
 import re
 

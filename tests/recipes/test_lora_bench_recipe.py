@@ -1,5 +1,3 @@
-"""The recipes that compare averages of LoRA adapters, from the first stage to the figure, in a tiny form."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""The table of methods, from folders made by hand; win rates by the tastes of the embedded world's three groups."""
-
 import csv
 import json
 import math

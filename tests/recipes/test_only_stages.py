@@ -1,5 +1,3 @@
-"""``fedlight run NAME --only STAGE``: that stage and what it reads from, and nothing else."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Stages of a recipe that look at the runs of all seeds: once, behind them, with what each of them has left."""
-
 import json
 
 import pytest

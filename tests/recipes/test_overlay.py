@@ -1,5 +1,3 @@
-"""Merged settings, however a recipe or the command line spells their keys."""
-
 import doctest
 
 import pytest

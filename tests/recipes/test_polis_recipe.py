@@ -1,5 +1,3 @@
-"""Pairs of opinions from hand-made votes, the table by hand, and the whole recipe on a conversation made here."""
-
 import gzip
 import json
 import math

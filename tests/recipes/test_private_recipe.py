@@ -1,5 +1,3 @@
-"""Cells of the recipe of clients' differential privacy, in a tiny form: the noise follows from epsilon and the cohort."""
-
 import pytest
 from tiny_world import fedlight
 

@@ -1,5 +1,3 @@
-"""``fedlight run NAME --processes N``: the same files on any number, and a run that goes on with another one."""
-
 import json
 import os
 import signal

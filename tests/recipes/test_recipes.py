@@ -1,5 +1,3 @@
-"""Recipes: what is done is not done again, settings do not mix, and a recipe's own mistakes are told in one line."""
-
 import json
 import os
 import shutil

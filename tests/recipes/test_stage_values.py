@@ -1,5 +1,3 @@
-"""What a recipe says reaches a stage's command as it was said, and nothing of a class that it has replaced does."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""The stages of recipes that are functions: labels and tables, with numbers done by hand."""
-
 import json
 
 import lightning

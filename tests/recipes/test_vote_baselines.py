@@ -1,5 +1,3 @@
-"""The longer answer wins, and the majority of the other voters: against loops, by hand, and as a stage of a recipe."""
-
 import numpy as np
 import pytest
 from omegaconf import OmegaConf

@@ -1,5 +1,3 @@
-"""Voters drawn from hand-made votes, and snippets of known length."""
-
 import json
 from collections import Counter
 

@@ -1,5 +1,3 @@
-"""The command, its one-line errors, and a section that fails."""
-
 import pytest
 
 from fedlight.cli.main import main

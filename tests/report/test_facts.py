@@ -1,5 +1,3 @@
-"""What the overview says of a run."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""A report on a full disk is one line with the remedy, and leaves the earlier page or none."""
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-"""Files that hold what nobody has foreseen: the page is made all the same, and names stay names."""
-
 import json
 
 import pytest

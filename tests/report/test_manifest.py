@@ -1,5 +1,3 @@
-"""Figures of an earlier page go, and nothing else does."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Metrics of a folder that several commands have logged to."""
-
 from fedlight.runs.rows import merged
 
 FIT = [{"epoch": str(epoch), "step": str(9 * epoch + 8), "val/loss": f"0.{9 - epoch}"} for epoch in range(3)]

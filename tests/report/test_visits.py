@@ -1,5 +1,3 @@
-"""Visits, summed up: hand-computed."""
-
 import numpy as np
 import pytest
 

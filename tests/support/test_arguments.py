@@ -1,5 +1,3 @@
-"""Arguments of constructors against their annotations: the messages about wrong ones; right ones pass."""
-
 import copy
 import dataclasses
 import pickle

@@ -1,5 +1,3 @@
-"""CSV that no spreadsheet runs and no terminal obeys, read back exactly; plain text and numbers stay as they are."""
-
 import random
 
 import pytest

@@ -1,5 +1,3 @@
-"""One process holds a lock, and the kernel takes it back when that process is gone, however it went."""
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-"""A full disk gives one line that names the file; other errors of the system pass as they are."""
-
 from pathlib import Path
 
 import pytest

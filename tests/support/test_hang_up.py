@@ -1,5 +1,3 @@
-"""The terminal is closed: a command ends as by Ctrl-C, whatever it was about to print, unless it runs under nohup."""
-
 import os
 import subprocess
 import sys

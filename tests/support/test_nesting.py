@@ -1,5 +1,3 @@
-"""Batches of any nesting."""
-
 from collections import OrderedDict, namedtuple
 from types import MappingProxyType
 

@@ -1,5 +1,3 @@
-"""Private names of Lightning, torch and jsonargparse are used in one file."""
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""What was there before is there again, whether it was the object's own or its class's."""
-
 import pytest
 
 from fedlight.support.torch_parts import replaced

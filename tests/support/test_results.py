@@ -1,5 +1,3 @@
-"""A table of results with a selector at chance: what rests on it is marked everywhere, and no sentence quotes it."""
-
 import json
 from types import SimpleNamespace
 

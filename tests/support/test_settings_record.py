@@ -1,5 +1,3 @@
-"""Settings of any object become plain values, and two of them are told apart by name."""
-
 import dataclasses
 import enum
 import functools

@@ -1,5 +1,3 @@
-"""Whatever a step does to a module but train it, the module is what it was afterwards."""
-
 from collections import OrderedDict
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a killed writer has left, the next writer of the same target takes over; living writers keep apart."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Files appear whole or not at all, are brought to the disk first, and what a kill leaves is found."""
-
 import os
 
 import pytest

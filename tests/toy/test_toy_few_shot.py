@@ -1,5 +1,3 @@
-"""What the few-shot experiments need of the toy world: whole questions in one slot, and exercises in writing them."""
-
 import hashlib
 import json
 from collections import Counter

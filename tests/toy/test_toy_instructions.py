@@ -1,5 +1,3 @@
-"""The toy instruction domains: what is in which split, and that facts are learned from nothing but rows."""
-
 from collections import Counter
 
 import pytest

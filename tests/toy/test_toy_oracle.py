@@ -1,5 +1,3 @@
-"""The oracle values any text, and knows what its noisy votes leave possible."""
-
 import pytest
 
 from fedlight.toy.oracle import Oracle

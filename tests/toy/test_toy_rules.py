@@ -1,5 +1,3 @@
-"""Toy worlds with a rule: which topics follow it, who has rows about them, and what only a client's rows say."""
-
 from collections import Counter, defaultdict
 
 import pytest

@@ -1,5 +1,3 @@
-"""The toy teacher: questions near its examples, right answers but for a known share, and Self-Instruct with it."""
-
 import pytest
 
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct

@@ -1,5 +1,3 @@
-"""The embedded world: its texts, its votes, and that nothing but the texts themselves tells how a vote went."""
-
 import random
 
 import pytest

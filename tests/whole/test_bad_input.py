@@ -1,5 +1,3 @@
-"""Bad input ends with one line that names what to mend, or is left out and counted; nothing ends in a stack."""
-
 import errno
 import io
 import logging

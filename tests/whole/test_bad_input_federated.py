@@ -1,5 +1,3 @@
-"""Several selectors, robust aggregation, clients' memories: what cannot work ends in one line, before any round."""
-
 import errno
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""A project's own data, hooks and loaders under the federated loop: only the training batches come in another order."""
-
 import lightning as L
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""Algorithms, server optimizers, aggregations and modules in each other's company."""
-
 import copy
 
 import lightning as L

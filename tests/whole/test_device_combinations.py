@@ -1,5 +1,3 @@
-"""Fleets, wires and privacy in the company of algorithms and modules: language models on emulated devices."""
-
 import json
 import math
 

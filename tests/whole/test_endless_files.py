@@ -1,5 +1,3 @@
-"""Files that never end, or stand for far more than they hold, are one line wherever a command meets them."""
-
 import gzip
 import json
 import os

@@ -1,5 +1,3 @@
-"""What somebody meets who tries fedlight for the first time: every mistake is one line with what to do about it."""
-
 import os
 import subprocess
 import sys

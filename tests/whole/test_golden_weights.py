@@ -1,5 +1,3 @@
-"""Small runs of every kind end with the weights and visits on file (`golden_weights`)."""
-
 import json
 from copy import deepcopy
 

@@ -1,5 +1,3 @@
-"""A recipe that is killed or stopped, wherever, and called again ends with the same results to the last digit."""
-
 import json
 import os
 import random

@@ -1,5 +1,3 @@
-"""A run that goes on from any of its checkpoints ends bit for bit where the uninterrupted one did."""
-
 import signal
 
 import pytest

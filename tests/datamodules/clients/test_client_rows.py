@@ -1,5 +1,3 @@
-"""Whose rows are whose, as text: what clients train on, what nobody trains on, and canaries among the one alone."""
-
 import json
 
 import numpy as np

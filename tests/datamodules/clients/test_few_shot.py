@@ -1,5 +1,3 @@
-"""Few rows of each cluster: how many, which, for whom, and what is left to test on."""
-
 import json
 import os
 from collections import Counter

@@ -1,5 +1,3 @@
-"""What every client has by label, from each kind of rows to the counts."""
-
 import json
 
 from nested import nested

@@ -1,5 +1,3 @@
-"""How large a visit's batches are, before they are read: what the cost of a visit is counted from."""
-
 import numpy as np
 import pytest
 from plain_lightning import Numbers, trainer

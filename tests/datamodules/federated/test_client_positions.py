@@ -1,5 +1,3 @@
-"""Whose example is whose: every sequence of whole numbers is taken, and what is none is named with client and position."""
-
 import numpy as np
 import pytest
 import torch

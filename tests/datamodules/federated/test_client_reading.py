@@ -1,5 +1,3 @@
-"""Each client reads as a loader over its own examples alone would: every sampler of torch, and samplers of one's own."""
-
 import random
 
 import numpy as np

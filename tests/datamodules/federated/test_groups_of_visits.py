@@ -1,5 +1,3 @@
-"""Batches with examples of several clients, of fedlight's datamodules and of a project's own loader."""
-
 import pickle
 
 import pytest

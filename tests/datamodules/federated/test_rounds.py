@@ -1,5 +1,3 @@
-"""Batches of a round: whose examples, how many, how long."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""What clients train on besides their own rows: who gets what, what is left out, what is read from the record."""
-
 import json
 
 import numpy as np

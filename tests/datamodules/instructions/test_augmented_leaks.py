@@ -1,5 +1,3 @@
-"""What clients are scored on, and what is held out, is in nothing that they train on: not by way of added rows either."""
-
 import json
 
 import pytest

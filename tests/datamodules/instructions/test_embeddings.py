@@ -1,5 +1,3 @@
-"""Public texts with the vectors of two encoders: which texts, in which batches, and what is refused."""
-
 import json
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""A column of a public source that is not there: the setting that names it is said, not that of the clients' rows."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""What clients make in a round as training data: who trains on what, how much is promised, what batches look like."""
-
 from functools import partial
 
 import numpy as np

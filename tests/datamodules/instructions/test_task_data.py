@@ -1,5 +1,3 @@
-"""Tasks as a test set: the tokens and labels of training, and the loss on the right answers."""
-
 import lightning as L
 import pytest
 from tiny_world import write_rows

@@ -1,5 +1,3 @@
-"""Preference pairs as frozen features: the right vectors, one example per vote, clients side by side."""
-
 import csv
 
 import numpy as np

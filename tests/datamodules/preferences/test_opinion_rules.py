@@ -1,5 +1,3 @@
-"""Rules that read no text, by hand: Bradley-Terry strengths, sums over clients, factors of people, ties."""
-
 import math
 
 import numpy as np

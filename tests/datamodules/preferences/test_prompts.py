@@ -1,5 +1,3 @@
-"""Prompts of the server: none that clients have voted on or that a test asks, and every row of the source is counted."""
-
 import json
 from itertools import combinations
 

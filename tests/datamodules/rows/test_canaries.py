@@ -1,5 +1,3 @@
-"""Canaries: who gets which, that none can be guessed, and that the embedded model can say them."""
-
 import pytest
 
 from fedlight.datamodules.rows.canaries import Canaries

@@ -1,5 +1,3 @@
-"""Texts of rows as their source has them, fit for a tokenizer."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Rows in memory as the source of each datamodule."""
-
 import datasets
 import numpy as np
 import pytest

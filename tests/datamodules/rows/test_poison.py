@@ -1,5 +1,3 @@
-"""Poisoned rows: those of liars alone change, in every form of the votes; a backdoor stands beside their own rows."""
-
 import logging
 from collections import Counter
 from dataclasses import replace

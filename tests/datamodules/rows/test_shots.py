@@ -1,5 +1,3 @@
-"""Few real rows of clients with made-up records among them, as a stage draws them."""
-
 import json
 import re
 

@@ -1,5 +1,3 @@
-"""A model's answers to a client's own prompts: which become candidates, and how much each counts."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""What becomes of a client's rows and a model's texts: demonstrations, tries, filters and their counts."""
-
 import re
 from collections import Counter
 

@@ -1,5 +1,3 @@
-"""The prompts of self-generation as a user may set them, and how answers are read."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""As many candidates as were asked for: what is dropped is replaced, within a counted limit of tries."""
-
 import pytest
 from scripted_model import ScriptedModel
 from self_generating import dropped, in_words, made, rows

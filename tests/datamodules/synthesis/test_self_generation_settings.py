@@ -1,5 +1,3 @@
-"""Settings of self-generation: what is refused, and what a record depends on."""
-
 import pytest
 
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS

@@ -1,5 +1,3 @@
-"""Public rows in place of generated ones: which rows a client gets in a round, and what is refused."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Clients that make candidates with models of their own: side by side they make those of one after the other."""
-
 from contextlib import contextmanager
 
 import pytest

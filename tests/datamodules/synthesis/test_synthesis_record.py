@@ -1,5 +1,3 @@
-"""Candidates on disk: taken again where nothing has changed, made anew and said where something has."""
-
 import json
 from collections import Counter
 from functools import partial

@@ -1,5 +1,3 @@
-"""Self-generation and its scores by a real, tiny, untrained model."""
-
 import pytest
 import torch
 from nested import nested

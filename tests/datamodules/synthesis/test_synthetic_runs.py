@@ -1,5 +1,3 @@
-"""FewFedPIT on text in real runs: each visit sees its own data, and what was made before is not made again."""
-
 import lightning as L
 import pytest
 import torch

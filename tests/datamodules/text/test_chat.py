@@ -1,5 +1,3 @@
-"""Texts of a chat template are those of transformers, token by token, and taught answers have their end token."""
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Chat templates of real pretrained models, where they are on this machine."""
-
 import pytest
 from transformers import AutoTokenizer
 

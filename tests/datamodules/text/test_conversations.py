@@ -1,5 +1,3 @@
-"""Conversations reach the batches of the data modules turn by turn, in the chat template of their tokenizer."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Client centres and pseudo labels, against means by hand and scikit-learn on separated groups."""
-
 import numpy as np
 import pytest
 

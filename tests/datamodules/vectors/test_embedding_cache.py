@@ -1,5 +1,3 @@
-"""Vectors on disk: what is found, what is not, and what happens to damaged, cut-off and vanished files."""
-
 import errno
 import json
 import os

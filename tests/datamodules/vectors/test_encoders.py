@@ -1,5 +1,3 @@
-"""Encoders: unit vectors in the order of the texts, each text encoded once, an interrupted encoding goes on."""
-
 import os
 import shutil
 import subprocess

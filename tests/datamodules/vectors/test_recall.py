@@ -1,5 +1,3 @@
-"""Recall of a graph on a run's queries: against a full sort, raised by doubling ef, and given up for exact search."""
-
 import numpy as np
 import pytest
 

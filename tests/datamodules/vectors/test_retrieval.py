@@ -1,5 +1,3 @@
-"""Retrieval by hand and against Algorithm 2 written out."""
-
 import numpy as np
 import pytest
 

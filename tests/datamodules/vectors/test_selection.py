@@ -1,5 +1,3 @@
-"""Greedy selection against Algorithm 1 written out in plain Python, and against choices by hand."""
-
 import numpy as np
 import pytest
 

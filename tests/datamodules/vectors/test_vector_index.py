@@ -1,5 +1,3 @@
-"""Exact search against a full sort, the graph against exact search, and what a saved index refuses."""
-
 import re
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Plain values arrive as what they were; nothing else is sent."""
-
 import os
 import threading
 from collections import Counter, OrderedDict, namedtuple

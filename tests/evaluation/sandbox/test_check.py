@@ -1,5 +1,3 @@
-"""Tests of a function pass where it is right, whatever else its code does to look so."""
-
 import pytest
 
 from fedlight.evaluation.sandbox import Limits, check_function, missing_protection

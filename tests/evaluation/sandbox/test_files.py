@@ -1,5 +1,3 @@
-"""Code in the sandbox opens the standard library and its own folder, and no other file, whatever way it takes."""
-
 import importlib.util
 import os
 import sysconfig

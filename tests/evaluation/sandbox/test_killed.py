@@ -1,5 +1,3 @@
-"""A killed process cannot remove the folder of its sandbox: the next run does, and leaves those of living ones."""
-
 import os
 import signal
 import subprocess

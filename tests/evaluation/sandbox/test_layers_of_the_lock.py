@@ -1,5 +1,3 @@
-"""Each layer of the lock by itself: what one lets through another has to hold, so none may lean on the others."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What goes beyond a limit fails by itself: the outcome says how, and nothing of it is left running or lying about."""
-
 import os
 import signal
 import subprocess

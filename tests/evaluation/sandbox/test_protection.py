@@ -1,5 +1,3 @@
-"""Machines that cannot lock a process up are told apart, each in one line; the filter is right on both processors."""
-
 import errno
 import platform
 import re

@@ -1,5 +1,3 @@
-"""Code in the sandbox has no network, starts nothing, signals nobody and cannot undo its limits."""
-
 import os
 import signal
 import socket

@@ -1,5 +1,3 @@
-"""GSM8K, MMLU and the sentiment sets: prompts word for word, answers read, rows of the real data."""
-
 import gzip
 import json
 import os

@@ -1,5 +1,3 @@
-"""Whatever form an answer has, the program is the one that its writer meant."""
-
 import pytest
 
 from fedlight.evaluation.tasks.human_eval import complete_program

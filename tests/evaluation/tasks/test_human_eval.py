@@ -1,5 +1,3 @@
-"""HumanEval on a few problems of its form, and, where the data lie beside the project, on all 164."""
-
 import os
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""pass@k against its definition: all ways to draw k of n samples."""
-
 from itertools import combinations
 from statistics import fmean
 

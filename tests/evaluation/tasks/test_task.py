@@ -1,5 +1,3 @@
-"""What all tasks share: prompts with examples, limits, batches, scores; exact match."""
-
 import pytest
 from tiny_world import write_rows
 

@@ -1,5 +1,3 @@
-"""Adapters as folders: saved, continued, merged, refused."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Reading a base tensor by tensor: the same weights, no map of the file that stays, and little memory at the peak."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Finding and loading a base, and the errors where that fails."""
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -1,5 +1,3 @@
-"""Checkpoints of an SFT module: what is in them, reloading, refusing, resuming."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Batched generation: padding, cache, streams, limits."""
-
 import pytest
 import torch
 from transformers import GenerationConfig

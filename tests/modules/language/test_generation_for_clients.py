@@ -1,5 +1,3 @@
-"""Generation for several clients in one batch: the texts of one client after the other."""
-
 import pytest
 import torch
 from torch import nn

@@ -1,5 +1,3 @@
-"""Loading, adapters, checkpoints and resuming, on an SFT module over a tiny Llama."""
-
 import math
 import os
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Optimizers by name, and the learning rate per epoch."""
-
 import pytest
 import torch
 from torch import nn

@@ -1,5 +1,3 @@
-"""A text longer than a model's learned positions is refused before training; computed positions are warned of once."""
-
 import warnings
 
 import pytest

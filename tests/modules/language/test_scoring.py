@@ -1,5 +1,3 @@
-"""Log-likelihoods of continuations against the model's own logits, one text at a time."""
-
 import os
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Several adapters on one base: equal at the start, one active at a time, all of them saved and none of them frozen."""
-
 import pytest
 import torch
 from peft import PeftModel

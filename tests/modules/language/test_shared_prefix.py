@@ -1,5 +1,3 @@
-"""Texts that share a row, against a row per text: hidden states, losses, gradients, and when rows are shared."""
-
 from functools import partial
 
 import pytest

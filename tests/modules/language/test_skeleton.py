@@ -1,5 +1,3 @@
-"""A skeleton has the parameters of its module, none of the weights; checkpointing changes no gradient."""
-
 import pytest
 import torch
 

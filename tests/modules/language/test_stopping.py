@@ -1,5 +1,3 @@
-"""Completions that end at a text, and completions with their blanks."""
-
 import pytest
 import torch
 

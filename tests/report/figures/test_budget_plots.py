@@ -1,5 +1,3 @@
-"""Accuracy against simulated time and megabytes: the figure shows the numbers of the files."""
-
 import pytest
 
 from fedlight.recipes.stages import Stage

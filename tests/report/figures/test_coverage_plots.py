@@ -1,5 +1,3 @@
-"""The figures of FedDCA show the numbers of the records, all of them and nothing else."""
-
 import json
 import re
 

@@ -1,5 +1,3 @@
-"""The figure of intervals shows the values and their ends, mean over the seeds."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""A method has one colour on a page, whichever methods a chart shows."""
-
 import json
 
 from fedlight.report.figures.style import COLORS, method_looks, row_looks

@@ -1,5 +1,3 @@
-"""The figures show the numbers of the files, all of them and nothing else."""
-
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb

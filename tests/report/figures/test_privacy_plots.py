@@ -1,5 +1,3 @@
-"""The figures of privacy and utility show the numbers that they were given, and their names do not cover each other."""
-
 import itertools
 import json
 

@@ -1,5 +1,3 @@
-"""The table of privacy and utility shows the numbers of the runs, all that were asked for and nothing else."""
-
 import json
 import re
 

@@ -1,5 +1,3 @@
-"""The map of what was retrieved: neighbours stay neighbours, and inside and outside are told apart."""
-
 import json
 
 import numpy as np

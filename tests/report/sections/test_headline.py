@@ -1,5 +1,3 @@
-"""Which results are drawn, and how captions and metrics are worded."""
-
 import pytest
 
 from fedlight.report.figures.style import looks

@@ -1,5 +1,3 @@
-"""What the general sections say of small runs, worked out by hand."""
-
 import json
 
 from fedlight.report.page import write_report

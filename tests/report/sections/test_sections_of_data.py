@@ -1,5 +1,3 @@
-"""Sections on the clients' data, devices and groups, of small runs whose numbers are known."""
-
 import pytest
 
 from fedlight.report.parts import Chart, Table

@@ -1,5 +1,3 @@
-"""Sections on added rows and on leakage, of small records whose numbers are known."""
-
 import json
 
 import numpy as np

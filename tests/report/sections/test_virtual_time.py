@@ -1,5 +1,3 @@
-"""Metrics over simulated time, worked out by hand."""
-
 import pytest
 
 from fedlight.report.sections import virtual_time

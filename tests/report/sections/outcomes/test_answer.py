@@ -1,5 +1,3 @@
-"""The sentence with which a page opens: it follows from the files of made-up runs."""
-
 import json
 
 from fedlight.report import page

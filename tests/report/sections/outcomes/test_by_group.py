@@ -1,5 +1,3 @@
-"""Scores by subject and judges by category: sorted, pooled where there is little of one, ten lines before the others."""
-
 import json
 
 from fedlight.evaluation.bootstrap import bootstrap_interval

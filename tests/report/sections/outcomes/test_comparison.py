@@ -1,5 +1,3 @@
-"""Differences between methods and what they are worth, on scores made up by hand."""
-
 import json
 
 import pytest

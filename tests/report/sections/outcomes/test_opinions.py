@@ -1,5 +1,3 @@
-"""The map of opinions: people who agree lie together, and what is drawn is what the files say."""
-
 import csv
 import json
 
