@@ -143,9 +143,9 @@ class Row:
             raise ValueError(f"{self.subject} works: the row must say what it means")
 
 
-def row(kind: str, covers: str, proof: Proof, means: str = "", subject: str | None = None) -> Row:
-    """A row whose subject is what it covers, names with blanks between them, unless another is given."""
-    return Row(kind, subject or covers, proof, means, tuple(covers.split()))
+def row(kind: str, subject: str, proof: Proof, means: str = "", covers: str | None = None) -> Row:
+    """A row that covers the names in its subject, with blanks between them, unless others are given."""
+    return Row(kind, subject, proof, means, tuple((subject if covers is None else covers).split()))
 
 
 def kind(name: str) -> Callable[..., Row]:

@@ -137,6 +137,11 @@ class Project:
         return made
 
 
+def given(**trainer: Any) -> Project:
+    """A project whose trainer has these arguments."""
+    return Project(trainer=trainer)
+
+
 class Run:
     """A project with the federation's callbacks.
 

@@ -17,7 +17,7 @@ checked; the checks of that are in `matrix`.
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -87,6 +87,11 @@ def staying(model: nn.Module) -> set[str]:
     }
 
 
+def clipped_by_norm(parameters: Sequence[nn.Parameter]) -> None:
+    """Clips gradients at 0.05."""
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+
+
 def local_training(
     model: Any,
     batches: Sequence[Any],
@@ -132,6 +137,14 @@ def local_training(
         optimizer.step(gradients)
         if within:
             schedule.step()
+
+
+def stepped(optimizer: torch.optim.Optimizer, losses: Iterable[torch.Tensor]) -> None:
+    """A step for each loss, which is computed after the step before it."""
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def configured(model: Any) -> tuple[torch.optim.Optimizer, Any]:

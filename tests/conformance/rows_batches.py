@@ -14,8 +14,6 @@ batch = kind("Batches")
 
 
 class Items(Dataset):
-    """The examples, each made into an item."""
-
     def __init__(self, made):
         self.pairs, self.made = examples(), made
 
@@ -27,8 +25,6 @@ class Items(Dataset):
 
 
 class Reads(Net):
-    """Takes features and targets out of a batch by a function."""
-
     def __init__(self, read):
         super().__init__()
         self.read = read
@@ -47,8 +43,6 @@ Pair = namedtuple("Pair", ["x", "y"])
 
 @dataclass
 class Example:
-    """A batch as a dataclass."""
-
     x: torch.Tensor
     y: torch.Tensor
 
@@ -94,8 +88,6 @@ def ragged(pairs):
 
 
 class Ragged(Net):
-    """The sum of what there is of each row."""
-
     def loss(self, batch):
         rows, y = batch
         full = torch.stack([nn.functional.pad(row, (0, 3 - len(row))) for row in rows])
@@ -117,8 +109,6 @@ def packed(pairs):
 
 
 class Recurrent(Net):
-    """A GRU over a packed sequence."""
-
     def __init__(self):
         super().__init__()
         self.net = nn.ModuleDict({"gru": nn.GRU(1, 4), "out": nn.Linear(4, 1)})
@@ -133,42 +123,33 @@ def collated(function):
 
 
 ROWS: list[Row] = [
+    batch("a tensor", of(lambda x, y: torch.cat([x, y]), lambda rows: (rows[:, :3], rows[:, 3:]))),
+    batch("a tuple or list of tensors", Equals(Project())),
+    batch("a dict", of(lambda x, y: {"x": x, "y": y}, lambda parts: (parts["x"], parts["y"]))),
     batch(
-        "", of(lambda x, y: torch.cat([x, y]), lambda rows: (rows[:, :3], rows[:, 3:])), subject="a tensor"
-    ),
-    batch("", Equals(Project()), subject="a tuple or list of tensors"),
-    batch("", of(lambda x, y: {"x": x, "y": y}, lambda parts: (parts["x"], parts["y"])), subject="a dict"),
-    batch(
-        "",
+        "dicts and lists inside of each other",
         of(
             lambda x, y: {"in": {"x": [x]}, "out": (y,)}, lambda parts: (parts["in"]["x"][0], parts["out"][0])
         ),
-        subject="dicts and lists inside of each other",
     ),
-    batch("", of(Pair, lambda pair: (pair.x, pair.y)), subject="a namedtuple"),
+    batch("a namedtuple", of(Pair, lambda pair: (pair.x, pair.y))),
     batch(
-        "",
+        "a dataclass",
         Equals(
             Project(
                 partial(Reads, lambda one: (one.x, one.y)),
                 collated(lambda pairs: Example(*(torch.stack(part) for part in zip(*pairs, strict=True)))),
             )
         ),
-        subject="a dataclass",
     ),
+    batch("ragged rows, a list of tensors of different lengths", Equals(Project(Ragged, collated(ragged)))),
+    batch("a PackedSequence", Equals(Project(Recurrent, collated(packed)))),
     batch(
-        "",
-        Equals(Project(Ragged, collated(ragged))),
-        subject="ragged rows, a list of tensors of different lengths",
-    ),
-    batch("", Equals(Project(Recurrent, collated(packed))), subject="a PackedSequence"),
-    batch(
-        "",
+        "an object with .to(device), as PyTorch Geometric's Batch",
         Equals(Project(GraphNet, collated(Graphs.collated))),
-        subject="an object with .to(device), as PyTorch Geometric's Batch",
     ),
     batch(
-        "",
+        "strings beside tensors",
         Equals(
             Project(
                 Texts,
@@ -177,6 +158,5 @@ ROWS: list[Row] = [
                 ),
             )
         ),
-        subject="strings beside tensors",
     ),
 ]

@@ -8,38 +8,30 @@ from matrix import Equals, Refused, Row, Works, kind
 from memories import kept
 from probes import Lines, same
 from project import SIZES, Net, Project, Run, examples, loader, rows_of_clients, weights
-from reference import federated_averaging, local_training
+from reference import clipped_by_norm, federated_averaging, local_training, stepped
 from torch import nn
 
 module = kind("Modules")
 
 
 class Running(Net):
-    """Batch norm with running statistics."""
-
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
 
 
 class FrozenNorm(Running):
-    """The same in eval()."""
-
     def on_train_epoch_start(self):
         self.net[1].eval()
 
 
 class Spectral(Net):
-    """A power iteration in each forward pass."""
-
     def __init__(self):
         super().__init__()
         nn.utils.spectral_norm(self.net[0])
 
 
 class Instance(Net):
-    """Instance norm with running statistics."""
-
     def __init__(self):
         super().__init__()
         self.norm = nn.InstanceNorm1d(1, track_running_stats=True, affine=True)
@@ -49,8 +41,6 @@ class Instance(Net):
 
 
 class Queue(Net):
-    """Keeps features of the last batches, as momentum contrast does."""
-
     def __init__(self):
         super().__init__()
         self.register_buffer("queue", torch.zeros(4, 3))
@@ -62,8 +52,6 @@ class Queue(Net):
 
 
 class Teacher(Net):
-    """A teacher that follows its student, outside of the optimizer."""
-
     def __init__(self):
         super().__init__()
         self.teacher = nn.Linear(3, 1)
@@ -77,8 +65,6 @@ class Teacher(Net):
 
 
 class Manual(Net):
-    """Steps by itself."""
-
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
@@ -94,8 +80,6 @@ class Manual(Net):
 
 
 class ManualAccumulation(Manual):
-    """A step of three batches, by itself."""
-
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         self.manual_backward(self.loss(batch) / 3)
@@ -105,8 +89,6 @@ class ManualAccumulation(Manual):
 
 
 class TwoOptimizers(Manual):
-    """One for each layer, in turn; the second has a schedule of its own."""
-
     def configure_optimizers(self):
         first = torch.optim.Adam(self.net[0].parameters(), lr=0.05)
         second = torch.optim.SGD(self.net[2].parameters(), lr=0.1, momentum=0.5)
@@ -131,7 +113,7 @@ def manually(model, batches, round_idx, size=1):
         for batch in batches[start : start + size]:
             (model.loss(batch.content) / size).backward()
         if size == 1:
-            clipped(model.parameters())
+            clipped_by_norm(model.parameters())
         optimizer.step()
 
 
@@ -149,8 +131,6 @@ def two_in_turn(model, batches, round_idx):
 
 
 class Carries(Net):
-    """A hidden value from batch to batch; its loss has a part of it."""
-
     hidden = None
 
     def on_visit_start(self, client_id):
@@ -164,8 +144,6 @@ class Carries(Net):
 
 
 class CarriesOn(Carries):
-    """The same without a reset."""
-
     def on_visit_start(self, client_id):
         pass
 
@@ -185,8 +163,6 @@ def what_is_not_reset_goes_on(folder):
 
 
 class Breaks(Net):
-    """Its loss is NaN for whoever has the row that dan has first."""
-
     def loss(self, batch):
         x = batch[0]
         bad = examples().tensors[0][rows_of_clients()["dan"]]
@@ -210,8 +186,6 @@ def who_diverges_is_left_out(folder):
 
 
 class Skips(Net):
-    """Ends the epoch by itself."""
-
     def on_train_batch_start(self, batch, batch_idx):
         return -1 if batch_idx == 4 else None
 
@@ -225,8 +199,6 @@ class Iterates(Net):
 
 
 class OwnBackward(Net):
-    """Overrides how Lightning makes and clears gradients and steps."""
-
     def backward(self, loss):
         (2 * loss).backward()
 
@@ -239,15 +211,10 @@ class OwnBackward(Net):
 
 def doubled(model, batches, round_idx):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in batches:
-        optimizer.zero_grad()
-        (2 * model.loss(batch.content)).backward()
-        optimizer.step()
+    stepped(optimizer, (2 * model.loss(batch.content) for batch in batches))
 
 
 class Stops(Net):
-    """Says itself that it is enough, inside the second round."""
-
     def training_step(self, batch, batch_idx):
         if self.trainer.global_step == 8:
             self.trainer.should_stop = True
@@ -285,16 +252,8 @@ def refused_buffer(made, name):
     return Refused(Project(made, full), f"training changes {name}", "Add AveragedBuffers", in_training=True)
 
 
-def clipped(parameters):
-    nn.utils.clip_grad_norm_(parameters, 0.05)
-
-
 def plain_network():
     return nn.Linear(3, 1)
-
-
-def trained(made, **settings):
-    return Equals(Project(made), **settings)
 
 
 def a_step_may_be_left_out(folder):
@@ -335,8 +294,6 @@ def one_batch_late(model, batches, round_idx):
 
 
 class Averages(Net):
-    """Has torch's average of its weights inside."""
-
     def __init__(self):
         super().__init__()
         self.average = torch.optim.swa_utils.AveragedModel(self.net)
@@ -349,8 +306,6 @@ class Averages(Net):
 
 
 class Logs(Net):
-    """Logs its loss by step and by epoch."""
-
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("loss", loss, on_step=True, on_epoch=True, batch_size=1)
@@ -378,15 +333,11 @@ def clamped(model):
 
 
 class ClampsBehind(Net):
-    """Keeps weights small in on_train_batch_end, as a Wasserstein GAN may."""
-
     def on_train_batch_end(self, outputs, batch, batch_idx):
         clamped(self)
 
 
 class ClampsInStep(Net):
-    """The same behind the optimizer's step."""
-
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         clamped(self)
@@ -394,75 +345,51 @@ class ClampsInStep(Net):
 
 def clamping(model, batches, round_idx):
     for batch in batches:
-        one_step(model, batch)
+        stepped(torch.optim.SGD(model.parameters(), lr=0.1), [model.loss(batch.content)])
         clamped(model)
 
 
-def one_step(model, batch):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.zero_grad()
-    model.loss(batch.content).backward()
-    optimizer.step()
-
-
 ROWS: list[Row] = [
+    module("weights changed in optimizer_step, such as clamped", Equals(Project(ClampsInStep), clamping)),
     module(
-        "",
-        Equals(Project(ClampsInStep), clamping),
-        subject="weights changed in optimizer_step, such as clamped",
-    ),
-    module(
-        "",
+        "weights changed in on_train_batch_end, such as clamped",
         Equals(Project(ClampsBehind), clamping),
         "a callback of one's own that does so has to stand in front of FederatedLoop, or is refused",
-        "weights changed in on_train_batch_end, such as clamped",
     ),
     module(
-        "",
+        "self.log in the training step",
         Works(means_are_of_the_round),
         "by step each client's, by epoch the mean over the batches of all clients of a round",
-        "self.log in the training step",
     ),
     module(
-        "",
+        "a training_step that gives None",
         Works(a_step_may_be_left_out),
         "the step is left out: neither its loss nor a step is counted",
-        subject="a training_step that gives None",
     ),
-    module("", refused_buffer(Running, "net.1.running_mean"), subject="batch norm"),
+    module("batch norm", refused_buffer(Running, "net.1.running_mean")),
     module(
-        "",
+        "batch norm, `AveragedBuffers`",
         held(Running, "average"),
         "running statistics are the mean over a round's clients",
-        "batch norm, `AveragedBuffers`",
     ),
     module(
-        "",
+        "batch norm, `LocalBuffers`",
         held(Running, "local"),
         "FedBN: statistics, weights and biases of the norm stay with each client",
-        "batch norm, `LocalBuffers`",
     ),
-    module("", Equals(Project(FrozenNorm), norm_in_eval), subject="batch norm in eval()"),
+    module("batch norm in eval()", Equals(Project(FrozenNorm), norm_in_eval)),
+    module("InstanceNorm1d(track_running_stats=True)", refused_buffer(Instance, "norm.running_mean")),
     module(
-        "", refused_buffer(Instance, "norm.running_mean"), subject="InstanceNorm1d(track_running_stats=True)"
+        "InstanceNorm1d(track_running_stats=True), LocalBuffers", held(Instance, "local"), "as for batch norm"
     ),
+    module("spectral_norm", refused_buffer(Spectral, "net.0.weight_u")),
+    module("spectral_norm, `LocalBuffers`", held(Spectral, "local"), "its vectors stay with each client"),
+    module("a queue in a buffer", refused_buffer(Queue, "queue")),
     module(
-        "",
-        held(Instance, "local"),
-        "as for batch norm",
-        "InstanceNorm1d(track_running_stats=True), LocalBuffers",
-    ),
-    module("", refused_buffer(Spectral, "net.0.weight_u"), subject="spectral_norm"),
-    module("", held(Spectral, "local"), "its vectors stay with each client", "spectral_norm, `LocalBuffers`"),
-    module("", refused_buffer(Queue, "queue"), subject="a queue in a buffer"),
-    module(
-        "",
-        held(Queue, "local"),
-        "a client goes on with its own queue",
-        "a queue in a buffer, `LocalBuffers`",
+        "a queue in a buffer, `LocalBuffers`", held(Queue, "local"), "a client goes on with its own queue"
     ),
     module(
-        "",
+        "a teacher that follows its student, outside of the optimizer",
         Refused(
             Project(Teacher),
             "training changes teacher.weight",
@@ -470,97 +397,81 @@ ROWS: list[Row] = [
             in_training=True,
             moved=("teacher.weight",),
         ),
-        subject="a teacher that follows its student, outside of the optimizer",
     ),
-    module("", Equals(Project(Manual), manually), subject="manual optimization"),
+    module("manual optimization", Equals(Project(Manual), manually)),
     module(
-        "",
+        "manual optimization that accumulates, local_steps a multiple of it",
         Equals(Project(ManualAccumulation), partial(manually, size=3)),
         "local_steps counts batches here",
-        "manual optimization that accumulates, local_steps a multiple of it",
     ),
     module(
-        "",
+        "manual optimization that accumulates across a visit's end",
         Refused(
             Project(ManualAccumulation, loop={"local_steps": 4}),
             "gradients that no optimizer step has used",
             "set local_steps to a multiple",
             in_training=True,
         ),
-        subject="manual optimization that accumulates across a visit's end",
     ),
     module(
-        "",
-        Equals(Project(TwoOptimizers), two_in_turn),
-        subject="several optimizers and a schedule, manual optimization",
+        "several optimizers and a schedule, manual optimization", Equals(Project(TwoOptimizers), two_in_turn)
     ),
     module(
-        "",
-        trained(Carries),
-        "reset in on_visit_start",
         "attributes carried from batch to batch, reset in on_visit_start",
+        Equals(Project(Carries)),
+        "reset in on_visit_start",
     ),
     module(
-        "",
+        "attributes carried from batch to batch, not reset",
         Works(what_is_not_reset_goes_on),
         "cannot be seen: what one client leaves in an attribute the next one finds",
-        "attributes carried from batch to batch, not reset",
     ),
     module(
-        "",
-        Equals(Project(OwnBackward), doubled),
-        subject="backward, optimizer_step and optimizer_zero_grad of one's own",
+        "backward, optimizer_step and optimizer_zero_grad of one's own", Equals(Project(OwnBackward), doubled)
     ),
     module(
-        "",
+        "torch.compile(module), given to fit",
         Works(a_compiled_lightning_module),
         "trains the same, bit for bit",
-        "torch.compile(module), given to fit",
     ),
     module(
-        "",
+        "a plain nn.Module",
         Refused(Project(plain_network), "`model` must be a `LightningModule`", "LightningModule"),
-        subject="a plain nn.Module",
     ),
     module(
-        "",
+        "a loss that becomes NaN at one client",
         Works(who_diverges_is_left_out),
         "who ends in NaN or Inf is left out of the round, as if it had not been asked",
-        "a loss that becomes NaN at one client",
     ),
     module(
-        "",
+        "trainer.should_stop, set inside a round",
         Works(who_stops_inside_a_round_has_the_last),
         "the round under way does not count: the model is that of the last whole round",
-        "trainer.should_stop, set inside a round",
     ),
     module(
-        "",
+        "on_train_batch_start that gives -1",
         Refused(
             Project(Skips),
             "round 1 was cut short: its epoch ended before the last of its 6 batches",
             "Have it give nothing, and set local_steps",
             in_training=True,
         ),
-        subject="on_train_batch_start that gives -1",
     ),
     module(
-        "",
+        "training_step(dataloader_iter)",
         Refused(
             Project(Iterates, warns=("You are using the `dataloader_iter` step flavor",)),
             "training_step(dataloader_iter) takes batches from the loader itself",
             "take the batch, training_step(batch, batch_idx)",
         ),
-        subject="training_step(dataloader_iter)",
     ),
     module(
-        "",
+        "manual optimization that leaves gradients to the next batch",
         Equals(Project(LeavesGradients), one_batch_late),
         "a visit begins without gradients, whatever the one before has left",
-        "manual optimization that leaves gradients to the next batch",
     ),
     module(
-        "",
+        "swa_utils.AveragedModel inside of the module",
         Refused(
             Project(Averages),
             "training changes average.",
@@ -569,6 +480,5 @@ ROWS: list[Row] = [
             moved=tuple(f"average.module.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
         ),
         "keep it in a callback that averages the global models",
-        "swa_utils.AveragedModel inside of the module",
     ),
 ]

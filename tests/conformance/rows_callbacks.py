@@ -37,7 +37,7 @@ from lightning.pytorch.tuner import Tuner
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, Watch, same
 from project import Net, Project, Run, Validated, loader, weights
-from reference import local_training
+from reference import local_training, stepped
 from torch import nn
 
 callback = kind("Callbacks")
@@ -49,8 +49,6 @@ def with_callbacks(*made, module=Net, **settings):
 
 
 class OwnData(L.LightningDataModule):
-    """With a batch size that can be changed."""
-
     batch_size = 2
 
     def train_dataloader(self):
@@ -58,8 +56,6 @@ class OwnData(L.LightningDataModule):
 
 
 class Tunable(Net):
-    """With a learning rate that can be changed."""
-
     lr = 0.1
 
 
@@ -100,21 +96,23 @@ def the_best_round_is_kept(folder):
     assert not same(saved["state_dict"], run.weights())
 
 
-def rates_are_logged_for_each_round(folder):
+def rates_logged(folder, interval, **settings):
     lines = Lines()
     halves = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-    project = Project(partial(Net, scheduler=halves), rounds=3, trainer={"logger": lines})
-    Run(project, folder, [LearningRateMonitor("epoch")]).fit()
-    assert [rate for _, rate in lines.of("lr-SGD")] == [0.1, 0.05, 0.025]
+    project = Project(
+        partial(Net, scheduler=halves, interval=interval), trainer={"logger": lines}, **settings
+    )
+    Run(project, folder, [LearningRateMonitor(interval)]).fit()
+    return [rate for _, rate in lines.of("lr-SGD")]
+
+
+def rates_are_logged_for_each_round(folder):
+    assert rates_logged(folder, "epoch", rounds=3) == [0.1, 0.05, 0.025]
 
 
 def rates_are_logged_for_each_step(folder):
-    lines = Lines()
-    halves = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-    project = Project(partial(Net, scheduler=halves, interval="step"), trainer={"logger": lines})
-    Run(project, folder, [LearningRateMonitor("step")]).fit()
     of_visits = [[0.1, 0.05, 0.025]] * 2 + [[0.0125, 0.00625, 0.003125]] * 2
-    assert [rate for _, rate in lines.of("lr-SGD")] == pytest.approx(sum(of_visits, []))
+    assert rates_logged(folder, "step") == pytest.approx(sum(of_visits, []))
 
 
 def predictions_are_the_global_models(folder):
@@ -145,25 +143,16 @@ def lambdas_see_the_rounds(folder):
     assert same(seen[1], run.weights())
 
 
-def summaries_count_the_module(folder):
-    summary = ModelSummary()
+def a_summary_counts_the_module(folder, kind):
+    summary = kind()
     run = Run(Project(), folder, [summary]).fit()
     assert summary._summary(run.trainer, run.module).total_parameters == 21
 
 
-def rich_summary_counts_the_module(folder):
-    summary = RichModelSummary()
-    run = Run(Project(), folder, [summary]).fit()
-    assert summary._summary(run.trainer, run.module).total_parameters == 21
-
-
-def bars_count_batches(bar_class):
-    def check(folder):
-        bar = bar_class()
-        Run(Project(trainer={"enable_progress_bar": True}), folder, [bar]).fit()
-        assert bar.total_train_batches == 6
-
-    return check
+def a_bar_counts_batches(folder, kind):
+    bar = kind()
+    Run(Project(trainer={"enable_progress_bar": True}), folder, [bar]).fit()
+    assert bar.total_train_batches == 6
 
 
 def a_bar_of_ones_own(folder):
@@ -228,8 +217,6 @@ def pruned_are_the_global_models_weights(folder):
 
 
 class Pretrained(Net):
-    """A backbone, and a head that the optimizer starts with."""
-
     def __init__(self):
         super().__init__()
         self.backbone, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
@@ -249,10 +236,7 @@ def thawed(model, batches, round_idx, rate):
     model.backbone.requires_grad_(round_idx >= 1)
     if round_idx >= 1:
         optimizer.add_param_group({"params": list(model.backbone.parameters()), "lr": rate(round_idx)})
-    for batch in batches:
-        optimizer.zero_grad()
-        model.loss(batch.content).backward()
-        optimizer.step()
+    stepped(optimizer, (model.loss(batch.content) for batch in batches))
 
 
 class Thaw(BaseFinetuning):
@@ -344,21 +328,20 @@ def tuned(find):
 
 ROWS: list[Row] = [
     callback(
-        "",
+        'LearningRateMonitor("step"), a schedule by step',
         Works(rates_are_logged_for_each_step),
         "by step it logs what each client's step has; all clients of a round have the same",
-        'LearningRateMonitor("step"), a schedule by step',
     ),
     *(
         callback(
-            "",
+            f"Tuner(trainer).{find}",
             Refused(
                 with_callbacks(module=Tunable, data=OwnData),
                 f"{finder} tries values on training batches",
                 "use it in a run without the federation",
                 call=tuned(find),
             ),
-            subject=f"Tuner(trainer).{find}",
+            covers="",
         )
         for find, finder in (("lr_find", "LearningRateFinder"), ("scale_batch_size", "BatchSizeFinder"))
     ),
@@ -375,16 +358,16 @@ ROWS: list[Row] = [
         "epochs are rounds: the backbone is federated from its round on",
     ),
     callback(
-        "BaseFinetuning",
+        "a BaseFinetuning of one's own",
         Equals(
             with_callbacks(lambda folder: Thaw(), module=Pretrained),
             partial(thawed, rate=lambda round_idx: 0.02),
         ),
         "what joins the optimizer is federated from that round on",
-        "a BaseFinetuning of one's own",
+        covers="BaseFinetuning",
     ),
     callback(
-        "",
+        "a callback that adds to the optimizer inside a round",
         Refused(
             with_callbacks(lambda folder: ThawInside(), module=Pretrained),
             "2 parameters joined or left the optimizer during the visit",
@@ -392,13 +375,11 @@ ROWS: list[Row] = [
             in_training=True,
             moved=("backbone.weight", "backbone.bias"),
         ),
-        subject="a callback that adds to the optimizer inside a round",
     ),
     callback(
-        "",
+        "ModelCheckpoint(every_n_train_steps=4)",
         Works(checkpoints_inside_a_round_are_of_its_start),
         "inside a round it holds the state from before it; a resumed run does the round again, bit for bit",
-        "ModelCheckpoint(every_n_train_steps=4)",
     ),
     callback(
         "OnExceptionCheckpoint",
@@ -406,16 +387,15 @@ ROWS: list[Row] = [
         "holds the state from before the round that broke",
     ),
     callback(
-        "Checkpoint",
+        "a Checkpoint of one's own",
         Works(a_checkpoint_callback_of_ones_own),
         "a finished round with the global model",
-        "a Checkpoint of one's own",
+        covers="Checkpoint",
     ),
     callback(
-        "",
+        "Timer(interval='step')",
         Works(time_runs_out_inside_a_round),
         "the round under way does not count: the run ends with the model of the last one",
-        "Timer(interval='step')",
     ),
     callback(
         "GradientAccumulationScheduler",
@@ -425,9 +405,9 @@ ROWS: list[Row] = [
         "keys are rounds; local_steps counts optimizer steps",
     ),
     callback(
-        "Callback",
+        "a Callback that only looks",
         Equals(Project(callbacks=lambda folder: [L.Callback()])),
-        subject="a Callback that only looks",
+        covers="Callback",
     ),
     callback(
         "EarlyStopping",
@@ -435,17 +415,16 @@ ROWS: list[Row] = [
         "patience=3 waits three rounds; what is monitored is the new global model's",
     ),
     callback(
-        "",
+        'EarlyStopping("fed/loss")',
         Works(early_stopping_hears_of_the_federation),
         "fed/loss and the like can be monitored",
-        'EarlyStopping("fed/loss")',
     ),
     callback(
         "ModelCheckpoint",
         Works(checkpoints_hold_the_global_model),
         "a checkpoint is a finished round with the global model",
     ),
-    callback("", Works(the_best_round_is_kept), "keeps the best round", "ModelCheckpoint(monitor=...)"),
+    callback("ModelCheckpoint(monitor=...)", Works(the_best_round_is_kept), "keeps the best round"),
     callback(
         "LearningRateMonitor", Works(rates_are_logged_for_each_round), "by epoch it logs the round's rate"
     ),
@@ -464,25 +443,27 @@ ROWS: list[Row] = [
         Works(lambdas_see_the_rounds),
         "an epoch's end is a round's end, with the global model",
     ),
-    callback("ModelSummary", Works(summaries_count_the_module), "shows the module, which every client has"),
-    callback(
-        "RichModelSummary", Works(rich_summary_counts_the_module), "shows the module, which every client has"
+    *(
+        callback(
+            kind.__name__,
+            Works(partial(a_summary_counts_the_module, kind=kind)),
+            "shows the module, which every client has",
+        )
+        for kind in (ModelSummary, RichModelSummary)
     ),
     callback(
-        "ProgressBar",
+        "a ProgressBar of one's own",
         Works(a_bar_of_ones_own),
         "counts the batches of all visits of a round",
-        "a ProgressBar of one's own",
+        covers="ProgressBar",
     ),
-    callback(
-        "TQDMProgressBar",
-        Works(bars_count_batches(TQDMProgressBar)),
-        "counts the batches of all visits of a round",
-    ),
-    callback(
-        "RichProgressBar",
-        Works(bars_count_batches(RichProgressBar)),
-        "counts the batches of all visits of a round",
+    *(
+        callback(
+            kind.__name__,
+            Works(partial(a_bar_counts_batches, kind=kind)),
+            "counts the batches of all visits of a round",
+        )
+        for kind in (TQDMProgressBar, RichProgressBar)
     ),
     callback(
         "SpikeDetection",
@@ -495,50 +476,32 @@ ROWS: list[Row] = [
         "counts this machine's work for all clients",
     ),
     callback(
-        "Timer",
+        'Timer(interval="epoch")',
         Works(a_timer_by_epoch_ends_after_a_round),
         "ends the run after a round",
-        'Timer(interval="epoch")',
+        covers="Timer",
     ),
-    callback(
-        "StochasticWeightAveraging",
-        Refused(
-            with_callbacks(lambda folder: StochasticWeightAveraging(0.1)),
-            "StochasticWeightAveraging averages weights across clients",
-            "take it out",
-        ),
+    *(
+        callback(
+            kind.__name__,
+            Refused(
+                with_callbacks(lambda folder, kind=kind, given=given: kind(*given)),
+                f"{kind.__name__} averages weights across clients",
+                "take it out",
+            ),
+        )
+        for kind, *given in ((StochasticWeightAveraging, 0.1), (WeightAveraging,), (EMAWeightAveraging,))
     ),
-    callback(
-        "WeightAveraging",
-        Refused(
-            with_callbacks(lambda folder: WeightAveraging()),
-            "WeightAveraging averages weights across clients",
-            "take it out",
-        ),
-    ),
-    callback(
-        "EMAWeightAveraging",
-        Refused(
-            with_callbacks(lambda folder: EMAWeightAveraging()),
-            "EMAWeightAveraging averages weights across clients",
-            "take it out",
-        ),
-    ),
-    callback(
-        "LearningRateFinder",
-        Refused(
-            with_callbacks(lambda folder: LearningRateFinder(), module=Tunable, data=OwnData),
-            "LearningRateFinder tries values on training batches",
-            "use it in a run without the federation",
-        ),
-    ),
-    callback(
-        "BatchSizeFinder",
-        Refused(
-            with_callbacks(lambda folder: BatchSizeFinder(), module=Tunable, data=OwnData),
-            "BatchSizeFinder tries values on training batches",
-            "use it in a run without the federation",
-        ),
+    *(
+        callback(
+            kind.__name__,
+            Refused(
+                with_callbacks(lambda folder, kind=kind: kind(), module=Tunable, data=OwnData),
+                f"{kind.__name__} tries values on training batches",
+                "use it in a run without the federation",
+            ),
+        )
+        for kind in (LearningRateFinder, BatchSizeFinder)
     ),
     callback(
         "ModelPruning",

@@ -103,8 +103,6 @@ def neighbours(run):
 
 
 class Backwards(Sampler):
-    """From the last example to the first."""
-
     def __init__(self, source):
         self.source = source
 
@@ -116,8 +114,6 @@ class Backwards(Sampler):
 
 
 class Neighbours(Sampler):
-    """A batch sampler of one's own: two neighbours each."""
-
     def __init__(self, source):
         self.source = source
 
@@ -141,8 +137,6 @@ def replicas(number):
 
 
 class Rows(Dataset):
-    """A data set of one's own."""
-
     def __init__(self):
         self.pairs = examples()
 
@@ -161,22 +155,16 @@ class Pipe(MapDataPipe, Rows):
 
 
 class Stream(IterableDataset):
-    """Without positions."""
-
     def __iter__(self):
         return iter(examples())
 
 
 class StreamPipe(IterDataPipe):
-    """Without positions, as a data pipe."""
-
     def __iter__(self):
         return iter(examples())
 
 
 class FramePipe(DFIterDataPipe):
-    """Without positions, as a data pipe of frames."""
-
     def __iter__(self):
         return iter(examples())
 
@@ -219,8 +207,6 @@ def single_rows():
 
 
 class Hooked(L.LightningDataModule):
-    """Doubles the features on their way to the device."""
-
     def train_dataloader(self):
         return loader()
 
@@ -229,8 +215,6 @@ class Hooked(L.LightningDataModule):
 
 
 class InSetup(Net):
-    """Makes its data in setup and has the loader itself."""
-
     def setup(self, stage):
         self.rows = examples()
 
@@ -310,48 +294,45 @@ ROWS: list[Row] = [
         "batches of each client's examples, with the sampler, size and drop_last that it was given",
     ),
     sampler(
-        "Sampler",
+        "a Sampler of one's own",
         sampled(Backwards, also=backwards),
         "each client's examples in the order in which they come",
-        "a Sampler of one's own",
+        covers="Sampler",
     ),
     sampler(
-        "",
+        "a batch sampler of one's own",
         Refused(
             Project(data=neighbouring()),
             "batch_sampler=Neighbours, which batches the examples of all clients together",
             "ByClient(clients, batch_sampler=lambda own_set: Neighbours(...))",
         ),
-        subject="a batch sampler of one's own",
     ),
     sampler(
-        "",
+        "a batch sampler of one's own, ByClient(..., batch_sampler=...)",
         Equals(Project(data=neighbouring(), federation=with_batch_sampler), also=neighbours),
         "each client's own set is batched by it",
-        "a batch sampler of one's own, ByClient(..., batch_sampler=...)",
     ),
     sampler(
-        "DistributedSampler",
+        "DistributedSampler, num_replicas=1",
         sampled(replicas(1), also=a_pass_has_each_once),
-        subject="DistributedSampler, num_replicas=1",
+        covers="DistributedSampler",
     ),
     sampler(
-        "",
+        "DistributedSampler, num_replicas=2",
         Refused(
             Project(data=lambda: DataLoader(examples(), batch_size=2, sampler=replicas(2)(examples()))),
             "DistributedSampler has num_replicas=2",
             "take it out, or set num_replicas=1",
         ),
-        subject="DistributedSampler, num_replicas=2",
     ),
     data_set("TensorDataset", over(examples)),
-    data_set("Dataset", over(Rows), subject="a Dataset of one's own"),
+    data_set("a Dataset of one's own", over(Rows), covers="Dataset"),
     data_set("Subset", over(backwards_subset)),
-    data_set("", Equals(Project(data=split, clients=clients_of_split)), subject="what random_split gives"),
+    data_set("what random_split gives", Equals(Project(data=split, clients=clients_of_split))),
     data_set("ConcatDataset", over(in_two_pieces)),
     data_set("StackDataset", over(lambda: StackDataset(*examples().tensors))),
     data_set("MapDataPipe", over(Pipe)),
-    data_set("", over(lambda: [*examples()]), subject="a list of examples"),
+    data_set("a list of examples", over(lambda: [*examples()])),
     data_set("IterableDataset", refused_set(Stream, "the iterable data set Stream")),
     data_set(
         "ChainDataset", refused_set(lambda: ChainDataset([Stream()]), "the iterable data set ChainDataset")
@@ -359,116 +340,89 @@ ROWS: list[Row] = [
     data_set("IterDataPipe", refused_set(StreamPipe, "the iterable data set")),
     data_set("DFIterDataPipe", refused_set(FramePipe, "the iterable data set")),
     loaders(
-        "",
+        "local_steps=None",
         Equals(Project(loop={"local_steps": None}, data=partial(loader, batch_size=4)), also=one_pass),
         "one pass over each client's examples",
-        "local_steps=None",
     ),
     loaders("DataLoader", Equals(Project(data=partial(loader, shuffle=True)))),
+    loaders("drop_last=True", Equals(Project(data=partial(loader, drop_last=True)), also=full_batches)),
+    loaders("batch_size=None", Equals(Project(data=single_rows)), "every item of the data set is a batch"),
     loaders(
-        "", Equals(Project(data=partial(loader, drop_last=True)), also=full_batches), subject="drop_last=True"
-    ),
-    loaders(
-        "", Equals(Project(data=single_rows)), "every item of the data set is a batch", "batch_size=None"
-    ),
-    loaders(
-        "",
+        "num_workers, persistent_workers",
         Equals(Project(data=partial(loader, num_workers=1, persistent_workers=True))),
-        subject="num_workers, persistent_workers",
     ),
     loaders(
-        "",
+        "generator",
         Equals(Project(data=lambda: loader(generator=torch.Generator().manual_seed(3)))),
         "its seed counts beside that of ByClient",
-        "generator",
     ),
     loaders(
-        "",
+        "several loaders, CombinedLoader",
         Refused(
             Project(data=lambda: CombinedLoader([loader(), loader()])),
             "a list of 2 loaders",
             "give one DataLoader over one data set, such as a torch StackDataset",
         ),
-        subject="several loaders, CombinedLoader",
     ),
     loaders(
-        "",
+        "a list of batches",
         Refused(
             Project(data=lambda: [torch.zeros(2, 3)]),
             "the training data are a list",
             "give a torch DataLoader over a map-style",
         ),
-        subject="a list of batches",
     ),
     loaders(
-        "",
+        "validation over an IterableDataset",
         Works(validation_may_stream),
         "rounds are validated on it as epochs are",
-        "validation over an IterableDataset",
+        covers="",
     ),
-    loaders(
-        "", Works(several_validation_loaders), "each is logged by its number", "several validation loaders"
-    ),
+    loaders("several validation loaders", Works(several_validation_loaders), "each is logged by its number"),
     clients(
-        "",
+        "a LightningDataModule",
         Equals(Project(data=Hooked, module=Net)),
         "its hooks are used, also on_after_batch_transfer",
-        "a LightningDataModule",
     ),
     clients(
-        "",
+        "FederatedWrapper in the place of ByClient",
         Equals(
             Project(
                 data=lambda: FederatedWrapper(GivenLoaders(loader()), by_client),
                 federation=lambda loop: [loop],
             )
         ),
-        subject="FederatedWrapper in the place of ByClient",
     ),
-    clients("", Equals(Project(InSetup, data=lambda: None)), subject="data made in LightningModule.setup"),
+    clients("data made in LightningModule.setup", Equals(Project(InSetup, data=lambda: None))),
     clients(
-        "",
-        Equals(Project(federation=lambda loop: [loop, ByClient(by_client)])),
-        subject="ByClient behind FederatedLoop",
+        "ByClient behind FederatedLoop", Equals(Project(federation=lambda loop: [loop, ByClient(by_client)]))
     ),
-    clients("", said_as(lambda rows: rows.tolist()), subject="positions as lists"),
-    clients("", said_as(torch.as_tensor), subject="positions as tensors"),
-    clients("", said_as(mask), subject="positions as masks"),
+    clients("positions as lists", said_as(lambda rows: rows.tolist())),
+    clients("positions as tensors", said_as(torch.as_tensor)),
+    clients("positions as masks", said_as(mask)),
+    clients("a position that is none", Refused(with_row("ann", 24), "client 'ann'", "24 examples")),
     clients(
-        "",
-        Refused(with_row("ann", 24), "client 'ann'", "24 examples"),
-        subject="a position that is none",
-    ),
-    clients(
-        "",
+        "an example at two clients",
         Refused(with_row("ann", int(rows_of_clients()["ben"][0])), "'ann'", "'ben'"),
-        subject="an example at two clients",
     ),
     clients(
-        "",
+        "a client without examples",
         Refused(
             Project(clients=lambda dataset: rows_of_clients() | {"eve": []}),
             "'eve'",
             "leave them out of the partition",
         ),
-        subject="a client without examples",
     ),
     clients(
-        "",
+        "FederatedLoop without ByClient",
         Refused(
-            Project(federation=lambda loop: [loop]),
-            "does not say whose example is whose",
-            "add ByClient",
+            Project(federation=lambda loop: [loop]), "does not say whose example is whose", "add ByClient"
         ),
-        subject="FederatedLoop without ByClient",
     ),
     clients(
-        "",
+        "more clients in a round than there are",
         Refused(
-            Project(loop={"clients_per_round": 5}),
-            "clients_per_round=5",
-            "set clients_per_round=4 or less",
+            Project(loop={"clients_per_round": 5}), "clients_per_round=5", "set clients_per_round=4 or less"
         ),
-        subject="more clients in a round than there are",
     ),
 ]

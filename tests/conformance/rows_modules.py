@@ -5,23 +5,19 @@ from functools import partial
 import torch
 from matrix import Equals, Refused, Row, kind
 from project import Net, Project, loader
-from reference import local_training
+from reference import clipped_by_norm, local_training
 from torch import nn
 
 module = kind("Modules")
 
 
 class Dropout(Net):
-    """Draws numbers in every step."""
-
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
 
 
 class Normalized(Net):
-    """With norms that keep nothing."""
-
     def __init__(self):
         super().__init__()
         parts = [nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 1)]
@@ -29,8 +25,6 @@ class Normalized(Net):
 
 
 class Momentary(Net):
-    """Batch norm by the batch's own statistics."""
-
     def __init__(self):
         super().__init__()
         norm = nn.BatchNorm1d(4, track_running_stats=False)
@@ -38,8 +32,6 @@ class Momentary(Net):
 
 
 class Tied(Net):
-    """The second layer has the first one's matrix."""
-
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
@@ -47,8 +39,6 @@ class Tied(Net):
 
 
 class Frozen(Net):
-    """The first layer stays; the optimizer never gets it."""
-
     def __init__(self):
         super().__init__()
         self.net[0].requires_grad_(False)
@@ -58,8 +48,6 @@ class Frozen(Net):
 
 
 class FrozenInOptimizer(Frozen):
-    """The same, all given to the optimizer."""
-
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=0.05)
 
@@ -79,16 +67,12 @@ class HalfBase(Net):
 
 
 class Unused(Net):
-    """A head that no loss reaches."""
-
     def __init__(self):
         super().__init__()
         self.unused = nn.Linear(3, 1)
 
 
 class Constant(Net):
-    """A buffer that training reads."""
-
     def __init__(self):
         super().__init__()
         self.register_buffer("scale", torch.tensor([1.0, 2.0, 0.5]))
@@ -98,16 +82,12 @@ class Constant(Net):
 
 
 class Compiled(Net):
-    """Its network is compiled; the eager backend, for the test's time."""
-
     def __init__(self):
         super().__init__()
         self.net.compile(backend="eager")
 
 
 class LossInDict(Net):
-    """Gives more than the loss."""
-
     def training_step(self, batch, batch_idx):
         return {"loss": self.loss(batch), "size": len(batch[0])}
 
@@ -121,15 +101,11 @@ class ThreeDice(Net):
 
 
 class Clipping(Net):
-    """Clips by itself."""
-
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
         self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
 
 
 class LateLayers(Net):
-    """Makes its layers in configure_model."""
-
     def __init__(self):
         super().__init__()
         self.net = None
@@ -151,8 +127,6 @@ class Lazy(Net):
 
 
 class Complex(Net):
-    """Parameters of complex numbers."""
-
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
@@ -165,23 +139,17 @@ class Complex(Net):
 
 
 class Half(Net):
-    """Trains in 16 bits."""
-
     def __init__(self):
         super().__init__()
         self.net.bfloat16()
 
 
 class OwnLoaders(Net):
-    """Has its training loader itself."""
-
     def train_dataloader(self):
         return loader()
 
 
 class Checkpointed(Net):
-    """Forgets activations and computes them again."""
-
     def loss(self, batch):
         x, y = batch
         hidden = torch.utils.checkpoint.checkpoint(self.net[:2], x, use_reentrant=False)
@@ -189,8 +157,6 @@ class Checkpointed(Net):
 
 
 class WeightNormed(Net):
-    """A parametrized layer: its parameters are the length and the direction."""
-
     def __init__(self):
         super().__init__()
         nn.utils.parametrizations.weight_norm(self.net[0])
@@ -204,14 +170,8 @@ class PartlyHeld(Net):
 
 
 class NoOptimizer(Net):
-    """Trains nothing."""
-
     def configure_optimizers(self):
         return None
-
-
-def clipped(parameters):
-    nn.utils.clip_grad_norm_(parameters, 0.05)
 
 
 def trained(made, **settings):
@@ -219,59 +179,53 @@ def trained(made, **settings):
 
 
 ROWS: list[Row] = [
-    module("", trained(Dropout), subject="dropout"),
-    module("", trained(ThreeDice), subject="random numbers in the training step"),
-    module("", trained(Normalized), subject="group norm and layer norm"),
-    module("", trained(Momentary), subject="batch norm with track_running_stats=False"),
-    module("", trained(Tied), "a tied matrix is sent once", subject="tied weights"),
-    module("", trained(Frozen), "what is frozen stays as it is and is not sent", subject="frozen parts"),
-    module("", trained(FrozenInOptimizer), subject="frozen parts that the optimizer holds"),
-    module("", trained(HalfBase), subject="a frozen base in bfloat16"),
-    module("", trained(Unused), subject="parameters that no loss reaches"),
-    module("", trained(Constant), subject="buffers that training only reads"),
-    module("", trained(Compiled), subject="a network compiled with torch.compile"),
-    module("", trained(LossInDict), subject="a training_step that gives a dict"),
-    module("", trained(LateLayers), subject="layers made in configure_model"),
-    module("", trained(Lazy), subject="lazy layers whose size is known before fit"),
-    module("", trained(Checkpointed), subject="activation checkpointing"),
+    module("dropout", trained(Dropout)),
+    module("random numbers in the training step", trained(ThreeDice)),
+    module("group norm and layer norm", trained(Normalized)),
+    module("batch norm with track_running_stats=False", trained(Momentary)),
+    module("tied weights", trained(Tied), "a tied matrix is sent once"),
+    module("frozen parts", trained(Frozen), "what is frozen stays as it is and is not sent"),
+    module("frozen parts that the optimizer holds", trained(FrozenInOptimizer)),
+    module("a frozen base in bfloat16", trained(HalfBase)),
+    module("parameters that no loss reaches", trained(Unused)),
+    module("buffers that training only reads", trained(Constant)),
+    module("a network compiled with torch.compile", trained(Compiled)),
+    module("a training_step that gives a dict", trained(LossInDict)),
+    module("layers made in configure_model", trained(LateLayers)),
+    module("lazy layers whose size is known before fit", trained(Lazy)),
+    module("activation checkpointing", trained(Checkpointed)),
     module(
-        "",
+        "parametrizations, such as weight_norm",
         trained(WeightNormed),
         "length and direction are averaged each",
-        subject="parametrizations, such as weight_norm",
     ),
     module(
-        "",
-        trained(Clipping, train=partial(local_training, clip=clipped)),
-        subject="configure_gradient_clipping of one's own",
+        "configure_gradient_clipping of one's own",
+        trained(Clipping, train=partial(local_training, clip=clipped_by_norm)),
     ),
     module(
-        "",
+        "an optimizer over tensors that are no parameters of the module",
         Refused(
             Project(PartlyHeld),
             "1 of the optimizer's 5 parameters are not parameters of the LightningModule",
             "make what is trained a submodule of it",
         ),
-        subject="an optimizer over tensors that are no parameters of the module",
     ),
     module(
-        "",
+        "complex parameters",
         Refused(Project(Complex), "is trained in complex64", "read it with torch.view_as_complex"),
-        subject="complex parameters",
     ),
     module(
-        "",
+        "parameters in bfloat16",
         Refused(Project(Half), "is trained in bfloat16", "keep what is trained in float32"),
-        subject="parameters in bfloat16",
     ),
-    module("", Equals(Project(OwnLoaders, data=lambda: None)), subject="train_dataloader of the module"),
+    module("train_dataloader of the module", Equals(Project(OwnLoaders, data=lambda: None))),
     module(
-        "",
+        "configure_optimizers that gives None",
         Refused(
             Project(NoOptimizer, warns=("`LightningModule.configure_optimizers` returned `None`",)),
             "configure_optimizers gives no optimizer that holds a parameter",
             "have it return one over what is to be trained",
         ),
-        subject="configure_optimizers that gives None",
     ),
 ]

@@ -24,8 +24,6 @@ class Words(Net):
 
 
 class Matrices(Net):
-    """Without biases: Muon takes matrices only."""
-
     def __init__(self, **settings):
         super().__init__(**settings)
         self.net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 1, bias=False))
@@ -89,8 +87,6 @@ def groups_go_on_as_schedules_do(folder):
 
 
 class TwoGroups(Net):
-    """The second layer learns more slowly and decays."""
-
     def configure_optimizers(self):
         slow = {"params": self.net[2].parameters(), "lr": 0.01, "weight_decay": 0.1}
         return torch.optim.AdamW([{"params": self.net[0].parameters()}, slow], lr=0.05)
@@ -118,33 +114,30 @@ ROWS: list[Row] = [
     optimizer("SGD", made("SGD", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
     optimizer("SparseAdam", made("SparseAdam", Words, lr=0.05)),
     optimizer(
-        "Optimizer",
+        "an Optimizer of one's own that keeps its state in Optimizer.state",
         Equals(Project(partial(Net, optimizer=SignDescent))),
-        subject="an Optimizer of one's own that keeps its state in Optimizer.state",
+        covers="Optimizer",
     ),
     optimizer(
-        "",
+        "an Optimizer of one's own that keeps its state in an attribute",
         Equals(Project(partial(Net, Elsewhere))),
         "what was empty or a number when the run began is so again; tensors in attributes that change are refused",
-        "an Optimizer of one's own that keeps its state in an attribute",
+        covers="",
     ),
     optimizer(
-        "",
+        "an Optimizer of one's own that counts in its groups",
         Works(groups_go_on_as_schedules_do),
         "as schedules by step: every visit starts at the round's value, the next round where the furthest visit came to",
-        "an Optimizer of one's own that counts in its groups",
+        covers="",
     ),
-    optimizer("", Equals(Project(TwoGroups)), subject="parameter groups with settings of their own"),
+    optimizer("parameter groups with settings of their own", Equals(Project(TwoGroups))),
     optimizer(
-        "",
-        Equals(Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=0.05, fused=True)))),
-        subject="fused=True",
+        "fused=True", Equals(Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=0.05, fused=True))))
     ),
     optimizer(
-        "",
+        "lr as a tensor",
         Equals(
             Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=torch.tensor(0.05), foreach=False)))
         ),
-        subject="lr as a tensor",
     ),
 ]

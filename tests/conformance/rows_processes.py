@@ -166,52 +166,45 @@ def ask_in_a_team(run):
 
 ROWS: list[Row] = [
     several(
-        "",
+        'strategy="client_parallel", devices=2',
         trains_as_one_process(two()),
         "each process trains some of a round's clients; the model is that of one process, bit for bit",
-        'strategy="client_parallel", devices=2',
     ),
     several(
-        "",
+        "strategy=ClientParallelStrategy(processes_per_client=2), devices=2",
         Works(in_parts),
         "each process has a part of every batch and of the frozen layers of a client; the model is that of one process, but "
         "for rounding",
-        "strategy=ClientParallelStrategy(processes_per_client=2), devices=2",
     ),
     several(
-        "",
+        "torchrun --nproc-per-node 2",
         trains_as_one_process(two(), TORCHRUN),
         "torchrun says how many processes there are",
-        "torchrun --nproc-per-node 2",
     ),
     several(
-        "",
+        "srun with --nodes=2 --ntasks-per-node=1",
         trains_as_one_process(two(devices=1, num_nodes=2), SLURM),
         "SLURM says how many processes and nodes there are",
-        "srun with --nodes=2 --ntasks-per-node=1",
     ),
     several(
-        "",
+        'strategy="client_parallel", num_nodes=2',
         trains_as_one_process(two(devices=1, num_nodes=2), TWO_NODES),
         "one start on each node, with NODE_RANK and MASTER_ADDR in the environment",
-        'strategy="client_parallel", num_nodes=2',
     ),
     several(
-        "",
+        "self.log(..., sync_dist=True)",
         Works(sync_dist_adds_nothing_up),
         "in training_step the mean over the clients of the own process, whatever sync_dist says, and a line says so once; "
         "fed/loss and fedlight's own train/... are of all clients. In validation_step each process sees all batches",
-        "self.log(..., sync_dist=True)",
     ),
     several(
-        "",
+        "strategy.reduce, self.all_gather, strategy.broadcast, strategy.barrier",
         Works(collectives_of_lightning),
         "trainer.world_size is 1, so reduce and all_gather give the value back; broadcast and barrier are over all "
         "processes. fedlight.processes.current_team().gather(value) gives those of all, outside of visits",
-        "strategy.reduce, self.all_gather, strategy.broadcast, strategy.barrier",
     ),
     several(
-        "",
+        "a callback with on_upload that does not gather what it finds",
         Refused(
             Project(callbacks=lambda folder: [Uploads()]),
             "Uploads.on_upload sees the uploads of those clients that its own process",
@@ -219,6 +212,5 @@ ROWS: list[Row] = [
             call=ask_in_a_team,
         ),
         "its own process's uploads alone would be seen",
-        "a callback with on_upload that does not gather what it finds",
     ),
 ]

@@ -13,7 +13,7 @@ from lightning.pytorch.demos.transformer import LightningTransformer, Transforme
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, same
 from project import SIZES, Project, Run, loader, rows_of_clients, weights
-from reference import federated_averaging, in_one_call, local_training
+from reference import federated_averaging, in_one_call, local_training, stepped
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MinMetric
@@ -56,10 +56,7 @@ def boring_data():
 def boring(model, batches, round_idx):
     """SGD at a rate that StepLR divides by ten each round."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * 0.1**round_idx)
-    for batch in batches:
-        optimizer.zero_grad()
-        model.step(batch.content).backward()
-        optimizer.step()
+    stepped(optimizer, (model.step(batch.content) for batch in batches))
 
 
 class Generator(nn.Module):
@@ -262,10 +259,7 @@ class TemplateData(L.LightningDataModule):
 def of_template(model, batches, round_idx):
     """Adam on the same losses, with the batch norm in training mode."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    for batch in batches:
-        optimizer.zero_grad()
-        model.model_step(batch.content)[0].backward()
-        optimizer.step()
+    stepped(optimizer, (model.model_step(batch.content)[0] for batch in batches))
 
 
 def metrics_are_of_the_round(folder):
@@ -390,10 +384,7 @@ def transferred(model, batches, round_idx):
     model.backbone.requires_grad_(round_idx >= 1)
     if round_idx >= 1:
         optimizer.add_param_group({"params": list(model.backbone.parameters()), "lr": 1e-3})
-    for batch in batches:
-        optimizer.zero_grad()
-        model.training_step(batch.content, 0).backward()
-        optimizer.step()
+    stepped(optimizer, (model.training_step(batch.content, 0) for batch in batches))
 
 
 class EMA(L.Callback):
@@ -464,62 +455,50 @@ def an_average_of_global_models(folder):
 
 
 ROWS: list[Row] = [
-    project("", Equals(Project(LitAutoEncoder)), subject="the autoencoder of Lightning's introduction"),
+    project("the autoencoder of Lightning's introduction", Equals(Project(LitAutoEncoder))),
+    project("BoringModel, the start of bug reports", Equals(Project(Boring, boring_data), boring)),
+    project("the GAN of Lightning's examples, manual optimization", Equals(Project(GAN), adversaries)),
+    project("the transformer of Lightning's examples", Equals(Project(SmallTransformer, text_loader))),
     project(
-        "", Equals(Project(Boring, boring_data), boring), subject="BoringModel, the start of bug reports"
-    ),
-    project(
-        "", Equals(Project(GAN), adversaries), subject="the GAN of Lightning's examples, manual optimization"
-    ),
-    project(
-        "", Equals(Project(SmallTransformer, text_loader)), subject="the transformer of Lightning's examples"
-    ),
-    project(
-        "",
+        "the LSTM of Lightning's examples",
         Equals(Project(ResetLSTM, lstm_data, federation=sequences), of_demo),
         "its batch sampler is made for each client, its hidden state is reset in on_visit_start",
-        "the LSTM of Lightning's examples",
     ),
     project(
-        "",
+        "the LSTM of Lightning's examples, without on_visit_start",
         Works(hidden_state_goes_on),
         "a client begins with the hidden state of the client before it",
-        "the LSTM of Lightning's examples, without on_visit_start",
     ),
     project(
-        "",
+        "the lightning-hydra-template, whose network has batch norm",
         Refused(
             Project(templated, TemplateData),
             "training changes net.model.1.running_mean",
             "Add AveragedBuffers",
             in_training=True,
         ),
-        subject="the lightning-hydra-template, whose network has batch norm",
     ),
     project(
-        "",
+        "the lightning-hydra-template, `AveragedBuffers`",
         Equals(
             Project(templated, TemplateData, loop={"parts": [AveragedBuffers()]}),
             of_template,
             buffers="average",
         ),
         "with one setting",
-        "the lightning-hydra-template, `AveragedBuffers`",
     ),
     project(
-        "",
+        "the lightning-hydra-template, its torchmetrics",
         Works(metrics_are_of_the_round),
         "metrics of training are of all visits of a round, those of validation of the global model",
-        "the lightning-hydra-template, its torchmetrics",
     ),
     project(
-        "",
+        "the lightning-hydra-template, compile=True",
         Works(compiled_template),
         "the same bit for bit; parameters are sent under the names that torch.compile gives them",
-        "the lightning-hydra-template, compile=True",
     ),
     project(
-        "",
+        "fine-tuning of a pretrained backbone, BackboneFinetuning, `AveragedBuffers`",
         Equals(
             Project(
                 TransferLearning,
@@ -531,18 +510,15 @@ ROWS: list[Row] = [
             buffers="average",
         ),
         "its batch norm needs a setting",
-        "fine-tuning of a pretrained backbone, BackboneFinetuning, `AveragedBuffers`",
     ),
     project(
-        "",
+        "an EMA callback of one's own, by batch",
         Works(an_average_of_all_clients_steps),
         "runs through the steps of all clients one after the other; the federation does not notice it",
-        "an EMA callback of one's own, by batch",
     ),
     project(
-        "",
+        "an EMA callback of one's own, by round",
         Works(an_average_of_global_models),
         "averages the global models: update it where validation starts",
-        "an EMA callback of one's own, by round",
     ),
 ]

@@ -31,8 +31,6 @@ def sequential(optimizer):
 
 
 class Halves(lr_scheduler.LRScheduler):
-    """Half of the rate before."""
-
     def get_lr(self):
         if self.last_epoch == 0:
             return [group["lr"] for group in self.optimizer.param_groups]
@@ -65,8 +63,6 @@ def epochs(name):
 
 
 class Plateau(Validated):
-    """Lowers the rate when validation does not get better."""
-
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         lowers = lr_scheduler.ReduceLROnPlateau(
@@ -135,8 +131,6 @@ def all_steps_are_those_of_a_client(folder):
 
 
 class EverySecond(Net):
-    """Steps its schedule every second round."""
-
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         falls = lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -153,59 +147,54 @@ ROWS: list[Row] = [
     ),
     *(
         by_epoch(
-            name,
+            "an LRScheduler of one's own" if name == "LRScheduler" else name,
             Equals(epochs(name)),
-            subject="an LRScheduler of one's own" if name == "LRScheduler" else name,
+            covers=name,
         )
         for name in SCHEDULES
     ),
     *(
         by_step(
-            name,
+            "an LRScheduler of one's own" if name == "LRScheduler" else name,
             Equals(steps(name), partial(local_training, before=onwards, within=True)),
-            subject="an LRScheduler of one's own" if name == "LRScheduler" else name,
+            covers=name,
         )
         for name in SCHEDULES
     ),
     by_epoch(
-        "",
+        "frequency=2",
         Equals(
             Project(EverySecond, rounds=4), partial(local_training, before=lambda round_idx: round_idx // 2)
         ),
-        subject="frequency=2",
     ),
     by_step(
-        "",
+        'parts=[StepSchedules("restart")]',
         Equals(
             steps("OneCycleLR", parts=[StepSchedules("restart")]),
             partial(local_training, before=lambda round_idx: 0, within=True),
         ),
         "each visit goes through the first steps of the schedule",
-        'parts=[StepSchedules("restart")]',
     ),
     by_step(
-        "",
+        "trainer.estimated_stepping_batches in configure_optimizers",
         Works(all_steps_are_those_of_a_client),
         "rounds times the steps of the longest visit, which is as far as a schedule gets",
-        "trainer.estimated_stepping_batches in configure_optimizers",
     ),
     by_step(
-        "",
+        "a warm-up by trainer.global_step in optimizer_step",
         Refused(
             Project(Warming),
             "something sets it by trainer.global_step or batch_idx",
             "Take a schedule with interval 'step'",
             in_training=True,
         ),
-        subject="a warm-up by trainer.global_step in optimizer_step",
     ),
     by_step(
-        "",
+        'ReduceLROnPlateau, interval="step"',
         Refused(
             Project(PlateauByStep),
             "ReduceLROnPlateau with interval 'step' would compare one client's values with another's",
             "set interval 'epoch'",
         ),
-        subject='ReduceLROnPlateau, interval="step"',
     ),
 ]

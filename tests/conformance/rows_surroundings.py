@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import accelerators, loggers, plugins, profilers, strategies
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, same
-from project import Project, Run
+from project import Project, Run, given
 from reference import local_training
 
 precision = kind("Precision")
@@ -19,10 +19,6 @@ profiler = kind("Profilers")
 plugin = kind("Plugins")
 
 BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-
-
-def given(**trainer):
-    return Project(trainer=trainer)
 
 
 def in_fp64(model, batches, round_idx):
@@ -45,8 +41,6 @@ def own_accelerator():
 
 
 class OwnStrategy(strategies.SingleDeviceStrategy):
-    """One device."""
-
     def __init__(self):
         super().__init__("cpu")
 
@@ -177,14 +171,10 @@ def without_package(package, **trainer):
 
 
 class NotHere(profilers.XLAProfiler):
-    """Of a profiler that could not be made Lightning's teardown asks for these."""
-
     _stage = _output_file = None
 
 
 class Averaging(plugins.LayerSync):
-    """A LayerSync of one's own."""
-
     def apply(self, model):
         return model
 
@@ -193,21 +183,21 @@ class Averaging(plugins.LayerSync):
 
 
 ROWS: list[Row] = [
-    precision("Precision", Equals(given(plugins=OwnPrecision())), subject='precision="32-true"'),
+    precision('precision="32-true"', Equals(given(plugins=OwnPrecision())), covers="Precision"),
     precision(
-        "DoublePrecision",
+        'precision="64-true"',
         Equals(Project(trainer={"precision": "64-true"}), in_fp64, tolerance=1e-7),
         "visits are computed in 64 bits; what is sent, and kept between rounds, has 32",
-        subject='precision="64-true"',
+        covers="DoublePrecision",
     ),
     precision(
-        "MixedPrecision",
+        'precision="bf16-mixed"',
         Equals(given(precision="bf16-mixed"), partial(local_training, forward=BF16)),
         "the global model stays fp32",
-        subject='precision="bf16-mixed"',
+        covers="MixedPrecision",
     ),
     precision(
-        "",
+        'precision="16-mixed"',
         Equals(
             Project(
                 trainer={"precision": "16-mixed"},
@@ -216,49 +206,44 @@ ROWS: list[Row] = [
             partial(local_training, forward=BF16),
         ),
         "on a CPU Lightning takes bf16-mixed for it",
-        subject='precision="16-mixed"',
     ),
     precision(
-        "HalfPrecision",
+        'precision="bf16-true", "16-true"',
         Refused(
             given(precision="bf16-true"),
             "trainer.precision is 'bf16-true'",
             "'bf16-mixed' and '16-mixed' compute in 16 bits",
         ),
-        subject='precision="bf16-true", "16-true"',
+        covers="HalfPrecision",
     ),
     accelerator("CPUAccelerator", Equals(given(accelerator="cpu"))),
     accelerator(
-        "Accelerator", Equals(given(accelerator=own_accelerator())), subject="an Accelerator of one's own"
+        "an Accelerator of one's own", Equals(given(accelerator=own_accelerator())), covers="Accelerator"
+    ),
+    *(
+        accelerator(
+            kind.__name__,
+            where_it_is(kind, name),
+            "one device: the loop written out on the CPU, within 1e-5; where there is none, Lightning refuses",
+        )
+        for kind, name in ((accelerators.CUDAAccelerator, "cuda"), (accelerators.MPSAccelerator, "mps"))
     ),
     accelerator(
-        "CUDAAccelerator",
-        where_it_is(accelerators.CUDAAccelerator, "cuda"),
-        "one device: the loop written out on the CPU, within 1e-5; where there is none, Lightning refuses",
-    ),
-    accelerator(
-        "MPSAccelerator",
-        where_it_is(accelerators.MPSAccelerator, "mps"),
-        "one device: the loop written out on the CPU, within 1e-5; where there is none, Lightning refuses",
-    ),
-    accelerator(
-        "XLAAccelerator",
-        without_package("torch_xla", accelerator=lambda: "tpu"),
-        "never tried with TPUs",
+        "XLAAccelerator", without_package("torch_xla", accelerator=lambda: "tpu"), "never tried with TPUs"
     ),
     strategy("SingleDeviceStrategy", Equals(given(strategy=strategies.SingleDeviceStrategy("cpu")))),
     strategy(
-        "Strategy", Equals(given(strategy=OwnStrategy())), subject="a Strategy of one's own, on one device"
+        "a Strategy of one's own, on one device", Equals(given(strategy=OwnStrategy())), covers="Strategy"
     ),
     strategy(
-        "ParallelStrategy",
+        "DDPStrategy and others over several devices",
         Refused(
             given(strategy=strategies.DDPStrategy(), devices=2),
             "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
             "set --trainer.devices 1 --trainer.num_nodes 1",
             call=Run.ask,
         ),
-        subject="DDPStrategy and others over several devices",
+        covers="ParallelStrategy",
     ),
     *(
         strategy(
@@ -273,12 +258,12 @@ ROWS: list[Row] = [
         for name in ("DDPStrategy", "FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
     ),
     profiler("XLAProfiler", without_package("torch_xla", profiler=NotHere), "never tried with TPUs"),
-    plugin("LayerSync", Equals(given(plugins=Averaging())), subject="a LayerSync of one's own"),
+    plugin("a LayerSync of one's own", Equals(given(plugins=Averaging())), covers="LayerSync"),
     plugin(
-        "XLACheckpointIO XLAPrecision",
+        "XLACheckpointIO, XLAPrecision",
         without_package("torch_xla", plugins=plugins.XLACheckpointIO),
         "never tried with TPUs",
-        "XLACheckpointIO, XLAPrecision",
+        covers="XLACheckpointIO XLAPrecision",
     ),
     *(
         plugin(
@@ -318,10 +303,10 @@ ROWS: list[Row] = [
         "one point for each round, at the round's last step",
     ),
     logger(
-        "Logger",
+        "a Logger of one's own",
         Works(keeps_what_it_is_given(loggers.Logger)),
         "metrics of a round come once, at its last step",
-        "a Logger of one's own",
+        covers="Logger",
     ),
     *(
         logger(
@@ -331,23 +316,20 @@ ROWS: list[Row] = [
         )
         for name in ("WandbLogger", "MLFlowLogger", "CometLogger", "LitLogger")
     ),
-    profiler(
-        "SimpleProfiler",
-        Works(every_training_batch_is_timed),
-        "an epoch is a round, a training batch that of a client",
-    ),
-    profiler(
-        "AdvancedProfiler",
-        Works(every_training_batch_is_profiled),
-        "an epoch is a round, a training batch that of a client",
+    *(
+        profiler(name, Works(timed), "an epoch is a round, a training batch that of a client")
+        for name, timed in (
+            ("SimpleProfiler", every_training_batch_is_timed),
+            ("AdvancedProfiler", every_training_batch_is_profiled),
+        )
     ),
     profiler("PyTorchProfiler", Works(operations_are_profiled), "training is the same, bit for bit"),
     profiler("PassThroughProfiler", Equals(given(profiler=profilers.PassThroughProfiler()))),
     profiler(
-        "Profiler",
+        "a Profiler of one's own",
         Works(a_profiler_of_ones_own_hears_of_all),
         "hears of the batches of all clients",
-        "a Profiler of one's own",
+        covers="Profiler",
     ),
     plugin(
         "AsyncCheckpointIO",
@@ -356,10 +338,10 @@ ROWS: list[Row] = [
     ),
     plugin("TorchCheckpointIO", Equals(Project(trainer={"plugins": plugins.TorchCheckpointIO()}))),
     plugin(
-        "CheckpointIO",
+        "a CheckpointIO of one's own",
         Works(a_checkpoint_io_of_ones_own),
         "gets the checkpoint of a finished round",
-        "a CheckpointIO of one's own",
+        covers="CheckpointIO",
     ),
     plugin(
         "TorchSyncBatchNorm",

@@ -1,25 +1,27 @@
 """Rows: every argument of ``Trainer``."""
 
+import re
 from functools import partial
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelSummary
-from matrix import Equals, Refused, Row, Works, kind
+from matrix import Equals, Refused, Row, Works, row
 from probes import Lines, Watch, same
-from project import Net, Project, Run, Validated, loader
-from reference import local_training
+from project import Net, Project, Run, Validated, given, loader
+from reference import clipped_by_norm, local_training
 from torch import nn
 
-argument = kind("Arguments of Trainer")
+
+def argument(subject, proof, means=""):
+    """A row that covers the argument with which its subject begins."""
+    return row("Arguments of Trainer", subject, proof, means, "Trainer." + re.match(r"\w+", subject)[0])
 
 
-def given(**trainer):
-    return Project(trainer=trainer)
-
-
-def clipped_by_norm(parameters):
-    nn.utils.clip_grad_norm_(parameters, 0.05)
+def refused(remedy, **setting):
+    """The row of one argument."""
+    ((name, value),) = setting.items()
+    return argument(f"{name}={value}", Refused(given(**setting), f"trainer.{name}={value}", remedy))
 
 
 def clipped_by_value(parameters):
@@ -196,9 +198,9 @@ def with_the_checkpoint_of_another(run):
 
 
 ROWS: list[Row] = [
-    argument("", Works(goes_on), "bit for bit the run that was never interrupted", "fit(ckpt_path=...)"),
+    argument("fit(ckpt_path=...)", Works(goes_on), "bit for bit the run that was never interrupted"),
     argument(
-        "",
+        "fit(ckpt_path=...) of another federation",
         Refused(
             Project(),
             "federated.local_steps",
@@ -206,250 +208,142 @@ ROWS: list[Row] = [
             call=with_the_checkpoint_of_another,
             moved=tuple(dict(Net().named_parameters())),  # Lightning has read them
         ),
-        subject="fit(ckpt_path=...) of another federation",
     ),
     argument(
-        "Trainer.max_time",
+        "max_time",
         Works(time_ends_with_a_whole_round),
         "a round under way when time is up does not count; the model is that of the last whole round",
-        subject="max_time",
     ),
-    argument("Trainer.accelerator", Equals(given(accelerator="cpu")), subject='accelerator="cpu"'),
-    argument("Trainer.strategy", Equals(given(strategy="auto")), subject='strategy="auto"'),
-    argument(
-        "Trainer.devices",
-        Refused(
-            given(devices=2, strategy="ddp_spawn"),
-            "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
-            "set --trainer.devices 1 --trainer.num_nodes 1",
-            call=Run.ask,
-        ),
-        subject="devices=2",
+    argument('accelerator="cpu"', Equals(given(accelerator="cpu"))),
+    argument('strategy="auto"', Equals(given(strategy="auto"))),
+    *(
+        argument(
+            f"{name}=2",
+            Refused(
+                given(strategy=strategy, **{name: 2}),
+                f"trainer.devices={devices} and trainer.num_nodes={num_nodes} make 2 processes",
+                "set --trainer.devices 1 --trainer.num_nodes 1",
+                call=Run.ask,
+            ),
+        )
+        for name, strategy, devices, num_nodes in (("devices", "ddp_spawn", 2, 1), ("num_nodes", "ddp", 1, 2))
     ),
+    argument('precision="32-true"', Equals(given(precision="32-true"))),
+    argument("logger", Equals(given(logger=Lines()))),
     argument(
-        "Trainer.num_nodes",
-        Refused(
-            given(num_nodes=2, strategy="ddp"),
-            "trainer.devices=1 and trainer.num_nodes=2 make 2 processes",
-            "set --trainer.devices 1 --trainer.num_nodes 1",
-            call=Run.ask,
-        ),
-        subject="num_nodes=2",
-    ),
-    argument("Trainer.precision", Equals(given(precision="32-true")), subject='precision="32-true"'),
-    argument("Trainer.logger", Equals(given(logger=Lines())), subject="logger"),
-    argument(
-        "Trainer.callbacks",
+        "callbacks",
         Equals(Project(callbacks=lambda folder: [Watch("on_train_batch_end")])),
-        subject="callbacks",
-        means="those that only look; what each of Lightning's own does stands below",
+        "those that only look; what each of Lightning's own does stands below",
     ),
+    argument("max_epochs=3", Works(epochs_are_rounds), "counts rounds of communication"),
     argument(
-        "Trainer.max_epochs",
-        Works(epochs_are_rounds),
-        "counts rounds of communication",
-        subject="max_epochs=3",
+        "max_epochs=-1", Refused(Project(rounds=-1), "trainer.max_epochs=-1", "give the number of rounds")
     ),
+    refused("set max_epochs=1 and local_steps=1", fast_dev_run=True),
+    refused("leave it at 0, and set local_steps", overfit_batches=2),
     argument(
-        "",
-        Refused(Project(rounds=-1), "trainer.max_epochs=-1", "give the number of rounds"),
-        subject="max_epochs=-1",
-    ),
-    argument(
-        "Trainer.fast_dev_run",
-        Refused(
-            given(fast_dev_run=True),
-            "trainer.fast_dev_run=True",
-            "set max_epochs=1 and local_steps=1",
-        ),
-        subject="fast_dev_run=True",
-    ),
-    argument(
-        "Trainer.overfit_batches",
-        Refused(
-            given(overfit_batches=2),
-            "trainer.overfit_batches=2",
-            "leave it at 0, and set local_steps",
-        ),
-        subject="overfit_batches=2",
-    ),
-    argument(
-        "Trainer.min_epochs",
+        "min_epochs",
         Works(min_epochs_hold_up_early_stopping),
         "so many rounds are trained whatever early stopping says",
-        subject="min_epochs",
     ),
+    refused("give max_epochs, which counts rounds", max_steps=5),
+    refused("give min_epochs, which counts rounds", min_steps=5),
+    refused("set local_steps", limit_train_batches=0.5),
+    refused("set local_steps", limit_train_batches=1),
+    argument("limit_val_batches", Works(validation_is_limited), "limits the validation of each round"),
+    argument("limit_test_batches", Works(test_is_limited), "limits the test of the global model"),
+    argument("limit_predict_batches", Works(prediction_is_limited), "limits what the global model predicts"),
+    refused("use check_val_every_n_epoch", val_check_interval=0.5),
+    argument("check_val_every_n_epoch=2", Works(validation_every_second_round), "validates every n-th round"),
     argument(
-        "Trainer.max_steps",
-        Refused(given(max_steps=5), "trainer.max_steps=5", "give max_epochs, which counts rounds"),
-        subject="max_steps=5",
-    ),
-    argument(
-        "Trainer.min_steps",
-        Refused(given(min_steps=5), "trainer.min_steps=5", "give min_epochs, which counts rounds"),
-        subject="min_steps=5",
-    ),
-    argument(
-        "Trainer.limit_train_batches",
-        Refused(given(limit_train_batches=0.5), "trainer.limit_train_batches=0.5", "set local_steps"),
-        subject="limit_train_batches=0.5",
-    ),
-    argument(
-        "",
-        Refused(given(limit_train_batches=1), "trainer.limit_train_batches=1", "set local_steps"),
-        subject="limit_train_batches=1",
-    ),
-    argument(
-        "Trainer.limit_val_batches",
-        Works(validation_is_limited),
-        "limits the validation of each round",
-        subject="limit_val_batches",
-    ),
-    argument(
-        "Trainer.limit_test_batches",
-        Works(test_is_limited),
-        "limits the test of the global model",
-        subject="limit_test_batches",
-    ),
-    argument(
-        "Trainer.limit_predict_batches",
-        Works(prediction_is_limited),
-        "limits what the global model predicts",
-        subject="limit_predict_batches",
-    ),
-    argument(
-        "Trainer.val_check_interval",
-        Refused(
-            given(val_check_interval=0.5), "trainer.val_check_interval=0.5", "use check_val_every_n_epoch"
-        ),
-        subject="val_check_interval=0.5",
-    ),
-    argument(
-        "Trainer.check_val_every_n_epoch",
-        Works(validation_every_second_round),
-        "validates every n-th round",
-        subject="check_val_every_n_epoch=2",
-    ),
-    argument(
-        "Trainer.num_sanity_val_steps",
+        "num_sanity_val_steps",
         Works(sanity_check_sees_the_start),
         "checks the model as it is before the first round; later validations see the new global model",
-        subject="num_sanity_val_steps",
     ),
     argument(
-        "Trainer.log_every_n_steps",
+        "log_every_n_steps=4",
         Works(steps_are_those_of_all_clients),
         "steps are counted through all clients' visits; what the loop logs as fed/... comes once for each round",
-        subject="log_every_n_steps=4",
     ),
     argument(
-        "Trainer.enable_checkpointing",
+        "enable_checkpointing=True",
         Works(checkpoint_is_the_round),
         "Lightning's own checkpoint of a finished round, with the global model",
-        subject="enable_checkpointing=True",
     ),
     argument(
-        "Trainer.enable_progress_bar",
+        "enable_progress_bar=True",
         Works(bar_counts_the_batches_of_the_round),
         "the bar of an epoch counts the batches of all visits of a round; RoundProgress tells the clients apart",
-        subject="enable_progress_bar=True",
     ),
     argument(
-        "Trainer.enable_model_summary",
-        Works(summary_is_the_module),
-        "shows the module, which every client has",
-        subject="enable_model_summary=True",
+        "enable_model_summary=True", Works(summary_is_the_module), "shows the module, which every client has"
     ),
     argument(
-        "Trainer.accumulate_grad_batches",
+        "accumulate_grad_batches=2",
         Equals(given(accumulate_grad_batches=2), partial(local_training, accumulate=2)),
         "local_steps counts optimizer steps: a visit is local_steps x accumulate_grad_batches batches",
-        subject="accumulate_grad_batches=2",
     ),
     argument(
-        "Trainer.gradient_clip_val",
+        "gradient_clip_val=0.05",
         Equals(given(gradient_clip_val=0.05), partial(local_training, clip=clipped_by_norm)),
-        subject="gradient_clip_val=0.05",
     ),
     argument(
-        "Trainer.gradient_clip_algorithm",
+        'gradient_clip_algorithm="value"',
         Equals(
             given(gradient_clip_val=0.02, gradient_clip_algorithm="value"),
             partial(local_training, clip=clipped_by_value),
         ),
-        subject='gradient_clip_algorithm="value"',
     ),
-    argument("Trainer.deterministic", Equals(given(deterministic=True)), subject="deterministic=True"),
-    argument("Trainer.benchmark", Equals(given(benchmark=True)), subject="benchmark=True"),
+    argument("deterministic=True", Equals(given(deterministic=True))),
+    argument("benchmark=True", Equals(given(benchmark=True))),
     argument(
-        "Trainer.inference_mode",
+        "inference_mode=False",
         Works(inference_mode_is_of_tests),
         "the global model is tested in inference mode or not, as set; inside fit Lightning validates without it",
-        subject="inference_mode=False",
     ),
     argument(
-        "Trainer.use_distributed_sampler",
+        "use_distributed_sampler",
         Equals(given(use_distributed_sampler=False)),
         "one process: nothing to distribute",
-        subject="use_distributed_sampler",
     ),
-    argument("Trainer.profiler", Equals(given(profiler="simple")), subject='profiler="simple"'),
+    argument('profiler="simple"', Equals(given(profiler="simple"))),
     argument(
-        "Trainer.detect_anomaly",
+        "detect_anomaly=True",
         Equals(
             Project(
                 trainer={"detect_anomaly": True},
                 warns=("Anomaly Detection has been enabled", "You have turned on"),
             )
         ),
-        subject="detect_anomaly=True",
     ),
     argument(
-        "Trainer.barebones",
+        "barebones=True",
         Works(barebones_trains_the_same),
         "trains the same and logs nothing, also of the loop's fed/...; a VisitLog still has its rows",
-        subject="barebones=True",
+    ),
+    argument("plugins", Equals(given(plugins=[])), "those of Lightning stand below"),
+    argument(
+        "sync_batchnorm=True", Equals(given(sync_batchnorm=True)), "one process: nothing to synchronize"
     ),
     argument(
-        "Trainer.plugins", Equals(given(plugins=[])), "those of Lightning stand below", subject="plugins"
-    ),
-    argument(
-        "Trainer.sync_batchnorm",
-        Equals(given(sync_batchnorm=True)),
-        "one process: nothing to synchronize",
-        subject="sync_batchnorm=True",
-    ),
-    argument(
-        "Trainer.reload_dataloaders_every_n_epochs",
+        "reload_dataloaders_every_n_epochs=0",
         Works(loaders_are_made_anew_for_each_round),
         "each round has its own training batches, and loaders for validation are made anew",
-        subject="reload_dataloaders_every_n_epochs=0",
     ),
+    refused("leave it at 0", reload_dataloaders_every_n_epochs=2),
     argument(
-        "Trainer.reload_dataloaders_every_n_epochs",
-        Refused(
-            given(reload_dataloaders_every_n_epochs=2),
-            "trainer.reload_dataloaders_every_n_epochs=2",
-            "leave it at 0",
-        ),
-        subject="reload_dataloaders_every_n_epochs=2",
-    ),
-    argument(
-        "Trainer.default_root_dir",
+        "default_root_dir",
         Works(memories_lie_under_the_root),
         "what clients remember between rounds lies there in clients/, where it is too large for RAM",
-        subject="default_root_dir",
     ),
     argument(
-        "Trainer.enable_autolog_hparams",
+        "enable_autolog_hparams",
         Works(hyperparameters_reach_the_logger),
         "the module's hyperparameters reach the logger or not, as set; the federation's are in the run's config",
-        subject="enable_autolog_hparams",
     ),
     argument(
-        "Trainer.model_registry",
+        "model_registry",
         Works(registry_name_is_kept),
         "names the model for uploads by Lightning's own cloud; training is the same",
-        subject="model_registry",
     ),
 ]
