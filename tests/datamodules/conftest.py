@@ -1,7 +1,9 @@
 """Tiny tokenizers: one token per word, so that lengths can be counted by hand."""
 
 import pytest
+from nested import nested
 from real_rows import ALPACA, MTBENCH, SHP, TLDR, UKP
+from tiny_world import write_rows
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -59,6 +61,20 @@ def encoder(tmp_path_factory):
         pad_token="[PAD]",
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
+
+
+@pytest.fixture
+def made(tmp_path, causal):
+    """Make a datamodule of rows that lie in a file, with settings by their own names, and set it up."""
+
+    def made(kind, rows, stages=("fit",), **settings):
+        source = write_rows(tmp_path / "rows.jsonl", rows)
+        module = kind(source, **nested(kind, **{"tokenizer": causal} | settings))
+        for stage in stages:
+            module.setup(stage)
+        return module
+
+    return made
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-import json
-
 import lightning as L
 import pytest
 from jsonargparse import ArgumentParser
 from real_rows import ALPACA, MTBENCH, SAFERLHF, SHP, TLDR, UKP
+from tiny_world import write_rows
 
 from fedlight import conf
 
@@ -11,18 +10,12 @@ from fedlight import conf
 @pytest.fixture
 def instantiate(tmp_path, causal):
     def instantiate(name, rows, *overrides, has_test=True):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = write_rows(tmp_path / f"{name}.jsonl", rows)
         parser = ArgumentParser(parser_mode="omegaconf+")
         parser.add_subclass_arguments(L.LightningDataModule, "data")
-        tests = [f"--data.split.test_source={path}"] if has_test else []
-        given = [
-            f"--data={conf.path(f'data/{name}.yaml')}",
-            f"--data.source={path}",
-            f"--data.tokenizer={causal}",
-            *tests,
-        ]
-        return parser.instantiate(parser.parse_args([*given, *overrides])).data
+        given = [f"--data={conf.path(f'data/{name}.yaml')}", f"--data.source={path}"]
+        given += [f"--data.split.test_source={path}"] * has_test
+        return parser.instantiate(parser.parse_args([*given, f"--data.tokenizer={causal}", *overrides])).data
 
     return instantiate
 

@@ -68,6 +68,18 @@ def write_rows(file: Path, rows: list[dict]) -> str:
     return str(file)
 
 
+def write_lines(file: Path, *lines: str) -> str:
+    """Write lines of a file in a folder that is made, and give the file's name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines).rstrip("\n") + "\n")
+    return str(file)
+
+
+def read_lines(file: Path) -> list[dict]:
+    """Rows of a file of JSON lines."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def table(file: Path) -> list[dict[str, str]]:
     """Rows of a CSV file."""
     return list(csv.DictReader(file.read_text().splitlines()))

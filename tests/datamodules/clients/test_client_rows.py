@@ -1,8 +1,5 @@
-import json
-
-import numpy as np
 import pytest
-from nested import nested
+from tiny_world import write_rows
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
@@ -30,21 +27,10 @@ class Invented(Augmentation):
 
 
 @pytest.fixture
-def build(tmp_path, causal):
-    def build(rows=ROWS, kind=InstructionDataModule, **options):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        settings = {
-            "template": "POST: {instruction} {note} ANSWER:",
-            "tokenizer": causal,
-            "columns": COLUMNS,
-        }
-        settings |= {"partition": Partition("client"), "val_share": 0.25}
-        module = kind(str(path), **nested(kind, **settings | options))
-        module.setup("fit")
-        return module
-
-    return build
+def build(made):
+    settings = {"template": "POST: {instruction} {note} ANSWER:", "columns": COLUMNS}
+    settings |= {"partition": Partition("client"), "val_share": 0.25}
+    return lambda rows=ROWS, kind=InstructionDataModule, **options: made(kind, rows, **settings | options)
 
 
 def trained_on(module, client, words):
@@ -70,17 +56,12 @@ def test_unseen_rows_are_those_of_validation_else_those_to_test_on_else_none(bui
     assert len(unseen) == len(module.val_set) == 6
     assert sorted(row["instruction"] for row in unseen + seen) == sorted(row["instruction"] for row in ROWS)
     assert build(val_share=0.0).unseen_rows() == []
-    (tmp_path / "test.jsonl").write_text(
-        "".join(json.dumps({**ROWS[0], "output": w}) + "\n" for w in ("x y", "z"))
-    )
-    module = build(val_share=0.0, test_source=str(tmp_path / "test.jsonl"))
-    assert module.unseen_rows() == [
-        {"instruction": "w0", "note": "", "response": "z"}
-    ]  # the other is trained on
+    test = write_rows(tmp_path / "test.jsonl", [{**ROWS[0], "output": text} for text in ("x y", "z")])
+    module = build(val_share=0.0, test_source=test)  # the first is trained on
+    assert module.unseen_rows() == [{"instruction": "w0", "note": "", "response": "z"}]
 
 
 def test_a_row_on_both_sides_is_not_unseen(build):
-    """A client with one prompt is scored on what it trains on, and two clients may hold the same row."""
     same = [{**ROWS[0], "task": "u1"}, ROWS[0]]
     assert build(same).unseen_rows() == []
     module = build([{**row, "task": client} for row in ROWS for client in ("u0", "u1")])
@@ -108,30 +89,24 @@ def test_canaries_are_training_rows_of_exactly_one_client(build, words):
     assert [len(module.train_set[i]["ids"]) for i in range(21)] == module.train_lengths.tolist()
 
 
-def test_every_client_has_canaries_of_its_own(build):
-    module = build(canaries=Canaries(number=2, **KEYS))
-    secrets = [row["response"] for rows in module.planted.values() for row in rows]
-    assert [len(rows) for rows in module.planted.values()] == [2, 2, 2]
-    assert len(set(secrets)) == 6
-    again = build(canaries=Canaries(number=2, **KEYS))
-    assert again.planted == module.planted
-    np.testing.assert_array_equal(again.client_indices["u2"], module.client_indices["u2"])
-
-
-def test_canaries_that_do_not_fit_are_refused(build):
-    with pytest.raises(
-        ValueError, match=r"1 of 1 canaries do not fit into max_tokens=9.*lower canaries.length"
-    ):
-        build(canaries=Canaries(clients=1, **KEYS), max_tokens=9)
-
-
-def test_canaries_of_words_that_the_model_cannot_tell_apart_are_refused(build):
-    words = ["w1", "w2", *(f"nowhere{i}" for i in range(8))]
-    canaries = Canaries(**(KEYS | {"words": words, "length": 6}))
-    with pytest.raises(
-        ValueError, match=r"canaries\.words: the tokenizer does not know 8 of 9 words, such as 'nowhere0'"
-    ):
-        build(canaries=canaries)
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        (
+            {"clients": 1},
+            {"max_tokens": 9},
+            r"1 of 1 canaries do not fit into max_tokens=9.*lower canaries.length",
+        ),
+        (
+            {"words": ["w1", "w2", *(f"nowhere{i}" for i in range(8))], "length": 6},
+            {},
+            r"canaries\.words: the tokenizer does not know 8 of 9 words, such as 'nowhere0'",
+        ),
+    ],
+)
+def test_canaries_that_do_not_fit_or_cannot_be_told_apart_are_refused(build, changes, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(canaries=Canaries(**KEYS | changes), **options)
 
 
 def test_added_rows_are_nobodys_own(build, words):
@@ -142,10 +117,7 @@ def test_added_rows_are_nobodys_own(build, words):
     seen = module.augmentation.seen[client]  # canaries are rows like others to an augmentation
     assert [row["response"] for row in seen] == [row["response"] for row in own]
     assert {row["client"] for row in seen} == {client}
-    assert trained_on(module, client, words) == [
-        *map(rendered, own),
-        "<s> POST: w39 ANSWER: z </s>",
-    ]
+    assert trained_on(module, client, words) == [*map(rendered, own), "<s> POST: w39 ANSWER: z </s>"]
     assert module.client_sizes() == {name: len(rows) + 1 for name, rows in module.client_rows.items()}
 
 
@@ -160,11 +132,7 @@ def test_where_rows_have_categories_canaries_have_one_of_their_own(build):
 
 
 def test_added_rows_are_not_unseen(build, tmp_path):
-    test = tmp_path / "test.jsonl"
-    test.write_text(
-        "".join(json.dumps({"instruction": w, "note": "", "output": "z"}) + "\n" for w in ("w38", "w39"))
-    )
-    module = build(
-        kind=AugmentedInstructionDataModule, augmentation=Invented(1), val_share=0.0, test_source=str(test)
-    )
+    rows = [{"instruction": word, "note": "", "output": "z"} for word in ("w38", "w39")]
+    options = {"val_share": 0.0, "test_source": write_rows(tmp_path / "test.jsonl", rows)}
+    module = build(kind=AugmentedInstructionDataModule, augmentation=Invented(1), **options)
     assert [row["instruction"] for row in module.unseen_rows()] == ["w38"]

@@ -1,11 +1,10 @@
-import json
 import os
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from nested import nested
+from tiny_world import write_rows
 
 from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
@@ -34,15 +33,11 @@ def few_shot(**options):
 
 
 @pytest.fixture
-def build(tmp_path, causal):
-    def build(rows=ROWS, kind=InstructionDataModule, stage="fit", **options):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def build(made):
+    def build(rows=ROWS, kind=InstructionDataModule, stages=("fit",), **options):
         columns = {"prompt": "prompt", "response": "output"} | options.pop("columns", {})
-        settings = {"template": "{prompt} ANSWER:", "tokenizer": causal, "columns": columns, "val_share": 0.0}
-        module = kind(str(path), **nested(kind, **settings | options))
-        module.setup(stage)
-        return module
+        settings = {"template": "{prompt} ANSWER:", "columns": columns, "val_share": 0.0}
+        return made(kind, rows, stages, **settings | options)
 
     return build
 
@@ -95,7 +90,7 @@ def test_clients_are_made_of_clusters_and_tested_on_the_rest(build, caplog):
     assert not trained & tested
     assert len(trained | tested) == 43
     # A later command that only tests finds the same rows.
-    alone = build(stage="test", few_shot=few_shot(rest_as_test=30))
+    alone = build(stages=("test",), few_shot=few_shot(rest_as_test=30))
     assert {tuple(e["ids"]) for e in alone.test_set} == tested
 
 
@@ -107,11 +102,9 @@ def test_rows_that_do_not_fit_are_not_chosen(build):
 
 
 def test_rows_to_test_on_do_not_come_back_as_public_ones(build, tmp_path):
-    public = tmp_path / "public.jsonl"
-    public.write_text("".join(json.dumps({**row, "output": "z"}) + "\n" for row in ROWS))
-    module = build(
-        kind=AugmentedInstructionDataModule, few_shot=few_shot(rest_as_test=28), public_source=str(public)
-    )
+    public = write_rows(tmp_path / "public.jsonl", [{**row, "output": "z"} for row in ROWS])
+    few = few_shot(rest_as_test=28)
+    module = build(kind=AugmentedInstructionDataModule, few_shot=few, public_source=public)
     assert module.public.asked == 28
     assert len(module.public.rows) == 15
 

@@ -1,16 +1,9 @@
-import json
-
 from nested import nested
+from tiny_world import write_rows
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-
-
-def written(folder, rows):
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 def counted(data, split="train"):
@@ -36,7 +29,7 @@ def test_instructions_are_counted_by_category(tmp_path):
         "val_share": 0,
     }
     data = InstructionDataModule(
-        written(tmp_path, rows),
+        write_rows(tmp_path / "rows.jsonl", rows),
         **nested(
             InstructionDataModule, columns=columns, partition=Partition("client", min_size=1), **settings
         ),
@@ -59,7 +52,7 @@ def test_a_vote_counts_twice_for_a_selector_and_once_for_dpo(tmp_path):
     ]
     names = ("prompt", "response_a", "response_b", "choice", "client")
     columns = {**{name: name for name in names}, "category": "about"}
-    source = written(tmp_path, rows)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
     common = {"columns": columns, "partition": Partition("client", min_size=1), "val_share": 0.25}
     for view, each in (("selector", 2), ("dpo", 1)):
         data = PreferenceDataModule(source, **nested(PreferenceDataModule, view=view, **common))

@@ -14,8 +14,6 @@ A, B, C = (Visit(name, 2) for name in "abc")
 
 
 class Rows(FederatedDataModule):
-    """Twenty numbered examples."""
-
     def setup(self, stage=None):
         self.train_set = list(range(20))
         self.client_indices = CLIENTS
@@ -75,10 +73,7 @@ def test_each_client_gets_the_batches_that_it_has_alone(way, num_workers):
     assert isinstance(source, StreamsGroups)
     together = read(source, loader, [(A, C), (B,)])
     alone = {visit: [part for (part,) in read(source, loader, [(visit,)])] for visit in (A, B, C)}
-    assert together == [
-        *([a, c] for a, c in zip(alone[A], alone[C], strict=True)),
-        *([b] for b in alone[B]),
-    ]
+    assert together == [*([a, c] for a, c in zip(alone[A], alone[C], strict=True)), *([b] for b in alone[B])]
     assert all(set(part) <= set(CLIENTS["c"]) for _, part in together[:2])
 
 

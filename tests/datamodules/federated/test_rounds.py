@@ -29,9 +29,8 @@ def test_a_visit_of_whole_passes_sees_every_example_in_each(lengths, passes):
             of_pass = batches[start : start + number]
             assert sorted(map(len, of_pass)) == sizes
             assert sorted(sum(of_pass, [])) == list(range(sum(sizes)))
-    visits = [
-        Visit("b", 4, whole_passes=whole) for whole in (True, False)
-    ]  # without a remainder they are the same
+    # without a remainder they are the same
+    visits = [Visit("b", 4, whole_passes=whole) for whole in (True, False)]
     assert plan.batches(visits[0], 0) == plan.batches(visits[1], 0)
 
 

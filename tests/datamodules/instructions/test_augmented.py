@@ -2,12 +2,13 @@ import json
 
 import numpy as np
 import pytest
-from nested import nested
+from tiny_world import read_lines, write_rows
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.rows.rows import RowsError
+from fedlight.federation.client import Visit
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 COLUMNS = {"instruction": "instruction", "response": "output"}
@@ -45,25 +46,15 @@ class Inventor(Every):
 
 
 @pytest.fixture
-def build(tmp_path, causal):
-    def build(augmentation, own=OWN, public=PUBLIC, stage="fit", **options):
-        settings = {"template": TEMPLATE, "tokenizer": causal, "batch_size": 2, "columns": COLUMNS}
+def build(made, tmp_path):
+    def build(augmentation, own=OWN, public=PUBLIC, **options):
+        settings = {"template": TEMPLATE, "batch_size": 2, "columns": COLUMNS, "augmentation": augmentation}
         settings |= {"partition": Partition("iid", 2), "val_share": 0.0, **options}
         if public is not None:
-            settings.setdefault("public_source", write(tmp_path / "public.jsonl", public))
-        module = AugmentedInstructionDataModule(
-            write(tmp_path / "own.jsonl", own),
-            **nested(AugmentedInstructionDataModule, augmentation=augmentation, **settings),
-        )
-        module.setup(stage)
-        return module
+            settings.setdefault("public_source", write_rows(tmp_path / "public.jsonl", public))
+        return made(AugmentedInstructionDataModule, own, **settings)
 
     return build
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def texts(module, client, words):
@@ -94,14 +85,8 @@ def test_a_public_row_of_several_clients_is_stored_once(build):
 def test_lengths_are_those_of_the_rows(build):
     module = build(Every(number=3))
     assert module.train_lengths.tolist() == [len(module.train_set[i]["ids"]) for i in range(14)]
-    shapes = module.batch_shapes(visit("c0", 3), round_idx=0)
+    shapes = module.batch_shapes(Visit("c0", 3), round_idx=0)
     assert [(shape.examples, shape.tokens) for shape in shapes] == [(2, 6)] * 3
-
-
-def visit(client, batches):
-    from fedlight.federation.client import Visit
-
-    return Visit(client, batches)
 
 
 def test_the_augmentation_sees_training_rows_alone(build):
@@ -159,12 +144,12 @@ def test_rows_drawn_as_private_leave_the_rest_public(build):
 
 
 def test_private_rows_and_further_sources(build, tmp_path):
-    more = write(tmp_path / "more.jsonl", [{"q": "w20", "a": "z", "k": "far"}])
+    more = write_rows(tmp_path / "more.jsonl", [{"q": "w20", "a": "z", "k": "far"}])
     module = build(
         Every(number=2),
         OWN,
         private_rows=4,
-        public_source=[write(tmp_path / "public.jsonl", PUBLIC), more],
+        public_source=[write_rows(tmp_path / "public.jsonl", PUBLIC), more],
         public_columns=[COLUMNS, {"instruction": "q", "response": "a", "category": "k"}],
     )
     assert len(module.public.rows) == 4 + 10 + 1
@@ -237,16 +222,13 @@ def test_the_record_saves_the_second_run_from_choosing_again(build, tmp_path, ca
     assert "rows added by an earlier run with the same settings" in caplog.text
     for name in first.client_indices:
         np.testing.assert_array_equal(first.client_indices[name], second.client_indices[name])
-    assert [first.train_set[i]["ids"].tolist() for i in range(12)] == [
-        second.train_set[i]["ids"].tolist() for i in range(12)
-    ]
-    lines = [json.loads(line) for line in (tmp_path / "record/added.jsonl").read_text().splitlines()]
-    assert lines[2] == {
+    ids = [[each.train_set[i]["ids"].tolist() for i in range(12)] for each in (first, second)]
+    assert ids[0] == ids[1]
+    assert read_lines(tmp_path / "record/added.jsonl")[2] == {
         **{"client": "c1", "rank": 0, "row": 1, "score": 0.5, "source": str(tmp_path / "public.jsonl")},
         "fields": {"instruction": "w11", "response": "y"},
     }
-    private = [json.loads(line) for line in (tmp_path / "record/private.jsonl").read_text().splitlines()]
-    assert [row["client"] for row in private] == ["c0"] * 4 + ["c1"] * 4
+    assert [row["client"] for row in read_lines(tmp_path / "record/private.jsonl")] == ["c0"] * 4 + ["c1"] * 4
     notes = json.loads((tmp_path / "record/settings.json").read_text())["notes"]
     assert notes == {"public_rows": 10, "calls": 1}
 
@@ -293,7 +275,7 @@ def test_a_folder_that_takes_no_record_is_refused_before_anything_is_chosen(buil
     (tmp_path / "file").touch()
     augmentation = Every()
     with pytest.raises(OSError, match=r"augmentation_folder=.*record cannot be written \("):
-        build(augmentation, augmentation_folder=str(tmp_path / "file" / "record"))
+        build(augmentation, augmentation_folder=str(tmp_path / "file/record"))
     assert augmentation.calls == 0
 
 

@@ -1,7 +1,5 @@
-import json
-
 import pytest
-from nested import nested
+from tiny_world import write_rows
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
@@ -24,33 +22,18 @@ class AllWords(Augmentation):
 
 
 class AllRows(Augmentation):
-    """Gives every public row to every client."""
-
     def augment(self, clients, public, seed):
         rows = [Added(fields, row) for row, fields in enumerate(public)]
         return dict.fromkeys(clients, rows)
 
 
 @pytest.fixture
-def build(tmp_path, causal):
-    def build(augmentation, **options):
-        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        module = AugmentedInstructionDataModule(
-            str(tmp_path / "own.jsonl"),
-            **nested(
-                AugmentedInstructionDataModule,
-                columns={"instruction": "instruction", "response": "output"},
-                template="POST: {instruction} ANSWER:",
-                tokenizer=causal,
-                partition=Partition("iid", 2),
-                augmentation=augmentation,
-                **options,
-            ),
-        )
-        module.setup("fit")
-        return module
-
-    return build
+def build(made):
+    settings = {"columns": {"instruction": "instruction", "response": "output"}}
+    settings |= {"template": "POST: {instruction} ANSWER:", "partition": Partition("iid", 2)}
+    return lambda augmentation, **options: made(
+        AugmentedInstructionDataModule, ROWS, augmentation=augmentation, **settings, **options
+    )
 
 
 def questions(examples, tokenizer):
@@ -58,11 +41,9 @@ def questions(examples, tokenizer):
 
 
 def test_held_out_rows_do_not_come_back_as_public_ones(build, tmp_path):
-    public = tmp_path / "public.jsonl"
-    public.write_text("".join(json.dumps({"instruction": f"w{i}", "output": "y"}) + "\n" for i in range(20)))
-    module = build(
-        AllRows(number=50), public_source=str(public), val_share=0.25, holdout=Holdout("task", ["far"])
-    )
+    rows = [{"instruction": f"w{i}", "output": "y"} for i in range(20)]
+    options = {"public_source": write_rows(tmp_path / "public.jsonl", rows), "val_share": 0.25}
+    module = build(AllRows(number=50), holdout=Holdout("task", ["far"]), **options)
     trained, scored = (questions(rows, module.tokenizer) for rows in (module.train_set, module.val_set))
     assert trained == {f"w{i}" for i in range(2, 20)} - scored
     assert (module.public.asked, module.public.private, len(scored)) == (4, 0, 2)

@@ -1,9 +1,9 @@
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from nested import nested
+from tiny_world import write_rows
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.instructions.embeddings import EmbeddingDataModule
@@ -21,9 +21,7 @@ def rows(tmp_path):
         for i in range(NUMBER)
     ]
     lines += [lines[0], {"task": "", "input": "", "output": "x"}]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(file)
+    return write_rows(tmp_path / "rows.jsonl", lines)
 
 
 COLUMNS = {"instruction": "task", "input": "input", "response": "output"}

@@ -1,7 +1,4 @@
-import json
-
 import pytest
-from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
@@ -19,15 +16,11 @@ def make_rows(count=24):
 
 
 @pytest.fixture
-def build(tmp_path, causal):
-    def build(rows=None, stage="fit", **options):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows or make_rows()))
+def build(made):
+    def build(rows=None, stages=("fit",), **options):
         columns = {"instruction": "instruction", "response": "output"} | options.pop("columns", {})
-        settings = {"template": TEMPLATE, "tokenizer": causal, "batch_size": 4, "columns": columns} | options
-        datamodule = InstructionDataModule(str(path), **nested(InstructionDataModule, **settings))
-        datamodule.setup(stage)
-        return datamodule
+        settings = {"template": TEMPLATE, "batch_size": 4, "columns": columns} | options
+        return made(InstructionDataModule, rows or make_rows(), stages, **settings)
 
     return build
 
@@ -83,7 +76,6 @@ def test_clients_by_column_category_or_evenly(build):
 
 
 def test_a_mapped_client_column_says_whose_rows_are_whose(build):
-    """As in PreferenceDataModule, no partition has to be named beside it."""
     data = build(columns={"client": "task"}, val_share=0.0)
     assert data.client_sizes() == {"u0": 8, "u1": 8, "u2": 8}
     own = {client: {row["instruction"] for row in rows} for client, rows in data.client_rows.items()}
@@ -138,10 +130,10 @@ def test_missing_repeated_and_too_long_rows(build, caplog):
 
 
 def test_held_out_rows(build):
-    datamodule = build(stage="test", holdout=Holdout("kind", ["k1"]))
+    datamodule = build(stages=("test",), holdout=Holdout("kind", ["k1"]))
     assert len(datamodule.test_set) == 12
     with pytest.raises(ValueError, match="no rows to test on"):
-        build(stage="test")
+        build(stages=("test",))
 
 
 def test_columns_are_checked(build):

@@ -1,6 +1,5 @@
-import json
-
 import pytest
+from tiny_world import write_rows
 
 from fedlight.augmentation.random_sampling import RandomSampling
 from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
@@ -17,18 +16,15 @@ OWN = {"instruction": "question", "response": "output"}
         (None, "question", "public_columns"),
     ],
 )
-def test_the_setting_is_named(tmp_path, causal, public_columns, column, setting):
-    own, public = tmp_path / "own.jsonl", tmp_path / "public.jsonl"
-    own.write_text("".join(json.dumps({"question": f"w{i}", "output": "x"}) + "\n" for i in range(4)))
-    public.write_text(json.dumps({"instruction": "w9", "output": "y"}) + "\n")
-    data = AugmentedInstructionDataModule(
-        str(own),
-        public_source=str(public),
-        public_columns=public_columns,
-        augmentation=RandomSampling(number=1),
-        template="{instruction}",
-        tokenizer=causal,
-        columns=OWN,
-    )
+def test_the_setting_is_named(tmp_path, made, public_columns, column, setting):
+    public = write_rows(tmp_path / "public.jsonl", [{"instruction": "w9", "output": "y"}])
+    options = {"augmentation": RandomSampling(number=1), "template": "{instruction}", "columns": OWN}
+    rows = [{"question": f"w{i}", "output": "x"} for i in range(4)]
     with pytest.raises(RowsError, match=rf"no column '{column}'.*Set {setting}.instruction to one of them"):
-        data.setup("fit")
+        made(
+            AugmentedInstructionDataModule,
+            rows,
+            public_source=public,
+            public_columns=public_columns,
+            **options,
+        )

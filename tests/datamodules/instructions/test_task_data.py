@@ -1,5 +1,5 @@
-import lightning as L
 import pytest
+from plain_lightning import trainer
 from tiny_world import write_rows
 
 from fedlight.callbacks.scores.task_scores import TaskScores
@@ -25,16 +25,6 @@ def tasks(rows, **options):
     return {"walls": ExactMatch(TaskRows(rows, columns={"response": "output"}), max_new_tokens=3, **options)}
 
 
-def trainer_of(folder, *callbacks):
-    quiet = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "logger": False,
-        "accelerator": "cpu",
-    }
-    return L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **quiet)
-
-
 def test_the_batches_are_those_of_instruction_data(rows, tiny_model):
     """An independent way to the same tokens: the datamodule of training, on the same rows with the same template."""
     one = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=200, loss=True)
@@ -49,9 +39,11 @@ def test_the_batches_are_those_of_instruction_data(rows, tiny_model):
 def test_the_loss_and_the_scores(rows, tiny_model, tmp_path):
     module = SFTModule(tiny_model)
     other = InstructionDataModule(rows, split=Split(test_source=rows), tokenizer=tiny_model)
-    [plain] = trainer_of(tmp_path).test(module, datamodule=other, verbose=False)
+    [plain] = trainer(1).test(module, datamodule=other, verbose=False)
     data = TaskDataModule(tasks(rows), tokenizer=tiny_model, loss=True)
-    [numbers] = trainer_of(tmp_path, TaskScores()).test(module, datamodule=data, verbose=False)
+    [numbers] = trainer(1, [TaskScores()], default_root_dir=tmp_path).test(
+        module, datamodule=data, verbose=False
+    )
     assert numbers["test/loss"] == pytest.approx(plain["test/loss"])
     assert numbers["score/walls"] == tasks(rows)["walls"].run(module).mean
     assert len((tmp_path / "tasks/test/walls.jsonl").read_text().splitlines()) == 4
@@ -60,7 +52,9 @@ def test_the_loss_and_the_scores(rows, tiny_model, tmp_path):
 def test_no_loss_is_computed_unless_it_is_asked_for(rows, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(SFTModule, "example_losses", None)
     data = TaskDataModule(tasks(rows), tokenizer=tiny_model)
-    [numbers] = trainer_of(tmp_path, TaskScores()).test(SFTModule(tiny_model), datamodule=data, verbose=False)
+    [numbers] = trainer(1, [TaskScores()], default_root_dir=tmp_path).test(
+        SFTModule(tiny_model), datamodule=data, verbose=False
+    )
     assert "test/loss" not in numbers
     assert {"score/walls", "low/walls", "high/walls"} <= numbers.keys()
 
@@ -74,7 +68,9 @@ def test_what_is_too_long_is_left_out_of_the_loss_alone(rows, tiny_model, tmp_pa
     shorter = TaskDataModule(
         tasks(rows), tokenizer=tiny_model, max_tokens=int(lengths.test_set.lengths.min()), loss=True
     )
-    trainer_of(tmp_path, TaskScores()).test(SFTModule(tiny_model), datamodule=shorter, verbose=False)
+    trainer(1, [TaskScores()], default_root_dir=tmp_path).test(
+        SFTModule(tiny_model), datamodule=shorter, verbose=False
+    )
     assert 0 < len(shorter.test_set) < 4
     assert len((tmp_path / "tasks/test/walls.jsonl").read_text().splitlines()) == 4
 

@@ -1,4 +1,5 @@
 import csv
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,7 @@ from stacked import assert_same_rows, fit, furthest
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.rows import write_rows
-from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 from fedlight.federation.algorithms.assignments import KnownGroups, NearestGroups, SoftGroups
 from fedlight.federation.algorithms.ditto import Ditto
@@ -40,16 +39,19 @@ def rows(clients=4, pairs=12):
     return [dict(zip(COLUMNS, row, strict=True)) for row in made]
 
 
+def of_votes(file, **options):
+    settings = {"columns": COLUMNS, "form": "features", "val_share": 0.25, "batch_size": 4, **options}
+    return PreferenceDataModule(file, **nested(PreferenceDataModule, **settings))
+
+
+def selector(**options):
+    return FeatureSelectorModule(**{"optimizer": Optimization(name="SGD"), "lr": 0.5, **options})
+
+
 @pytest.fixture
 def build(tmp_path):
-    file = tmp_path / "votes.jsonl"
-    write_rows(rows(), file)
-
-    def build(**options):
-        made = {"columns": COLUMNS, "form": "features", "val_share": 0.25, "batch_size": 4}
-        return PreferenceDataModule(str(file), **nested(PreferenceDataModule, **made | options))
-
-    return build
+    write_rows(rows(), tmp_path / "votes.jsonl")
+    return partial(of_votes, str(tmp_path / "votes.jsonl"))
 
 
 def test_examples_are_the_vectors_of_both_answers(build):
@@ -114,8 +116,7 @@ def test_a_dry_run_looks_for_the_encoder():
 @pytest.mark.parametrize("algorithm", [FedAvg, Scaffold, LocalOnly])
 def test_clients_side_by_side_train_as_alone(build, algorithm, hidden):
     def run(at_once):
-        module = FeatureSelectorModule(hidden=hidden, optimizer=Optimization(name="SGD"), lr=0.5)
-        return fit(module, build(val_share=0), at_once, algorithm=algorithm())
+        return fit(selector(hidden=hidden), build(val_share=0), at_once, algorithm=algorithm())
 
     (alone, rows, _, own), (beside, others, groups, other) = run(1), run(4)
     assert [[len(group) for group in each] for each in groups] == [[4]] * 2
@@ -130,9 +131,7 @@ def test_clients_side_by_side_train_as_alone(build, algorithm, hidden):
 @pytest.mark.parametrize("hidden", [0, 3])
 def test_clients_of_several_heads_share_a_batch(build, hidden):
     def run(at_once):
-        module = FeatureSelectorModule(
-            hidden=hidden, optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=3
-        )
+        module = selector(hidden=hidden, num_adapters=3)
         algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, weighting="normalized")
         loop = {"rounds": 5, "algorithm": algorithm, "settings": {"limit_val_batches": 1.0}}
         return fit(module, build(), at_once, **loop)
@@ -147,10 +146,8 @@ def test_clients_of_several_heads_share_a_batch(build, hidden):
 
 def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
     source = build().train_rows[0]
-    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=2)
-    algorithm = FedBiscuit(
-        warmup_rounds=1, regroup_every=1, assignment=NearestGroups(), weighting="normalized"
-    )
+    module = selector(num_adapters=2)
+    algorithm = FedBiscuit(1, 1, NearestGroups(), weighting="normalized")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
     data = build(test_source=source)
     fit(module, data, rounds=6, algorithm=algorithm, callbacks=[accuracy])
@@ -169,16 +166,13 @@ def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
 
 
 def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
-    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=2)
+    module = selector(num_adapters=2)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, build(val_share=0), rounds=3, algorithm=algorithm)
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": 1}
     file = tmp_path / "one_group.jsonl"
     write_rows([row for row in rows() if row["group"] == "0"], file)
-    data = PreferenceDataModule(
-        str(file), columns=COLUMNS, format=Format(form="features"), split=Split(val_share=0), batch_size=4
-    )
-    alone = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5)
+    alone, data = selector(), of_votes(str(file), val_share=0)
     fit(alone, data, rounds=3, algorithm=FedAvg(weighting="normalized"), clients_per_round=2)
     found, expected = (of.heads[name].head.weight for of, name in ((module, "adapter0"), (alone, "default")))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -188,26 +182,19 @@ def test_known_groups_train_as_a_federation_of_their_own_each(build, tmp_path):
 def test_a_client_without_a_known_group_takes_the_nearest(build, tmp_path):
     file = tmp_path / "some.jsonl"
     write_rows([row | {"group": "" if row["client"] == "p3" else row["group"]} for row in rows()], file)
-    data = PreferenceDataModule(
-        str(file), columns=COLUMNS, format=Format(form="features"), split=Split(val_share=0), batch_size=4
-    )
-    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=3)
+    module, data = selector(num_adapters=3), of_votes(str(file), val_share=0)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, data, rounds=6, algorithm=algorithm)
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": int(np.argmin(algorithm.losses["p3"]))}
     with pytest.raises(ValueError, match=r"2 groups and the module 1 selectors: set model.num_adapters=2"):
-        fit(
-            FeatureSelectorModule(),
-            build(val_share=0),
-            algorithm=FedBiscuit(0, 1, KnownGroups(), group_by="own"),
-        )
+        fit(selector(), build(val_share=0), algorithm=FedBiscuit(0, 1, KnownGroups(), group_by="own"))
     columns = {name: value for name, value in COLUMNS.items() if name != "group"}
     with pytest.raises(ValueError, match=r"KnownGroups needs groups of the clients: map columns.group"):
         fit(module, build(columns=columns), algorithm=FedBiscuit(0, 1, KnownGroups(), group_by="own"))
 
 
 def test_own_model_of_a_client_with_weights_is_the_mixture(build, tmp_path):
-    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=2)
+    module = selector(num_adapters=2)
     algorithm = FedBiscuit(1, 1, SoftGroups(), weighting="normalized", group_by="own")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
     data = build(test_source=build().train_rows[0])
@@ -261,7 +248,7 @@ def test_a_run_goes_on_with_the_same_settings_encoder_and_votes_alone(build, tmp
         if "source" in others:
             data.train_rows = (others["source"](tmp_path / "others.jsonl"), "train")
         data.encoder = others.get("encoder", data.encoder)
-        module = FeatureSelectorModule(hidden=2, **{"optimizer": Optimization("SGD"), "lr": 0.5} | of_module)
+        module = selector(hidden=2, **of_module)
         save = ModelCheckpoint(
             tmp_path / "saved", filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True
         )
@@ -286,14 +273,8 @@ def with_clients_of_another_group_tested(build, tmp_path, num_adapters, **option
     """Return the module and what was printed after training on group 1 alone, tested on the clients of group 0, too."""
     file = tmp_path / "group_1.jsonl"
     write_rows([row for row in rows() if row["group"] == "1"], file)
-    data = PreferenceDataModule(
-        str(file),
-        split=Split(test_source=build().train_rows[0]),
-        columns=COLUMNS,
-        format=Format(form="features"),
-        batch_size=4,
-    )
-    module = FeatureSelectorModule(optimizer=Optimization(name="SGD"), lr=0.5, num_adapters=num_adapters)
+    data = of_votes(str(file), val_share=0.05, test_source=build().train_rows[0])
+    module = selector(num_adapters=num_adapters)
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), **options)
     fit(module, data, rounds=3, clients_per_round=2, algorithm=algorithm, callbacks=[accuracy])

@@ -1,8 +1,7 @@
-import json
-
 import numpy as np
 import pytest
 from nested import nested
+from tiny_world import write_rows
 
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -93,18 +92,13 @@ def test_every_labelled_pair_is_kept_whichever_side_won():
     )
 
 
-def save(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
 
 
 @pytest.mark.parametrize("orders", ["one", "both"])
 def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
     prompts = PromptDataModule(
-        save(tmp_path / "prompts.jsonl", [{"text": "w0"}, {"text": "w1"}, {"text": "w0"}]),
+        write_rows(tmp_path / "prompts.jsonl", [{"text": "w0"}, {"text": "w1"}, {"text": "w0"}]),
         columns={"prompt": "text"},
         template="POST: {prompt} ANSWER:",
         tokenizer=causal,
@@ -117,7 +111,7 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
         {"prompt": prompt, "fields": fields, "completions": ["bad", "good", "long long"]}
         for prompt, fields in zip(batch["prompt"], batch["fields"], strict=True)
     ]
-    source = save(tmp_path / "completions.jsonl", lines)
+    source = write_rows(tmp_path / "completions.jsonl", lines)
     pairs = CompletionPairDataModule(
         source, orders=orders, format=Format(choice_template=CHOICE), tokenizer=causal, eval_batch_size=5
     )
@@ -140,7 +134,7 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
     assert counts.first_won > 0 < counts.second_won
     # The labelled rows are preference data with the default column names.
     dpo = PreferenceDataModule(
-        save(tmp_path / "labelled.jsonl", rows),
+        write_rows(tmp_path / "labelled.jsonl", rows),
         columns={name: name for name in ("prompt", "response_a", "response_b", "choice")},
         view="dpo",
         format=Format(generation_template="POST: {prompt} ANSWER:"),
@@ -154,7 +148,7 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
 
 
 def test_completions_must_have_the_template_s_slots(tmp_path, causal):
-    source = save(tmp_path / "completions.jsonl", [{"prompt": "w0", "completions": ["x", "y"]}])
+    source = write_rows(tmp_path / "completions.jsonl", [{"prompt": "w0", "completions": ["x", "y"]}])
     module = CompletionPairDataModule(
         source, format=Format(choice_template=CHOICE.replace("{prompt}", "{post}")), tokenizer=causal
     )
@@ -165,7 +159,7 @@ def test_completions_must_have_the_template_s_slots(tmp_path, causal):
 def test_pairs_too_long_are_left_out_with_their_index_kept(tmp_path, causal):
     rows = [{"prompt": "w0", "completions": ["x", "long " * 20, "y"]}]
     module = CompletionPairDataModule(
-        save(tmp_path / "completions.jsonl", rows),
+        write_rows(tmp_path / "completions.jsonl", rows),
         format=Format(choice_template=CHOICE),
         tokenizer=causal,
         max_tokens=12,
@@ -178,7 +172,7 @@ def test_pairs_too_long_are_left_out_with_their_index_kept(tmp_path, causal):
 @pytest.mark.parametrize(("trim", "read"), [("auto", [0, 0, 1, 1]), (None, [1, 1])])
 def test_pairs_with_long_prompts_are_cut_or_left_out_and_counted(trim, read, tmp_path, causal, caplog):
     rows = [{"prompt": text, "completions": ["x", "y"]} for text in ("w0 " * 20, "w1")]
-    source = save(tmp_path / "completions.jsonl", rows)
+    source = write_rows(tmp_path / "completions.jsonl", rows)
     module = CompletionPairDataModule(
         source, format=Format(choice_template=CHOICE, trim=trim), tokenizer=causal, max_tokens=12
     )
@@ -194,7 +188,7 @@ def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, 
         {"prompt": "w0", "completions": ["x", "long long long", "y"]},
         {"prompt": "w1", "completions": ["u", "long " * 20]},
     ]
-    source = save(tmp_path / "completions.jsonl", rows)
+    source = write_rows(tmp_path / "completions.jsonl", rows)
     settings = {"form": "responses", "generation_template": "POST: {prompt} ANSWER:", "tokenizer": causal}
     module = CompletionPairDataModule(
         source, **nested(CompletionPairDataModule, orders="one", max_tokens=12, eval_batch_size=2, **settings)
@@ -215,7 +209,7 @@ def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, 
 
 def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):
     rows = [{"prompt": "w0 w1 w2 w3"}, {"prompt": "w4"}, {"prompt": "w5"}, {"prompt": ""}]
-    source = save(tmp_path / "prompts.jsonl", rows)
+    source = write_rows(tmp_path / "prompts.jsonl", rows)
 
     def prompts(**options):
         module = PromptDataModule(source, template="POST: {prompt} ANSWER:", tokenizer=causal, **options)

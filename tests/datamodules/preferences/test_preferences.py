@@ -1,10 +1,8 @@
-import json
-
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from nested import nested
+from plain_lightning import Regression, trainer
+from tiny_world import write_rows
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -25,26 +23,13 @@ def make_rows(count=40, clients=4):
     return [{**row, "who": f"u{i % clients}", "topic": f"t{i % 3}"} for i, row in enumerate(rows)]
 
 
-def save(folder, rows, name="votes.jsonl"):
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder / name)
-
-
 @pytest.fixture
-def build(tmp_path, causal):
+def build(made):
     def build(rows=None, stages=("fit",), columns=None, **options):
-        source = save(tmp_path, make_rows() if rows is None else rows)
-        settings = {
-            "columns": {name: name for name in NAMES} | {"client": "who"} | (columns or {}),
-            "choice_template": CHOICE,
-            "generation_template": ANSWER,
-            "tokenizer": causal,
-            "batch_size": 4,
-        }
-        datamodule = PreferenceDataModule(source, **nested(PreferenceDataModule, **(settings | options)))
-        for stage in stages:
-            datamodule.setup(stage)
-        return datamodule
+        columns = {name: name for name in NAMES} | {"client": "who"} | (columns or {})
+        settings = {"columns": columns, "choice_template": CHOICE, "generation_template": ANSWER}
+        rows = make_rows() if rows is None else rows
+        return made(PreferenceDataModule, rows, stages, **settings | {"batch_size": 4} | options)
 
     return build
 
@@ -147,7 +132,7 @@ def test_sft_view_takes_the_chosen_answer(build, words):
 
 
 def test_indices_of_pairs_are_unique_over_training_validation_and_test(build, tmp_path):
-    test = save(tmp_path, make_rows(3), "test.jsonl")
+    test = write_rows(tmp_path / "test.jsonl", make_rows(3))
     datamodule = build(make_rows(8, 2), ("fit", "test"), view="dpo", test_source=test)
     sets = (datamodule.train_set, datamodule.val_set, datamodule.test_set)
     indices = [example["index"] for dataset in sets for example in dataset]
@@ -156,7 +141,8 @@ def test_indices_of_pairs_are_unique_over_training_validation_and_test(build, tm
 
 def test_held_out_debates_are_tested_on_and_never_trained_on(build, tmp_path):
     rows = make_rows(30)
-    gold = save(tmp_path, [{name: row[name] for name in (*NAMES, "topic")} for row in rows], "gold.jsonl")
+    gold = [{name: row[name] for name in (*NAMES, "topic")} for row in rows]
+    gold = write_rows(tmp_path / "gold.jsonl", gold)
     held = Holdout("topic", ["t1", "t2*"])
     datamodule = build(rows, ("fit", "test"), holdout=held, test_source=gold)
     trained = posts(datamodule, datamodule.train_set) | posts(datamodule, datamodule.val_set)
@@ -241,41 +227,27 @@ def test_evaluation_batches_hold_similar_lengths(build):
 
 
 def test_validation_rows_of_their_own(build, tmp_path):
-    other = save(tmp_path, make_rows(6, 2), "val.jsonl")
+    other = write_rows(tmp_path / "val.jsonl", make_rows(6, 2))
     datamodule = build(make_rows(12), val_source=other)
     assert (len(datamodule.train_set), len(datamodule.val_set)) == (24, 12)
 
 
-class Reader(L.LightningModule):
+class Reader(Regression):
     """Counts what it sees."""
 
-    def __init__(self):
-        super().__init__()
-        self.seen = 0
-        self.weight = torch.nn.Parameter(torch.zeros(1))
+    seen = 0
 
     def training_step(self, batch, batch_idx):
         self.seen += len(batch["labels"])
-        return self.weight.sum() + 0 * batch["labels"].sum()
+        return self.net(torch.zeros(1, 4)).sum()
 
     def validation_step(self, batch, batch_idx):
         pass
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
 
 def test_a_plain_trainer_sees_the_pooled_votes(build):
     module = Reader()
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, datamodule=build())
+    trainer(1).fit(module, datamodule=build())
     assert module.seen == 72
 
 

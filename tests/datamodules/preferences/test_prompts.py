@@ -3,6 +3,7 @@ from itertools import combinations
 
 import pytest
 import yaml
+from tiny_world import write_rows
 
 from fedlight.conf import path as conf_path
 from fedlight.datamodules.preferences.prompts import PromptDataModule
@@ -14,14 +15,11 @@ from fedlight.support.needs import RowSource
 from fedlight.toy.votes import NAMES_OF_ROWS
 
 
-def save(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture
 def posts(tmp_path):
-    return save(tmp_path / "posts.jsonl", [{"post": f"w{n}"} for n in (0, 1, 2, 3, 4, 5, 0)] + [{"post": ""}])
+    return write_rows(
+        tmp_path / "posts.jsonl", [{"post": f"w{n}"} for n in (0, 1, 2, 3, 4, 5, 0)] + [{"post": ""}]
+    )
 
 
 @pytest.fixture
@@ -29,9 +27,11 @@ def excluded(tmp_path):
     """Votes on w1 and w3 and on a post without text; a test that asks w3 and w9."""
     votes = [{"info": {"post": text}} for text in (" W1!", "w3", "w3", None)]
     return {
-        "clients": Excluded(save(tmp_path / "votes.jsonl", votes), column="info.post", slot="post"),
+        "clients": Excluded(write_rows(tmp_path / "votes.jsonl", votes), column="info.post", slot="post"),
         "evaluation": Excluded(
-            save(tmp_path / "test.jsonl", [{"text": "w3\n"}, {"text": "w9"}]), column="text", slot="post"
+            write_rows(tmp_path / "test.jsonl", [{"text": "w3\n"}, {"text": "w9"}]),
+            column="text",
+            slot="post",
         ),
         "held_out": None,
     }
@@ -46,11 +46,8 @@ def ready(source, tokenizer, **options):
 def test_prompts_that_other_rows_hold_are_left_out_and_counted(posts, excluded, causal, caplog):
     with caplog.at_level("INFO"):
         module = ready(posts, causal, exclude=excluded, limit=3)
-    assert [fields["post"] for fields in module.predict_set.datasets["fields"]] == [
-        "w0",
-        "w2",
-        "w4",
-    ]  # w1 and w3 are held
+    # w1 and w3 are held
+    assert [fields["post"] for fields in module.predict_set.datasets["fields"]] == ["w0", "w2", "w4"]
     counts = {"prompts": 3, "empty": 1, "repeated": 1, "excluded": 2, "beyond_limit": 1, "too_long": 0}
     assert module.counts == counts
     assert sum(counts.values()) == 8
@@ -67,7 +64,7 @@ def test_without_exclusion_nothing_is_left_out(posts, causal):
 
 
 def test_what_cannot_be_excluded_is_named(tmp_path, posts, excluded, causal):
-    every = save(tmp_path / "all.jsonl", [{"text": f"w{n}"} for n in range(6)])
+    every = write_rows(tmp_path / "all.jsonl", [{"text": f"w{n}"} for n in range(6)])
     with pytest.raises(RowsError, match=r"exclude leaves none of 6 prompts \(6 in clients\)"):
         ready(posts, causal, exclude={"clients": Excluded(every, column="text", slot="post")})
     with pytest.raises(RowsError, match=r"no column 'body'"):

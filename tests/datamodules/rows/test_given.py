@@ -2,6 +2,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from tiny_world import write_rows
 
 from fedlight import (
     AugmentedInstructionDataModule,
@@ -16,6 +17,8 @@ from fedlight.datamodules.rows.given import RowsError
 from fedlight.datamodules.rows.split import Split
 
 pytestmark = pytest.mark.usefixtures("any_text")
+
+ALL = Split(val_share=0.0)
 
 ROWS = [{"client": f"u{i % 2}", "instruction": f"w{i}", "response": "x"} for i in range(6)]
 VOTES = [
@@ -38,24 +41,24 @@ def ready(data, stage="fit"):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_instructions_by_client_need_no_setting(form):
-    data = ready(InstructionDataModule(FORMS[form](ROWS), split=Split(val_share=0.0)))
+    data = ready(InstructionDataModule(FORMS[form](ROWS), split=ALL))
     assert data.client_sizes() == {"u0": 3, "u1": 3}
     assert data.client_rows["u1"][0] == {"instruction": "w1", "input": "", "response": "x"}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_votes_prompts_and_made_data_take_them_too(form):
-    votes = ready(PreferenceDataModule(FORMS[form](VOTES), split=Split(val_share=0.0)))
+    votes = ready(PreferenceDataModule(FORMS[form](VOTES), split=ALL))
     assert votes.client_sizes() == {"u0": 4, "u1": 4, "u2": 4}  # two votes each, in both orders
     prompts = ready(PromptDataModule(FORMS[form](VOTES)), "predict")
     assert [prompts.predict_set[i]["fields"]["prompt"] for i in range(6)] == [f"w{i}" for i in range(6)]
-    made = SyntheticInstructionDataModule(FORMS[form](ROWS), SelfGeneration(), split=Split(val_share=0.0))
+    made = SyntheticInstructionDataModule(FORMS[form](ROWS), SelfGeneration(), split=ALL)
     assert ready(made).client_sizes() == {"u0": 3, "u1": 3}
 
 
 def test_chosen_and_rejected_need_no_setting():
     rows = [{"prompt": "w1", "chosen": "x", "rejected": "y", "client": c} for c in "ab"]
-    data = ready(PreferenceDataModule(rows, view="dpo", split=Split(val_share=0.0)))
+    data = ready(PreferenceDataModule(rows, view="dpo", split=ALL))
     assert data.client_sizes() == {"a": 1, "b": 1}
 
 
@@ -71,32 +74,20 @@ def test_given_and_read_rows_train_alike(tmp_path):
 
 def test_a_partial_column_map_is_completed():
     rows = [{"ask": "w1", "response": "x", "client": "a"}, {"ask": "w2", "response": "y", "client": "b"}]
-    data = ready(InstructionDataModule(rows, columns={"instruction": "ask"}, split=Split(val_share=0.0)))
+    data = ready(InstructionDataModule(rows, columns={"instruction": "ask"}, split=ALL))
     assert data.client_sizes() == {"a": 1, "b": 1}
     votes = [{"who": row["client"], **row} for row in VOTES]
-    assert ready(
-        PreferenceDataModule(votes, columns={"client": "who"}, split=Split(val_share=0.0))
-    ).client_sizes().keys() == {
-        "u0",
-        "u1",
-        "u2",
-    }
+    data = ready(PreferenceDataModule(votes, columns={"client": "who"}, split=ALL))
+    assert {*data.client_sizes()} == {"u0", "u1", "u2"}
     pairs = [{"prompt": "w1", "good": "x", "rejected": "y"}]
-    assert (
-        len(
-            ready(
-                PreferenceDataModule(pairs, columns={"chosen": "good"}, split=Split(val_share=0.0))
-            ).train_set
-        )
-        == 2
-    )
+    data = ready(PreferenceDataModule(pairs, columns={"chosen": "good"}, split=ALL))
+    assert len(data.train_set) == 2
 
 
 def test_clients_are_read_only_where_they_are_wanted():
-    assert ready(
-        InstructionDataModule(ROWS, columns={"client": ""}, split=Split(val_share=0.0))
-    ).client_sizes() == {"c0": 6}
-    votes = PreferenceDataModule(VOTES, columns={"client": ""}, split=Split(val_share=0.0))
+    rows = InstructionDataModule(ROWS, columns={"client": ""}, split=ALL)
+    assert ready(rows).client_sizes() == {"c0": 6}
+    votes = PreferenceDataModule(VOTES, columns={"client": ""}, split=ALL)
     assert ready(votes).client_sizes() == {"c0": 12}
 
 
@@ -111,40 +102,26 @@ def test_a_cell_without_a_value_is_missing():
     table = frame(ROWS).reindex(range(7))  # pandas fills the seventh row with NaN
     table.loc[6, ["client", "instruction"]] = "u0", "w9"
     for source in (table, table.to_dict("records")):
-        assert ready(InstructionDataModule(source, split=Split(val_share=0.0))).client_sizes() == {
-            "u0": 3,
-            "u1": 3,
-        }
+        assert ready(InstructionDataModule(source, split=ALL)).client_sizes() == {"u0": 3, "u1": 3}
 
 
 def test_numbers_stay_what_they_are():
     table = frame([{"client": n, "instruction": "w1", "response": "x"} for n in (7, 8)])
     assert table["client"].dtype == np.int64
-    assert ready(InstructionDataModule(table, split=Split(val_share=0.0))).client_sizes() == {"7": 1, "8": 1}
+    assert ready(InstructionDataModule(table, split=ALL)).client_sizes() == {"7": 1, "8": 1}
 
 
 def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
     def added(rows):
-        public = tmp_path / "public.jsonl"
-        datasets.Dataset.from_list(
-            ROWS + [{"instruction": f"w{i}", "response": "y"} for i in range(10, 20)]
-        ).to_json(public)
-        folder = str(tmp_path / "record")
-        data = AugmentedInstructionDataModule(
-            rows,
-            str(public),
-            augmentation=RandomSampling(2),
-            augmentation_folder=folder,
-            split=Split(val_share=0.0),
-        )
-        return ready(data), (tmp_path / "record" / "settings.json").read_bytes()
+        public = ROWS + [{"instruction": f"w{i}", "response": "y"} for i in range(10, 20)]
+        public = write_rows(tmp_path / "public.jsonl", public)
+        folder = tmp_path / "record"
+        settings = {"augmentation": RandomSampling(2), "augmentation_folder": str(folder), "split": ALL}
+        ready(AugmentedInstructionDataModule(rows, public, **settings))
+        return (folder / "settings.json").read_bytes()
 
-    (_, first), (_, same), (_, other) = (
-        added(ROWS),
-        added(list(ROWS)),
-        added([*ROWS[:-1], ROWS[0] | {"response": "z"}]),
-    )
-    assert first == same != other
+    other = [*ROWS[:-1], ROWS[0] | {"response": "z"}]
+    assert added(ROWS) == added(list(ROWS)) != added(other)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
-import json
 import re
 
 import pytest
-from tiny_world import write_rows
+from tiny_world import read_lines, write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.shots import Draw, draw_shots
-
-
-def lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def drawn(tmp_path, num_clients=2, **changes):
@@ -26,7 +21,7 @@ def drawn(tmp_path, num_clients=2, **changes):
     metrics = draw_shots(
         draw=Draw(num_clients=num_clients, shots=4, records=2, num_test=3), **{**settings, **changes}
     )["metrics"]
-    return metrics, lines(tmp_path / "train.jsonl"), lines(tmp_path / "test.jsonl")
+    return metrics, read_lines(tmp_path / "train.jsonl"), read_lines(tmp_path / "test.jsonl")
 
 
 def test_clients_have_short_rows_and_records_that_only_they_tell(tmp_path):
@@ -76,7 +71,7 @@ def test_choices_answer_other_questions_on_the_same_subject(tmp_path):
         **{name: str(file) for name, file in files.items()},
     )["metrics"]
     assert metrics == {"eligible": 1, "train": 1, "test": 3, "public": 3, "domain": 7}
-    train, test, public, domain = (lines(file) for file in files.values())
+    train, test, public, domain = (read_lines(file) for file in files.values())
     for row in test:
         assert row["choices"][row["answer"]] == row["output"]
         assert len(set(row["choices"])) == 4

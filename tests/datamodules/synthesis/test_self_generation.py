@@ -275,9 +275,8 @@ def test_endless_responses_are_dropped_unless_they_are_wanted():
 def test_a_prompt_that_does_not_fit_shows_less():
     own = rows(8)
     short = {"instruction": "be brief now", "input": "", "response": "so"}
-    model = ScriptedModel(
-        limit=60
-    )  # the beginning has 22 words, a demonstration of rows 8, of the short row 5
+    # the beginning has 22 words, a demonstration of rows 8, of the short row 5
+    model = ScriptedModel(limit=60)
     synthesis = once(1, max_new_tokens=8, responses=NewResponses(max_new_tokens=20))
     assert len(made(synthesis, {"a": [*own, short]}, model)["a"]) == 1
     shown = model.first[0].count("Task ") - 1
@@ -357,10 +356,8 @@ def test_by_default_examples_stand_in_the_template_of_the_rows_and_the_model_goe
     model = Continues(eos="</s>")
     own = [{"instruction": "explain it to me", "input": "", "response": "it is so"}]
     (only,) = made(SelfGeneration(number=1, temperature=0.5), {"a": own}, model)["a"]
-    assert (only["input"], only["response"]) == (
-        "",
-        "done",
-    )  # the label that the model wrote is none of the response
+    # the label that the model wrote is none of the response
+    assert (only["input"], only["response"]) == ("", "done")
     form = ALPACA.without.text
     shown = form.format(instruction="explain it to me") + " it is so\n\n"
     (_, stops) = model.asked[1]

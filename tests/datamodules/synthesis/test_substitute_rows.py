@@ -1,6 +1,5 @@
-import json
-
 import pytest
+from tiny_world import write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.synthesis.substitute_rows import SubstituteRows
@@ -13,9 +12,7 @@ OWN = {"question": "q4", "response": "a4"}
 
 @pytest.fixture
 def source(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, {**ROWS[0], "response": ""}]))
-    return str(file)
+    return write_rows(tmp_path / "rows.jsonl", [*ROWS, {**ROWS[0], "response": ""}])
 
 
 def make(source, seed=0, clients=("u", "v"), own=(), **options):

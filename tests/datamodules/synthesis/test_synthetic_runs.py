@@ -1,7 +1,8 @@
 import lightning as L
 import pytest
-import torch
+from adapted import same
 from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import trainer
 from synthetic_data import Words
 from tiny_world import make_model
 
@@ -49,30 +50,21 @@ def fit(tmp_path, model):
         data = kind(
             "toy:instructions?num_clients=3&client_rows=6",
             **SETTINGS | (made if kind is SyntheticInstructionDataModule else {}),
-            **{
-                "tokenizer": model,
-                "partition": Partition("client"),
-                "split": Split(val_share=0.0),
-                "batch_size": 2,
-            },
+            **{"tokenizer": model, "partition": Partition("client"), "batch_size": 2},
+            split=Split(val_share=0.0),
         )
         seen = Seen()
-        trainer = L.Trainer(
-            **{"max_epochs": rounds, "accelerator": "cpu", "default_root_dir": tmp_path / folder},
-            **{"logger": False, "enable_progress_bar": False, "enable_model_summary": False},
+        module = SFTModule(model, lr=0.01, dtype="fp32", lora=Lora(dropout=0.0))
+        trainer(
+            rounds,
+            [FederatedLoop(algorithm, clients_per_round=3), seen, *callbacks],
             **{"limit_val_batches": 0, "num_sanity_val_steps": 0, "log_every_n_steps": 1},
             enable_checkpointing=bool(callbacks),
-            callbacks=[FederatedLoop(algorithm, clients_per_round=3), seen, *callbacks],
-        )
-        module = SFTModule(model, lr=0.01, dtype="fp32", lora=Lora(dropout=0.0))
-        trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+            default_root_dir=tmp_path / folder,
+        ).fit(module, data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
         return {name: weight.clone() for name, weight in module.state_dict().items()}, seen.rows, data
 
     return fit
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_every_visit_trains_on_its_own_data(fit):
@@ -101,7 +93,7 @@ def test_a_repeated_run_makes_nothing_and_ends_with_the_same_model(fit):
     second, again, repeated = fit(FewFedPIT(0.5))
     assert (len(data.synthesis.calls), len(repeated.synthesis.calls)) == (2, 0)
     assert again == rows
-    assert equal(first, second)
+    assert same(first, second)
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -121,7 +113,7 @@ def test_a_resumed_run_makes_what_is_missing_and_ends_with_the_same_model(fit, t
     )
     assert len(data.synthesis.calls) == 1  # the second round's candidates are there
     assert rest == [row for row in rows if row[0] > 0]
-    assert equal(whole, resumed)
+    assert same(whole, resumed)
 
 
 def test_mixed_visits_see_both(fit):
@@ -136,5 +128,5 @@ def test_under_fedavg_it_is_an_instruction_datamodule(fit, tmp_path):
     other, others, _ = fit(FedAvg(), "other", kind=InstructionDataModule)
     assert data.synthesis.calls == []
     assert rows == others
-    assert equal(one, other)
+    assert same(one, other)
     assert not (tmp_path / "one" / "synthetic").exists()

@@ -1,9 +1,8 @@
-import json
-
 import numpy as np
 import pytest
 from habits import HABITS, make_tokenizer
 from nested import nested
+from tiny_world import write_rows
 
 from fedlight.callbacks.scores.sample_answers import choose
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
@@ -25,13 +24,8 @@ def turn(role, content):
 
 
 def talk(number, *after):
-    asked = [
-        turn("system", "Be brief."),
-        turn("user", f"One {number}?"),
-        turn("assistant", "No."),
-        turn("user", "Two?"),
-    ]
-    return {"messages": [*asked, turn("assistant", f"Yes, {number}."), *after]}
+    asked = [turn("system", "Be brief."), turn("user", f"One {number}?"), turn("assistant", "No.")]
+    return {"messages": [*asked, turn("user", "Two?"), turn("assistant", f"Yes, {number}."), *after]}
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +36,8 @@ def chatty(tmp_path_factory):
 
 
 def data_of(rows, tokenizer, **options):
-    data = InstructionDataModule(
-        rows,
-        **nested(
-            InstructionDataModule,
-            columns={"messages": "messages"},
-            template="chat",
-            tokenizer=tokenizer,
-            val_share=0.0,
-            **options,
-        ),
-    )
+    settings = {"columns": {"messages": "messages"}, "template": "chat", "val_share": 0.0, **options}
+    data = InstructionDataModule(rows, **nested(InstructionDataModule, tokenizer=tokenizer, **settings))
     data.setup("fit")
     return data
 
@@ -85,14 +70,8 @@ def test_other_names_of_roles_are_the_same_conversation(chatty):
 
 def test_what_follows_the_last_answer_is_left_out_and_rows_without_an_answer_are_counted(chatty, caplog):
     unanswered = {"messages": [turn("user", "Three?")]}
-    silent = {
-        "messages": [
-            turn("user", "Four?"),
-            turn("assistant", ""),
-            turn("user", "?"),
-            turn("assistant", "Five."),
-        ]
-    }
+    asked = [turn("user", "Four?"), turn("assistant", ""), turn("user", "?")]
+    silent = {"messages": [*asked, turn("assistant", "Five.")]}
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         data = data_of([talk(1, turn("user", "Thanks.")), unanswered, silent], chatty)
     [[row]] = data.client_rows.values()
@@ -104,11 +83,7 @@ def test_what_follows_the_last_answer_is_left_out_and_rows_without_an_answer_are
 def test_the_turns_may_stand_apart_from_the_answer(chatty):
     rows = [{"asked": talk(1)["messages"][:-1], "said": talk(1)["messages"][-1]}]
     columns = {"messages": "asked", "response": "said"}
-    data = InstructionDataModule(
-        rows, columns=columns, template="chat", tokenizer=chatty, split=Split(val_share=0.0)
-    )
-    data.setup("fit")
-    assert data.client_rows == data_of([talk(1)], chatty).client_rows
+    assert data_of(rows, chatty, columns=columns).client_rows == data_of([talk(1)], chatty).client_rows
 
 
 def test_answers_before_and_after_training_are_to_whole_conversations(chatty):
@@ -162,13 +137,11 @@ def test_a_task_asks_as_training_does(chatty, tmp_path):
         {"instruction": "Two?", "input": "", "output": "Yes."},
         {"instruction": "Is", "input": "one", "output": "No."},
     ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = TaskRows(str(file), columns={"response": "output"}, template="chat")
-    one = TaskDataModule({"t": ExactMatch(source)}, tokenizer=chatty, max_tokens=200)
-    other = InstructionDataModule(
-        str(file), split=Split(test_source=str(file)), template="chat", tokenizer=chatty, max_tokens=200
-    )
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    source = TaskRows(file, columns={"response": "output"}, template="chat")
+    settings = {"tokenizer": chatty, "max_tokens": 200}
+    one = TaskDataModule({"t": ExactMatch(source)}, **settings)
+    other = InstructionDataModule(file, split=Split(test_source=file), template="chat", **settings)
     for data in (one, other):
         data.setup("test")
     [batch], [expected] = one.test_dataloader(), other.test_dataloader()

@@ -74,26 +74,6 @@ def place(content, name):
     return header + json.loads(content[8:header])[name]["data_offsets"][0]
 
 
-def cut_in_vectors(content):
-    return content[: place(content, "vectors") + 5]
-
-
-def cut_in_keys(content):
-    return content[: place(content, "keys") + 5]
-
-
-def cut_in_header(content):
-    return content[:10]
-
-
-def empty(content):
-    return b""
-
-
-def longer(content):
-    return content + b"\0"
-
-
 def turned(content, at):
     return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
 
@@ -102,31 +82,26 @@ def turned_vector(content):
     return turned(content, place(content, "vectors") + 7)
 
 
-def turned_key(content):
-    return turned(content, place(content, "keys") + 3)
-
-
-def another_checksum(content):
-    return turned(content, content.index(b'"vectors":"') + 11)
-
-
-def no_checksum(content):
-    tensors = load(content)
-    return save(tensors)
-
-
 def zeros(content):
     begin, end = place(content, "vectors"), place(content, "vectors") + 6 * 4 * 4
     return content[:begin] + bytes(end - begin) + content[end:]
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        *(cut_in_vectors, cut_in_keys, cut_in_header, empty, longer),
-        *(turned_vector, turned_key, another_checksum, no_checksum, zeros),
-    ],
-)
+HARMS = {
+    "cut in vectors": lambda content: content[: place(content, "vectors") + 5],
+    "cut in keys": lambda content: content[: place(content, "keys") + 5],
+    "cut in header": lambda content: content[:10],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b"\0",
+    "turned vector": turned_vector,
+    "turned key": lambda content: turned(content, place(content, "keys") + 3),
+    "another checksum": lambda content: turned(content, content.index(b'"vectors":"') + 11),
+    "no checksum": lambda content: save(load(content)),
+    "zeros": zeros,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_damage_costs_the_texts_of_one_file(cache, harm):
     large, _ = files(cache)
     large.write_bytes(harm(large.read_bytes()))

@@ -1,8 +1,5 @@
-import json
-
 import numpy as np
 import pytest
-from nested import nested
 
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
@@ -10,29 +7,17 @@ from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")
-ROWS = [
-    {"prompt": f"{KINDS[i % 3]} w{30 + i % 7}", "output": "x", "kind": "k"} for i in range(60)
-]  # 21 distinct instructions
+# 21 distinct instructions
+ROWS = [{"prompt": f"{KINDS[i % 3]} w{30 + i % 7}", "output": "x", "kind": "k"} for i in range(60)]
 
 
 @pytest.fixture
-def build(tmp_path, causal):
-    def build(**options):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps({**row, "output": f"w{i}"}) + "\n" for i, row in enumerate(ROWS)))
-        columns = {"prompt": "prompt", "response": "output"} | options.pop("columns", {})
-        module = InstructionDataModule(
-            str(path),
-            **nested(
-                InstructionDataModule,
-                template="{prompt} ANSWER:",
-                tokenizer=causal,
-                columns=columns,
-                **options,
-            ),
-        )
-        module.setup("fit")
-        return module
+def build(made):
+    rows = [{**row, "output": f"w{i}"} for i, row in enumerate(ROWS)]
+
+    def build(columns=(), **options):
+        columns = {"prompt": "prompt", "response": "output", **dict(columns)}
+        return made(InstructionDataModule, rows, template="{prompt} ANSWER:", columns=columns, **options)
 
     return build
 

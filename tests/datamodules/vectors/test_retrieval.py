@@ -4,9 +4,8 @@ import pytest
 from fedlight.datamodules.vectors.retrieval import retrieve, retrieve_direct
 from fedlight.datamodules.vectors.vector_index import VectorIndex
 
-ANGLES = np.deg2rad(
-    [0, 10, 20, 50, 60, 90]
-)  # of the public rows; cosines to 0 degrees: 1, .98, .94, .64, .5, 0
+# of the public rows; cosines to 0 degrees: 1, .98, .94, .64, .5, 0
+ANGLES = np.deg2rad([0, 10, 20, 50, 60, 90])
 PUBLIC = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1).astype(np.float32)
 
 

@@ -96,12 +96,10 @@ def test_the_first_gives_its_largest_and_later_ones_drop_by_their_turn():
 
 
 def test_ties():
-    assert (
-        choose(np.array([0.5, 0.2, 0.9]), np.array([7, 7, 7]), dropped=0) == 1
-    )  # equally large: less similar
-    assert (
-        choose(np.array([0.5, 0.5, 0.1]), np.array([3, 9, 1]), dropped=1) == 1
-    )  # equally similar: smaller goes
+    # equally large: less similar
+    assert choose(np.array([0.5, 0.2, 0.9]), np.array([7, 7, 7]), dropped=0) == 1
+    # equally similar: smaller goes
+    assert choose(np.array([0.5, 0.5, 0.1]), np.array([3, 9, 1]), dropped=1) == 1
     assert choose(np.array([0.5, 0.5]), np.array([3, 3]), dropped=0) == 0
 
 
