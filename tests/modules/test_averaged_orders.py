@@ -85,9 +85,8 @@ def test_prior_and_temperature_by_hand(tmp_path):
     prior, temperature = calibrate_letters(orders, log_odds, labels)
     assert prior == -2.0
     assert temperature == pytest.approx(1 / math.log(3), rel=1e-3)
-    assert calibrate_letters(orders, log_odds, 1 - labels)[1] == pytest.approx(
-        100, rel=1e-3
-    )  # worse than chance
+    # worse than chance
+    assert calibrate_letters(orders, log_odds, 1 - labels)[1] == pytest.approx(100, rel=1e-3)
     with pytest.raises(ValueError, match="one is missing"):
         calibrate_letters(orders[:3], log_odds[:3], labels[:3])
     rows = [

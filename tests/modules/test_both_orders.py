@@ -8,8 +8,6 @@ from tiny_world import make_encoder, write_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from fedlight.datamodules.preferences.format import Format
-from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.judge import judge_both_orders
 from fedlight.modules.both_orders import BothOrders
@@ -154,18 +152,17 @@ def votes(tmp_path_factory):
     return write_rows(folder / "votes.jsonl", rows), make_encoder(folder / "encoder")
 
 
-def outcome(votes, trainer, eval_batch_size, num_adapters):
+def data_of(votes, eval_batch_size, *sides):
+    """The encoder, and the votes to train on and on the sides named."""
     source, encoder = votes
     columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
-    data = PreferenceDataModule(
-        source,
-        split=Split(test_source=source),
-        columns=columns,
-        format=Format(form="pair", pair_template=""),
-        tokenizer=encoder,
-        max_tokens=64,
-        eval_batch_size=eval_batch_size,
-    )
+    settings = {"form": "pair", "pair_template": "", "tokenizer": encoder, "max_tokens": 64}
+    settings |= {"columns": columns, "eval_batch_size": eval_batch_size, **dict.fromkeys(sides, source)}
+    return encoder, PreferenceDataModule(source, **nested(PreferenceDataModule, **settings))
+
+
+def outcome(votes, trainer, eval_batch_size, num_adapters):
+    encoder, data = data_of(votes, eval_batch_size, "test_source")
     module = SelectorModule(encoder, head="classifier", num_adapters=num_adapters, dtype="fp32", seed=2)
     module.configure_model()
     stream = torch.Generator().manual_seed(8)
@@ -210,16 +207,7 @@ def test_cut_passes_and_other_batches(votes, make_trainer, loader, make_choice_b
 
 @pytest.mark.usefixtures("any_text")
 def test_validation_logs_it_after_each_pass(votes, make_trainer):
-    source, encoder = votes
-    data = PreferenceDataModule(
-        source,
-        split=Split(val_source=source),
-        columns={name: name for name in ("prompt", "response_a", "response_b", "choice")},
-        format=Format(form="pair", pair_template=""),
-        tokenizer=encoder,
-        max_tokens=64,
-        eval_batch_size=7,
-    )
+    encoder, data = data_of(votes, 7, "val_source")
     module = SelectorModule(encoder, head="classifier", dtype="fp32", lr=0.01)
     trainer = make_trainer(max_epochs=2, limit_train_batches=1)
     trainer.fit(module, data)
@@ -233,20 +221,7 @@ def test_validation_logs_it_after_each_pass(votes, make_trainer):
 @pytest.mark.parametrize("stage", ["val", "test"])
 def test_an_interrupted_pass_leaves_no_examples(votes, make_trainer, stage, monkeypatch):
     """The pass before broke off at its third batch, where the model gave other numbers."""
-    source, encoder = votes
-    columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
-    settings = {"form": "pair", "pair_template": "", "tokenizer": encoder, "max_tokens": 64}
-    data = PreferenceDataModule(
-        source,
-        **nested(
-            PreferenceDataModule,
-            val_source=source,
-            test_source=source,
-            columns=columns,
-            eval_batch_size=4,
-            **settings,
-        ),
-    )
+    encoder, data = data_of(votes, 4, "val_source", "test_source")
     module = SelectorModule(encoder, head="classifier", dtype="fp32")
     evaluate = {"val": make_trainer().validate, "test": make_trainer().test}[stage]
     [expected] = evaluate(module, data, verbose=False)

@@ -164,20 +164,6 @@ def test_a_pair_is_known_by_its_tokens_however_it_is_padded(llama, make_pair_bat
     assert torch.equal(module.reference_log_probs(batch), first)
 
 
-def test_resumed_in_the_middle_equals_uninterrupted(
-    llama, make_trainer, loader, make_pair_batch, keep_every_epoch, tmp_path
-):
-    batches = [make_pair_batch(seed=seed) for seed in range(3)]
-    settings = {"lr": 1e-3, "lora": Lora(dropout=0.3), "beta": 0.5}
-    whole = DPOModule(llama, **settings)
-    make_trainer(max_epochs=3, callbacks=[keep_every_epoch]).fit(whole, loader(batches))
-    resumed = DPOModule(llama, **settings)
-    make_trainer(max_epochs=3).fit(resumed, loader(batches), ckpt_path=tmp_path / "0.ckpt", weights_only=True)
-    ours, theirs = whole.state_dict(), resumed.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert whole._reference == resumed._reference
-
-
 def test_a_checkpoint_of_another_kind_is_refused(llama, make_trainer, loader, make_sft_batch, tmp_path):
     trainer = make_trainer(max_epochs=1)
     trainer.fit(SFTModule(llama), loader([make_sft_batch()]))

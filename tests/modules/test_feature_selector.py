@@ -1,6 +1,7 @@
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -74,7 +75,7 @@ def test_first_head_does_not_depend_on_their_number():
 
 def test_evaluation_says_who_is_right_and_what_the_majority_says():
     module, made = FeatureSelectorModule(dimension=6, num_adapters=3), batch(40)
-    trainer = quiet()
+    trainer = quiet(1)
     outcomes = []
 
     class Keep(L.Callback):
@@ -99,13 +100,6 @@ def loader(made):
     return DataLoader(rows, batch_size=8)
 
 
-def quiet(**settings):
-    off = dict.fromkeys(
-        ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
-    )
-    return L.Trainer(accelerator="cpu", **off, **settings)
-
-
 def test_plain_training_reaches_logistic_regression(tmp_path):
     """Newton's method on the differences is the reference."""
     made = batch(60, 3)
@@ -119,9 +113,7 @@ def test_plain_training_reaches_logistic_regression(tmp_path):
         w += torch.linalg.solve(d.T @ (d * (p * (1 - p))[:, None]), d.T @ (y - p))
     module = FeatureSelectorModule(dimension=3, lr=0.2, optimizer=Optimization(name="Adam"))
     rows = [{"features": x, "labels": t} for x, t in zip(made["features"], made["labels"], strict=True)]
-    quiet(max_epochs=250, log_every_n_steps=1000).fit(
-        module, DataLoader(rows, batch_size=60), loader(batch(4, 3))
-    )
+    quiet(250, log_every_n_steps=1000).fit(module, DataLoader(rows, batch_size=60), loader(batch(4, 3)))
     found = module.heads["default"].head.weight[0].double()
     torch.testing.assert_close(found.detach(), w, rtol=0, atol=1e-3)
     module.save_adapter(tmp_path / "heads")
@@ -144,9 +136,9 @@ def test_other_heads_and_damaged_files_are_refused(tmp_path):
 def test_other_features_are_refused_with_the_setting():
     module = FeatureSelectorModule(dimension=5)
     with pytest.raises(ValueError, match=r"model.dimension=5.*have 6 numbers: set model.dimension=6"):
-        quiet(max_epochs=1).fit(module, loader(batch()), loader(batch()))
+        quiet(1).fit(module, loader(batch()), loader(batch()))
     with pytest.raises(ValueError, match=r"reads features of two texts.*have no 'features'"):
-        quiet().test(module, DataLoader([{"labels": 1}]), verbose=False)
+        quiet(1).test(module, DataLoader([{"labels": 1}]), verbose=False)
 
 
 def test_settings_out_of_range():

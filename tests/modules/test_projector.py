@@ -1,7 +1,7 @@
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from plain_lightning import trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight.evaluation.alignment import alignment, unit
@@ -28,17 +28,9 @@ def loader(number, seed, batch_size=64):
 
 
 def fit(module, folder, epochs=30):
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        default_root_dir=folder,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-    trainer.fit(module, loader(512, seed=0), loader(128, seed=1, batch_size=64))
-    return trainer
+    made = trainer(epochs, default_root_dir=folder, num_sanity_val_steps=0)
+    made.fit(module, loader(512, seed=0), loader(128, seed=1, batch_size=64))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +71,8 @@ def test_its_checkpoint_is_small_and_read_without_pickled_code(trained):
     small = vectors(5, 2)[0]
     assert np.array_equal(read.project(small), module.project(small))
     numbers = sum(weight.numel() for weight in module.parameters())
-    assert (
-        file.stat().st_size < 3 * 4 * numbers + 20_000
-    )  # weights, two moments of AdamW, the trainer's state
+    # weights, two moments of AdamW, the trainer's state
+    assert file.stat().st_size < 3 * 4 * numbers + 20_000
     content = torch.load(file, weights_only=True)
     assert content["hyper_parameters"]["small_dimension"] == SMALL
 

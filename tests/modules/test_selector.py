@@ -215,12 +215,6 @@ def test_a_classifier_sees_segments(bert, make_choice_batch):
     assert not torch.allclose(module.choice_logits(batch), module.choice_logits(segments))
 
 
-def test_a_classifier_in_bf16_trains_its_head_in_fp32(bert, make_trainer, loader, make_choice_batch):
-    module = SelectorModule(bert, head="classifier", dtype="bf16", lr=1e-2)
-    make_trainer(max_epochs=1).fit(module, loader([make_choice_batch()]))
-    assert {value.dtype for value in module.state_dict().values()} == {torch.float32}
-
-
 def test_a_classifier_does_not_generate(bert):
     with pytest.raises(ValueError, match="use head='choice'"):
         ready(bert, head="classifier").generate(["the cat"])

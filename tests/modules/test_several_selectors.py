@@ -4,6 +4,7 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
+from plain_lightning import trainer
 from tiny_world import write_rows
 
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
@@ -130,15 +131,9 @@ def vote(
     data = CompletionPairDataModule(
         source, orders=orders, format=Format(choice_template="toy_choice"), tokenizer=model, eval_batch_size=4
     )
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        callbacks=[Dies(), PredictionWriter(str(path), ["logp_a", "logp_b"], ["index", "order"])],
-        **dict.fromkeys(
-            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-        ),
-    )
+    writer = PredictionWriter(str(path), ["logp_a", "logp_b"], ["index", "order"])
     module = SelectorModule(model, adapter=str(adapter))
-    trainer.predict(module, datamodule=data, return_predictions=False)
+    trainer(1, [Dies(), writer]).predict(module, datamodule=data, return_predictions=False)
     return str(path)
 
 

@@ -1,22 +1,10 @@
 import pytest
 import torch
+from adapted import base_state, ready, same
 
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
-
-
-def ready(module):
-    module.configure_model()
-    return module
-
-
-def base_state(module) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
-
-
-def same(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_saved_adapter_is_a_peft_folder(trained, llama, tmp_path, make_sft_batch):

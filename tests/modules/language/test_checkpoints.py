@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import same
 
+from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import Optimization
+from fedlight.modules.reward import RewardModule
 from fedlight.modules.sft import SFTModule
 from fedlight.support.checkpoint_files import check_readable, newest_checkpoint
 
 ROOT = Path(__file__).parents[3]
-
-
-def same(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+COSINE = Optimization(schedule="cosine")
 
 
 def test_a_checkpoint_holds_the_adapter_alone(trained):
@@ -100,25 +100,28 @@ def test_a_damaged_checkpoint(trained):
         SFTModule.load_from_checkpoint(path)
 
 
-@pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *((SFTModule, {"base": base, "lr": 1e-2, "optimizer": COSINE}) for base in ("plain", "int8", "nf4")),
+        (DPOModule, {"lr": 1e-3, "beta": 0.5}),
+        (RewardModule, {"lr": 1e-3}),
+    ],
+)
 def test_resumed_equals_uninterrupted(
-    llama, base, make_trainer, loader, make_sft_batch, keep_every_epoch, tmp_path
+    llama, kind, settings, make_trainer, loader, make_sft_batch, make_pair_batch, keep_every_epoch, tmp_path
 ):
-    batches = [make_sft_batch(seed=seed) for seed in range(3)]
-    settings = {
-        "base": base,
-        "lr": 1e-2,
-        "lora": Lora(dropout=0.3),
-        "optimizer": Optimization(schedule="cosine"),
-    }
-    whole = SFTModule(llama, **settings)
+    make_batch = make_sft_batch if kind is SFTModule else make_pair_batch
+    batches, settings = [make_batch(seed=seed) for seed in range(3)], {"lora": Lora(dropout=0.3), **settings}
+    whole = kind(llama, **settings)
     make_trainer(max_epochs=3, callbacks=[keep_every_epoch]).fit(whole, loader(batches))
     for epoch in range(2):
         torch.manual_seed(epoch)
-        resumed = SFTModule(llama, **settings)
+        resumed = kind(llama, **settings)
         path = tmp_path / f"{epoch}.ckpt"
         make_trainer(max_epochs=3).fit(resumed, loader(batches), ckpt_path=path, weights_only=True)
         assert same(whole.state_dict(), resumed.state_dict())
+        assert kind is not DPOModule or whole._reference == resumed._reference
 
 
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -162,20 +165,14 @@ def test_a_checkpoint_made_under_the_command_line(llama, loader, tmp_path, monke
 def test_what_training_cannot_go_on_from_is_passed_over(tmp_path, capsys):
     whole = {"state_dict": {}, "optimizer_states": [], "callbacks": {"FederatedLoop": {"rounds_done": 1}}}
     for age, (name, content) in enumerate(
-        {
-            "weights": {"state_dict": {}},
-            "other": {"optimizer_states": []},
-            "good": whole,
-        }.items()
+        {"weights": {"state_dict": {}}, "other": {"optimizer_states": []}, "good": whole}.items()
     ):
         torch.save(content, tmp_path / f"{name}.ckpt")
         os.utime(tmp_path / f"{name}.ckpt", (9 - age, 9 - age))
     check_readable(tmp_path / "weights.ckpt")  # good for evaluation
     assert newest_checkpoint(tmp_path.iterdir()) == tmp_path / "good.ckpt"
     for line, said in zip(
-        capsys.readouterr().err.splitlines(),
-        ["has the weights alone", "has no state_dict"],
-        strict=True,
+        capsys.readouterr().err.splitlines(), ["has the weights alone", "has no state_dict"], strict=True
     ):
         assert line.startswith("passed over: checkpoint '")
         assert said in line

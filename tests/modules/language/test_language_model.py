@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import base_state, ready, same
 
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.module import LanguageModule
@@ -11,19 +12,6 @@ from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 
 ROOT = Path(__file__).parents[3]
-
-
-def ready(module):
-    module.configure_model()
-    return module
-
-
-def base_state(module) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
-
-
-def same(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from adapted import same
 from peft import PeftModel
 from tiny_world import make_encoder
 from transformers import AutoModelForSequenceClassification
@@ -28,10 +29,6 @@ def of(module, adapter: str) -> dict[str, torch.Tensor]:
         for name, weight in module.named_parameters()
         if adapter in name.split(".")
     }
-
-
-def same(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def small_batch() -> dict[str, torch.Tensor]:

@@ -91,9 +91,8 @@ def test_the_adapter_to_start_from_gives_rank_and_number(llama, tmp_path):
     assert layout(further.skeleton()) == layout(first)
     merged = SFTModule(llama, adapter=str(tmp_path / "saved/adapter0"), merge_adapter=True)
     assert layout(merged.skeleton()) == layout(SFTModule(llama).skeleton())
-    not_yet_there = SFTModule(
-        llama, adapter=str(tmp_path / "later")
-    )  # what a stage before this one will write
+    # what a stage before this one will write
+    not_yet_there = SFTModule(llama, adapter=str(tmp_path / "later"))
     assert layout(not_yet_there.skeleton()) == layout(SFTModule(llama).skeleton())
 
 

@@ -45,9 +45,8 @@ def test_a_stop_is_seen_where_it_crosses_tokens(module):
     ids = torch.tensor([module.tokenizer("the cat sat on")["input_ids"]])
     width = len(module.tokenizer("the")["input_ids"])
     assert make_stopping(module.tokenizer, ["t sat o"], width)(ids, None).tolist() == [True]
-    assert make_stopping(module.tokenizer, ["the c"], width)(ids, None).tolist() == [
-        False
-    ]  # that is the prompt
+    # that is the prompt
+    assert make_stopping(module.tokenizer, ["the c"], width)(ids, None).tolist() == [False]
 
 
 def test_an_empty_stop_is_refused(module):
