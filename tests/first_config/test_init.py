@@ -192,11 +192,7 @@ def test_conversations_that_begin_alike_are_chosen_and_rejected(made, has_prompt
             for row in rows
         ]
     question = "prompt" if has_prompt else "chosen.:-1"
-    assert made(rows).columns == {
-        "prompt": question,
-        "chosen": "chosen.-1",
-        "rejected": "rejected.-1",
-    }
+    assert made(rows).columns == {"prompt": question, "chosen": "chosen.-1", "rejected": "rejected.-1"}
 
 
 PAIR = {"ask": "which is it", "answer_a": "the one here", "answer_b": "the other one"}

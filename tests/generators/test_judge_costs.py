@@ -1,12 +1,11 @@
-import json
 import os
 import re
 import signal
 import time
 
 import pytest
-from chat_stub import ChatStub, Reply, say
-from tiny_world import write_rows
+from chat_stub import ChatStub, Reply, judge_spec, say
+from tiny_world import read_lines, write_rows
 
 from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.generators.chat_server import Sending
@@ -57,9 +56,8 @@ def test_costs_are_those_of_the_requests_that_are_not_saved(tmp_path):
         texts = ["x" * 400, "y" * 40]
         costs = asked.costs([*texts, texts[0]])  # what comes twice is asked once
         assert (costs.requests, costs.saved, costs.most_answer_tokens) == (2, 0, 100)
-        by_hand = (
-            (100 + 4) + (10 + 4) + 2 * (3 + 4)
-        )  # four bytes a token, four more a message, the system's as well
+        # four bytes a token, four more a message, the system's as well
+        by_hand = (100 + 4) + (10 + 4) + 2 * (3 + 4)
         assert costs.prompt_tokens == by_hand
         assert costs.most == pytest.approx((2 * by_hand + 10 * 100) / 1e6)
         assert stub.bodies == []
@@ -94,16 +92,9 @@ def test_limits_refuse_before_the_first_request(tmp_path):
             judge(stub, tmp_path, budget=Budget(None, 1e-4, prices)).verdicts(FIELDS, OURS, THEIRS)
         assert stub.bodies == []
         # Both answers to be judged are saved then: nothing is left that could pass a limit.
-        assert judge(stub, tmp_path, budget=Budget(2, 1.0, prices)).verdicts(FIELDS, OURS, THEIRS) == [
-            0,
-            1,
-            0.5,
-        ]
-        assert judge(stub, tmp_path, budget=Budget(0, 0.0, prices)).verdicts(FIELDS, OURS, THEIRS) == [
-            0,
-            1,
-            0.5,
-        ]
+        for limits in ((2, 1.0), (0, 0.0)):
+            asked = judge(stub, tmp_path, budget=Budget(*limits, prices))
+            assert asked.verdicts(FIELDS, OURS, THEIRS) == [0, 1, 0.5]
         assert len(stub.bodies) == 2
 
 
@@ -239,13 +230,7 @@ NUM_PROMPTS, KILLED_AT = 8, 5
 
 def answers(folder):
     rows = [
-        {
-            "row": i,
-            "prompt": f"Name {i}.",
-            "target": "x" * 4,
-            "answers": ["x" * (1 + i)],
-            "fields": {},
-        }
+        {"row": i, "prompt": f"Name {i}.", "target": "x" * 4, "answers": ["x" * (1 + i)], "fields": {}}
         for i in range(NUM_PROMPTS)
     ]
     (folder / "tasks/test").mkdir(parents=True)
@@ -254,19 +239,8 @@ def answers(folder):
 
 
 def wins(stub, run, folder):
-    of = {
-        "base_url": stub.base_url,
-        "model": "judge",
-        "sampling": {"temperature": 0},
-        "api_key_variable": None,
-        "sending": {"concurrent": 1},
-    }
-    of = {
-        "class_path": "fedlight.generators.endpoint.ChatEndpoint",
-        "init_args": {**of, "cache": str(folder / "cache")},
-    }
-    init = {"endpoint": of, "question": "{prompt}", "form": "verdict"}
-    spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": init}
+    sending = {"concurrent": 1}
+    spec = judge_spec(stub.base_url, folder / "cache", sending, question="{prompt}", form="verdict")
     return duels({"ours": run}, spec, "names", str(folder / "wins"))
 
 
@@ -305,33 +279,22 @@ def test_a_judge_that_was_killed_asks_nothing_twice(tmp_path):
         whole = wins(stub, run, tmp_path / "another")["rows"][0]
         assert len(stub.bodies) == KILLED_AT + 1 + len(after) + 2 * differing
     assert row == whole
-    lines = [json.loads(line) for line in (tmp_path / "wins/verdicts.jsonl").read_text().splitlines()]
-    assert [line["ours_first"] for line in lines] == [1, 1, 1, 0.5, 0, 0, 0, 0]
+    verdicts = [line["ours_first"] for line in read_lines(tmp_path / "wins/verdicts.jsonl")]
+    assert verdicts == [1, 1, 1, 0.5, 0, 0, 0, 0]
 
 
 def test_duels_say_the_cost_of_all_methods_before_they_start(tmp_path, caplog):
     run, another = answers(tmp_path / "run"), answers(tmp_path / "other")
     with ChatStub(shorter) as stub, caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        of = {
-            "base_url": stub.base_url,
-            "model": "judge",
-            "sampling": {"temperature": 0},
-            "api_key_variable": None,
-        }
-        of = {
-            "class_path": "fedlight.generators.endpoint.ChatEndpoint",
-            "init_args": {**of, "budget": {"max_requests": 13}, "cache": None},
-        }
-        init = {"endpoint": of, "question": "{prompt}", "form": "verdict"}
-        spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": init}
-        with pytest.raises(
-            ValueError, match="max_requests=13, but there are 14 requests"
-        ):  # 7 pairs, both orders
+
+        def compare(most):
+            form = {"question": "{prompt}", "form": "verdict"}
+            spec = judge_spec(stub.base_url, budget={"max_requests": most}, **form)
             duels({"a": run, "b": another}, spec, "names", str(tmp_path / "wins"))
+
+        with pytest.raises(ValueError, match="max_requests=13, but there are 14 requests"):
+            compare(13)  # 7 pairs, both orders
         assert stub.bodies == []
-        init["endpoint"]["init_args"]["budget"] = {
-            "max_requests": 28
-        }  # nothing is saved: both methods ask the same anew
-        duels({"a": run, "b": another}, spec, "names", str(tmp_path / "wins"))
+        compare(28)  # nothing is saved: both methods ask the same anew
         assert len(stub.bodies) == 28
     assert "ChatJudge: 14 requests (0 answers are saved already)" in caplog.text

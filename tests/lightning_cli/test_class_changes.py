@@ -249,9 +249,8 @@ def test_another_data_module_keeps_nothing_of_the_old_one():
 
 def test_the_algorithm_inside_an_algorithm():
     config = settings("--config=fedbiscuit.yaml", "--federated.algorithm=FedProx").federated.init_args
-    assert config.algorithm.init_args == Namespace(
-        mu=0.01, weighting="unbiased"
-    )  # fedbiscuit.yaml: normalized
+    # fedbiscuit.yaml: normalized
+    assert config.algorithm.init_args == Namespace(mu=0.01, weighting="unbiased")
     assert (
         config.clients_per_round == settings("--config=fedbiscuit.yaml").federated.init_args.clients_per_round
     )

@@ -7,8 +7,6 @@ import pytest
 from holding import end, in_another_process, stay_in
 from tiny_world import fedlight, refused, tiny_selector
 
-from fedlight.generators.answer_cache import AnswerCache
-from fedlight.generators.chat_server import Answer
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.runs import contents
 from fedlight.runs.contents import local_paths
@@ -253,18 +251,6 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_work(run, tmp_path,
     line = refused(run(one={}))
     assert f"--output={tmp_path}/out/seed0 cannot be written ({words}): choose another folder" in line
     assert run.done == []
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_answer_in_the_cache_is_asked_for_again(tmp_path, damage):
-    cache = AnswerCache(str(tmp_path))
-    answer = Answer("yes, 17", prompt_tokens=3)
-    cache.write("ab12", answer)
-    assert cache.read(["ab12"]) == {"ab12": answer}
-    (file,) = tmp_path.rglob("*.json")
-    file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    assert cache.read(["ab12"]) == {}
-    assert file.stat().st_mode & 0o077 == 0
 
 
 def test_settings_that_were_refused_do_not_stand_in_the_way_of_others(run, tmp_path):

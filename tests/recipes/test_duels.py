@@ -1,9 +1,8 @@
-import json
 import re
 
 import pytest
-from chat_stub import ChatStub, say
-from tiny_world import write_rows
+from chat_stub import ChatStub, judge_spec, say
+from tiny_world import read_lines, write_rows
 
 from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.tasks.sampling import Sampling
@@ -44,18 +43,13 @@ def half_right(text):
     return f"{text.split()[0]} 99"
 
 
-def verdicts(folder):
-    return [json.loads(line) for line in (folder / "verdicts.jsonl").read_text().splitlines()]
-
-
 def test_the_oracle_counts_right_words():
     answers = [RIGHT[0], half_right(RIGHT[1]), "no idea", RIGHT[3], f"{RIGHT[4]} more", ""]
     others = [half_right(RIGHT[0]), "no idea", RIGHT[2], RIGHT[3], RIGHT[4], "  "]
     assert FactJudge(3).scores(ROWS, answers, others) == [1, 1, 0, 0.5, 0, 0.5]
     of_another_world = [answer(4, "farm", tuple(row["topic"].split())) for row in ROWS]
-    assert (
-        FactJudge(4).scores(ROWS, of_another_world, RIGHT).count(1.0) >= 5
-    )  # a fact may be the same in both
+    # a fact may be the same in both
+    assert FactJudge(4).scores(ROWS, of_another_world, RIGHT).count(1.0) >= 5
     assert FactJudge(3).scores(ROWS, answers, others) == BothPositions(FactJudge(3)).scores(
         ROWS, answers, others
     )
@@ -86,24 +80,15 @@ def test_two_runs_are_compared(tmp_path):
     assert (second["method"], second["tie"]) == ("theirs", 1)
     assert re.search(r"│ ours +│ +6 │ +0 │ 0\.500 │ 0\.167 │ 0\.333 │ 0\.667 │", done["report"])
     assert "domain, against theirs" in done["report"]
-    lines = verdicts(tmp_path / "wins")
+    lines = read_lines(tmp_path / "wins/verdicts.jsonl")
     assert len(lines) == 12
-    assert lines[0] == {
-        **{
-            "method": "ours",
-            "row": 0,
-            "ours": RIGHT[0],
-            "theirs": "no",
-            "ours_first": 1.0,
-            "ours_second": 1.0,
-        }
-    }
+    told = {"method": "ours", "row": 0, "ours": RIGHT[0], "theirs": "no"}
+    assert lines[0] == {**told, "ours_first": 1.0, "ours_second": 1.0}
 
 
 def test_the_rows_own_answers_and_an_earlier_moment(tmp_path):
-    ours = run_folder(
-        tmp_path / "ours", [RIGHT[0], None, *RIGHT[2:]]
-    )  # a prompt that did not fit has no answer
+    # a prompt that did not fit has no answer
+    ours = run_folder(tmp_path / "ours", [RIGHT[0], None, *RIGHT[2:]])
     run_folder(tmp_path / "ours", ["no"] * 6, moment="epoch_10")
     wins = {"methods": {"ours": ours}, "judge": FACTS, "task": "domain", "output": str(tmp_path / "wins")}
     (row,) = duels(**wins, moment="epoch_2")["rows"]
@@ -124,7 +109,7 @@ def test_clients_own_models_are_judged_each(tmp_path):
     (row,) = duels({"LocIT": str(own)}, against=one, **wins)["rows"]
     assert (row["win"], row["lose"], row["pairs"]) == (0.5, 0.5, 12)
     assert row["win_stderr"] == 0  # every prompt is won by one of both
-    assert {line["client"] for line in verdicts(tmp_path / "wins")} == {"a", "b"}
+    assert {line["client"] for line in read_lines(tmp_path / "wins/verdicts.jsonl")} == {"a", "b"}
     (row,) = duels({"LocIT": str(own)}, against=str(own), **wins)["rows"]
     assert (row["tie"], row["pairs"]) == (1, 12)
     with pytest.raises(
@@ -198,10 +183,8 @@ def test_a_model_is_asked_in_both_orders_and_only_once(tmp_path):
     with ChatStub(by_length) as stub:
         judge = ChatJudge(endpoint(stub, tmp_path))
         found = BothPositions(judge).verdicts(FIELDS, ours, theirs)
-        assert found == (
-            [1, 0, 1, 0.5],
-            [1, 0, 0, 0.5],
-        )  # 7 + 2 to 3, 3 + 2 to 7, 3 + 2 to 4; the other way round
+        # 7 + 2 to 3, 3 + 2 to 7, 3 + 2 to 4; the other way round
+        assert found == ([1, 0, 1, 0.5], [1, 0, 0, 0.5])
         # Equal answers are not shown, and the second pair is the first one swapped.
         assert len(stub.bodies) == 4
         assert sorted(shown(prompt) for prompt in stub.prompts)[:2] == [["blue", "red"], ["blueish", "red"]]
@@ -232,21 +215,11 @@ def test_replies_that_cannot_be_read_are_counted_and_said(tmp_path, caplog):
         )
         assert judge.scores(FIELDS[:2], ["odd", "good"], ["fine", "bad"]) == [0.5, 1.0]
         ours = run_folder(tmp_path / "ours", ["odd", *["good"] * 5])
-        init = {
-            "base_url": stub.base_url,
-            "model": "judge",
-            "sampling": {"temperature": 0},
-            "api_key_variable": None,
-        }
-        of = {
-            "class_path": "fedlight.generators.endpoint.ChatEndpoint",
-            "init_args": {**init, "cache": str(tmp_path / "c")},
-        }
-        spec = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": {"endpoint": of}}
+        spec = judge_spec(stub.base_url, tmp_path / "c")
         done = duels({"m": ours}, spec, "domain", str(tmp_path / "wins"))
     (row,) = done["rows"]
     assert (row["pairs"], row["unread"], row["tie"], row["order_changed"]) == (5, 1, 1, 1)
-    assert verdicts(tmp_path / "wins")[0]["ours_first"] is None
+    assert read_lines(tmp_path / "wins/verdicts.jsonl")[0]["ours_first"] is None
 
 
 def test_ratings_are_read_strictly():

@@ -49,12 +49,7 @@ def rows(voters=6, each=3):
 def test_clients_and_the_judges_workers_are_other_people(tmp_path):
     source = write_rows(tmp_path / "votes.jsonl", rows())
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test", "others")}
-    settings = {
-        "client": "worker",
-        "choice": "choice",
-        "ties": ["tie"],
-        "holdout": Holdout("topic", [HELD]),
-    }
+    settings = {"client": "worker", "choice": "choice", "ties": ["tie"], "holdout": Holdout("topic", [HELD])}
     settings |= {"min_train": 6, "num_test": 0, "seed": 0}
     done = sample_voters(source=source, num_clients=3, **settings, **files)
     assert done == {"eligible": 6, "train": 18, "test": 0}

@@ -1,8 +1,8 @@
 import csv
-import json
 import math
 
 import pytest
+from finished import finished as stage
 from tiny_world import write_rows
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
@@ -18,12 +18,6 @@ OURS = [
     "anna bakes pies .",  # nobody prefers what is not in the post
 ]
 SHARES = {"thorough": 0.35, "warm": 0.325, "terse": 0.325}  # 14, 13 and 13 of 40 clients
-
-
-def stage(folder, **metrics):
-    folder.mkdir()
-    (folder / "done.json").write_text(json.dumps({"result": {"metrics": metrics}, "seconds": 1.0}))
-    return str(folder)
 
 
 def answers(folder, texts):
@@ -59,12 +53,7 @@ def test_win_rates_by_all_and_by_each_clients_group(tmp_path):
     assert raw == {"method": "raw", "win_rate": 0.5, "win_rate_by_group": 0.5}
     # The mean taste of all likes the first best and neither the second nor the last.
     assert ours["win_rate"] == (1 + 0 + 0.5 + 0) / 4
-    by_answer = [
-        SHARES["thorough"] + SHARES["warm"],
-        SHARES["thorough"] + SHARES["terse"],
-        0.5,
-        0,
-    ]
+    by_answer = [SHARES["thorough"] + SHARES["warm"], SHARES["thorough"] + SHARES["terse"], 0.5, 0]
     assert ours["win_rate_by_group"] == pytest.approx(sum(by_answer) / 4)
 
 

@@ -11,6 +11,7 @@ from tiny_world import fedlight, make_encoder, table, write_rows
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.polis import Jury, PairBounds, contested, opinion_pairs, opinion_table, read_opinions
+from fedlight.support.seeding import derive_seed
 
 pytestmark = pytest.mark.slow  # whole recipes
 
@@ -110,7 +111,7 @@ def test_only_the_jury_says_what_is_contested(draw, tmp_path):
         jury=Jury(0.4, min_minority=0.35), bounds=PairBounds(10, max_train=1000, max_test=1000)
     )
     assert done["jury"] == 24
-    order = np.random.default_rng(recipes_seed()).permutation(60)
+    order = np.random.default_rng(derive_seed(0, "jury")).permutation(60)
     people = sorted({str(row["participant"]) for row in conversation()})
     jury = {people[index] for index in order[:24].tolist()}
     assert jury.isdisjoint({row["client"] for row in train})
@@ -136,12 +137,6 @@ def test_only_the_jury_says_what_is_contested(draw, tmp_path):
         if {x, y} <= seen and (said[client, x], said[client, y]) == ("agree", "disagree")
     }
     assert {tuple(chosen_first(row)) for row in own} == expected
-
-
-def recipes_seed():
-    from fedlight.support.seeding import derive_seed
-
-    return derive_seed(0, "jury")
 
 
 def test_heavy_voters_have_no_more_pairs_and_seeds_draw_others(draw):
@@ -306,17 +301,10 @@ def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, a
     outcome = fedlight(
         *("fit", "--config=polis_lora.yaml", f"--model.model={make_encoder(tmp_path / 'encoder')}"),
         *(f"--data.source={tmp_path / 'train.jsonl'}", f"--data.split.test_source={tmp_path / 'test.jsonl'}"),
-        *(
-            f"--trainer.default_root_dir={tmp_path / 'run'}",
-            "--trainer.accelerator=cpu",
-            "--trainer.max_epochs=3",
-        ),
-        *("--federated.clients_per_round=2", "--federated.local_steps=1", "--data.batch_size=4"),
-        *(
-            "--model.num_adapters=2",
-            "--federated.algorithm=FedBiscuit",
-            "--federated.algorithm.warmup_rounds=1",
-        ),
+        *(f"--trainer.default_root_dir={tmp_path / 'run'}", "--trainer.accelerator=cpu"),
+        *("--trainer.max_epochs=3", "--federated.clients_per_round=2", "--federated.local_steps=1"),
+        *("--data.batch_size=4", "--model.num_adapters=2", "--federated.algorithm=FedBiscuit"),
+        "--federated.algorithm.warmup_rounds=1",
     )
     assert outcome.code == 0, outcome.err
     visits = table(tmp_path / "run/visits.csv")
@@ -365,16 +353,16 @@ def test_the_whole_recipe(files, tmp_path):
 def test_a_language_model_reads_both_orders_of_every_pair(files, tmp_path, tiny_model, any_text):
     options = [f"{name}={file}" for name, file in files.items()]
     outcome = fedlight(
+        *("run", "polis_real", f"--output={tmp_path / 'out'}", "--seeds", "0", *options),
         *(
-            "run",
-            "polis_real",
-            f"--output={tmp_path / 'out'}",
-            "--seeds",
-            "0",
-            *options,
             f"model={tiny_model}",
+            "dtype=fp32",
+            "num_clients=6",
+            "rounds=4",
+            "clients_per_round=2",
+            "local_steps=1",
+            "lora_rank=2",
         ),
-        *("dtype=fp32", "num_clients=6", "rounds=4", "clients_per_round=2", "local_steps=1", "lora_rank=2"),
         *("batch_size=4", "warmup_rounds=1", "regroup_every=1"),
     )
     assert outcome.code == 0, outcome.err
@@ -401,15 +389,6 @@ def dry_run(files, tmp_path, *changes):
 
 OTHERS = [name for name in recipes.load("polis")["stages"] if name not in ("opinions", "fedbis")]
 FEW = ["over_seeds.figure.when=false", *(f"stages.{name}.when=false" for name in OTHERS)]
-
-
-def test_a_dry_run_names_what_is_missing(files, tmp_path):
-    missing = str(tmp_path / "encoder")
-    said, code = dry_run(files, tmp_path, f"model={missing}", *FEW)
-    assert code != 0
-    assert missing in said
-    said, code = dry_run(files, tmp_path, "model=hashed")
-    assert code == 0, said
 
 
 def both_read(tmp_path, votes, of_statements, name="changed"):
@@ -480,16 +459,19 @@ def test_rows_of_another_or_a_damaged_conversation(tmp_path, vote, statement, me
         both_read(tmp_path, votes, of_statements)
 
 
-def test_a_dry_run_reads_both_files(files, tmp_path):
+def test_a_dry_run_reads_both_files_and_names_what_is_missing(files, tmp_path):
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress((tmp_path / "votes.jsonl").read_bytes())[:100])
     other = write_rows(tmp_path / "other.jsonl", [{"statement_id": 1, "text": "no such column"}])
-    for change, message in (
-        ({}, "the run can start"),
-        ({"votes": str(tmp_path / "nowhere.jsonl")}, "nowhere.jsonl"),
-        ({"votes": str(cut)}, "damaged gzip"),
-        ({"statements": other}, "moderated"),
+    said, code = dry_run(files, tmp_path, "model=hashed")
+    assert code == 0, said
+    for change, model, message in (
+        ({}, "hashed", "the run can start"),
+        ({}, tmp_path / "encoder", str(tmp_path / "encoder")),
+        ({"votes": str(tmp_path / "nowhere.jsonl")}, "hashed", "nowhere.jsonl"),
+        ({"votes": str(cut)}, "hashed", "damaged gzip"),
+        ({"statements": other}, "hashed", "moderated"),
     ):
-        said, code = dry_run(files | change, tmp_path, "model=hashed", *FEW)
-        assert (code != 0) == bool(change), said
+        said, code = dry_run(files | change, tmp_path, f"model={model}", *FEW)
+        assert (code != 0) == (message != "the run can start"), said
         assert message in said, change

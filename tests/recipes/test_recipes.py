@@ -50,21 +50,15 @@ def call(name, **more):
 def test_the_demo_writes_its_results(demo):
     results = json.loads((demo / "results.json").read_text())
     assert results["recipe"] == "demo"
-    assert [(row["method"], row["seed"]) for row in results["rows"]] == [
-        ("raw", 3),
-        ("FedBis", 3),
-        ("oracle", 3),
-        ("longer wins", 3),
-    ]
+    assert {row["seed"] for row in results["rows"]} == {3}
+    assert [row["method"] for row in results["rows"]] == ["raw", "FedBis", "oracle", "longer wins"]
     assert results["rows"][0]["win_rate_vs_raw"] == 0.5
     assert all(0 <= row["selector_accuracy"] <= 1 for row in results["rows"])
     assert set(results["versions"]) >= {"fedlight", "torch", "lightning"}
     seed = demo / "seed3"
     assert len((seed / "selector/visits.csv").read_text().splitlines()) == 1 + 2 * 2
-    assert {file.name for file in (seed / "dpo/adapter").iterdir()} >= {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    }
+    written = {"adapter_config.json", "adapter_model.safetensors"}
+    assert written <= {file.name for file in (seed / "dpo/adapter").iterdir()}
 
 
 def test_the_demos_adapter_loads_with_peft(demo, tiny_model):

@@ -1,9 +1,8 @@
-import json
-
 import lightning
 import pytest
 import torch
-from tiny_world import make_model, write_rows
+from finished import finished
+from tiny_world import make_model, read_lines, write_rows
 
 from fedlight.callbacks.scores.forgetting import measure
 from fedlight.evaluation.bootstrap import bootstrap_interval
@@ -25,19 +24,11 @@ def completions(*answers, prompt="p"):
 def votes(*log_odds):
     """Rows as votes.yaml writes them with both orders; the log-odds are those of the first answer."""
     both = [(index, order, odds) for index, odds in enumerate(log_odds) for order in (0, 1)]
+    names = ("index", "order", "logp_a", "logp_b")
     return [
-        {
-            "index": index,
-            "order": order,
-            "logp_a": odds if order == 0 else 0.0,
-            "logp_b": 0.0 if order == 0 else odds,
-        }
+        dict(zip(names, (index, order, *((0.0, odds) if order else (odds, 0.0))), strict=True))
         for index, order, odds in both
     ]
-
-
-def read(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture
@@ -55,7 +46,7 @@ def test_labels_are_the_majority_of_the_selectors(rows, tmp_path):
     ]
     output = tmp_path / "label/pairs.jsonl"
     done = steps.label_with_selectors(source, selectors, str(output))
-    assert [(row["response_a"], row["response_b"], row["choice"]) for row in read(output)] == [
+    assert [(row["response_a"], row["response_b"], row["choice"]) for row in read_lines(output)] == [
         ("x", "y", "a"),  # two of three
         ("v", "w", "b"),
     ]
@@ -83,9 +74,9 @@ def test_several_selectors_in_one_file_are_several_files(rows, tmp_path):
         steps.label_with_selectors(source, files, str(output))
         for files, output in zip((apart, [rows("all", joined(*said))], mixed), outputs, strict=True)
     ]
-    assert [row["choice"] for row in read(outputs[0])] == ["a", "b", "a"]
-    assert [(row["votes_a"], row["votes_b"]) for row in read(outputs[0])] == [(2, 1), (0, 3), (2, 0)]
-    assert read(outputs[0]) == read(outputs[1]) == read(outputs[2])
+    assert [row["choice"] for row in read_lines(outputs[0])] == ["a", "b", "a"]
+    assert [(row["votes_a"], row["votes_b"]) for row in read_lines(outputs[0])] == [(2, 1), (0, 3), (2, 0)]
+    assert read_lines(outputs[0]) == read_lines(outputs[1]) == read_lines(outputs[2])
     assert done[0] == done[1] == done[2]
     # With the label: 2/3, 3/3, 2/3 of the pairs. With each other: (2 + 1 + 2)/9.
     assert done[0]["report"].endswith("the label: 0.667, 1.000, 0.667, with another selector: 0.556")
@@ -104,7 +95,7 @@ def test_the_oracle_labels_by_what_clients_like(rows, tmp_path):
     content = [{"fields": {"prompt": POST}, "completions": [BAD, GOOD]}]
     output = tmp_path / "pairs.jsonl"
     steps.label_with_oracle(rows("completions", content), seed=0, output=str(output))
-    (row,) = read(output)
+    (row,) = read_lines(output)
     better = "ab"[Oracle(0).utility(POST, GOOD) > Oracle(0).utility(POST, BAD)]
     assert (row["prompt"], row["response_a"], row["choice"]) == (POST, BAD, better)
     assert better == "b"  # two facts said rightly against a rude one that is invented
@@ -119,7 +110,7 @@ def test_labels_of_perfect_selectors_by_their_majority_and_by_all_votes(rows, tm
     for rule in ("mean", "pooled", "people", "groups", "warm", "terse"):
         output = tmp_path / f"{rule}.jsonl"
         steps.label_with_oracle(rows("completions", content), output=str(output), rule=rule, **world)
-        (row,) = read(output)
+        (row,) = read_lines(output)
         choices[rule] = {"a": "plain", "b": "kind"}[row["choice"]]
     assert choices == {
         **{"mean": "plain", "pooled": "plain", "terse": "plain"},
@@ -131,7 +122,7 @@ def test_answers_are_put_side_by_side(rows, tmp_path):
     ours, theirs = rows("ours", completions("ab"[:1], "b")), rows("theirs", completions("a", "c"))
     output = tmp_path / "duel.jsonl"
     assert steps.pair_answers(ours, theirs, str(output)) == {"prompts": 2, "different": 1}
-    assert [row["completions"] for row in read(output)] == [["a", "a"], ["b", "c"]]
+    assert [row["completions"] for row in read_lines(output)] == [["a", "a"], ["b", "c"]]
 
 
 def test_a_model_that_tuning_did_not_change_is_refused(rows, tmp_path):
@@ -145,20 +136,14 @@ def test_a_model_that_tuning_did_not_change_is_refused(rows, tmp_path):
 @pytest.fixture
 def tested(tmp_path):
     """Folders of stages that tested the raw selector and the trained one."""
-    for name, accuracy in (("raw", 0.5), ("trained", 0.75)):
-        (tmp_path / name).mkdir()
-        done = {"result": {"metrics": {"test/accuracy": accuracy}}}
-        (tmp_path / name / "done.json").write_text(json.dumps(done))
-    return {"raw": str(tmp_path / "raw"), "FedBis": str(tmp_path / "trained")}
+    accuracies = {"raw": 0.5, "FedBis": 0.75}
+    return {name: finished(tmp_path / name, **{"test/accuracy": x}) for name, x in accuracies.items()}
 
 
 @pytest.fixture
 def label(tmp_path):
     """Folder of a stage that labelled 7 pairs and left 2 out as too long."""
-    (tmp_path / "label").mkdir()
-    done = {"result": {"metrics": {"label/pairs": 7, "label/too_long": 2}}}
-    (tmp_path / "label/done.json").write_text(json.dumps(done))
-    return str(tmp_path / "label")
+    return finished(tmp_path / "label", **{"label/pairs": 7, "label/too_long": 2})
 
 
 def test_the_selectors_table(rows, tested, label):
@@ -200,9 +185,8 @@ def test_the_table_of_several_selectors_goes_by_their_majority(rows, tested, lab
 
 
 def test_the_oracles_table(rows, tmp_path):
-    (tmp_path / "results").mkdir()
     known = [{"method": "raw", "selector_accuracy": 0.5}, {"method": "FedBis", "selector_accuracy": 0.75}]
-    (tmp_path / "results/done.json").write_text(json.dumps({"result": {"rows": known}}))
+    results = finished(tmp_path / "results", known)
 
     def answered(name, *answers):
         return rows(name, [{"fields": {"prompt": POST}, "completions": [answer]} for answer in answers])
@@ -212,7 +196,7 @@ def test_the_oracles_table(rows, tmp_path):
         "FedBis": answered("ours", GOOD, GOOD),
         "oracle": answered("best", GOOD, BAD),
     }
-    table = steps.compare_with_oracle(0, str(tmp_path / "results"), answers)["rows"]
+    table = steps.compare_with_oracle(0, results, answers)["rows"]
     good, bad = (Oracle(0).utility(POST, text) for text in (GOOD, BAD))
     assert [(row["method"], row["win_rate_vs_raw"]) for row in table] == [
         ("raw", 0.5),
@@ -227,8 +211,6 @@ def test_the_oracles_table(rows, tmp_path):
 
 
 def test_a_merged_model_says_what_base_and_adapter_say(tmp_path):
-    from fedlight.modules.sft import SFTModule
-
     model = make_model(tmp_path / "model")
     trained = SFTModule(model, seed=1)
     trained.configure_model()
@@ -261,10 +243,9 @@ def test_what_tuned_models_lost_stands_beside_their_results(tmp_path, tiny_model
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "run/checkpoints/epoch=0.ckpt")
     rows = [{"method": name, "score": place} for place, name in enumerate(("raw", "a", "b", "c"))]
-    (tmp_path / "table").mkdir()
-    (tmp_path / "table/done.json").write_text(json.dumps({"result": {"rows": rows}}))
+    table = finished(tmp_path / "table", rows)
     trained = {"a": str(tmp_path / "adapter"), "b": str(tmp_path / "run"), "c": str(tmp_path / "none")}
-    found = steps.add_forgetting(str(tmp_path / "table"), tiny_model, trained, if_run=["c"])["rows"]
+    found = steps.add_forgetting(table, tiny_model, trained, if_run=["c"])["rows"]
     raw, a, b, c = (row.get("perplexity_elsewhere") for row in found)
     assert raw == pytest.approx(measure(module)["forgetting/perplexity_raw"])
     assert a == b == pytest.approx(measure(module)["forgetting/perplexity"])

@@ -98,11 +98,8 @@ def test_votes_without_voters_have_no_others():
 
 
 def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
-    rows = [
-        vote("u", "a"),
-        vote("v", "a"),
-        vote("w", "b"),
-    ]  # for u and v the others are tied, for w they are against it
+    # for u and v the others are tied, for w they are against it
+    rows = [vote("u", "a"), vote("v", "a"), vote("w", "b")]
     rows += [vote("u", "b", prompt="again"), vote("v", "b", prompt="again"), vote("x", "b", prompt="again")]
     rows += [vote("u", "a", prompt="alone"), vote("v", "tie", prompt="alone")]
     source = write_rows(tmp_path / "all.jsonl", rows)
@@ -113,19 +110,14 @@ def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
     assert (metrics["test/votes"], metrics["test/votes_unjudged"]) == (3, 1)  # a comparison with one voter
     assert metrics["test/accuracy"] == metrics["test/accuracy_both_orders"] == (0.5 + 0 + 1) / 3
     assert metrics["test/client_mean"] == (0.75 + 0) / 2
-    assert (
-        metrics["test/accuracy_both_orders_low"] == 0.25
-    )  # one comparison twice, or both, or the other twice
+    # one comparison twice, or both, or the other twice
+    assert metrics["test/accuracy_both_orders_low"] == 0.25
     assert metrics["test/accuracy_both_orders_high"] == 1.0
     longer = rule(test, COLUMNS, VALUES, "characters")["metrics"]
     assert (longer["test/accuracy"], longer["test/votes"]) == (0.5, 4)
     assert longer["test/client_mean"] == (2 / 3 + 0) / 2
     nobody = rule(test, COLUMNS, VALUES, "voters")
-    assert nobody == {
-        "metrics": {"test/votes": 0, "test/votes_unjudged": 4},
-        "votes": 4,
-        "comparisons": 3,
-    }
+    assert nobody == {"metrics": {"test/votes": 0, "test/votes_unjudged": 4}, "votes": 4, "comparisons": 3}
 
 
 def test_gold_labels_have_no_clients(tmp_path):
@@ -193,11 +185,7 @@ def test_agreement_is_unknown_where_labels_are_nobodys(tmp_path, caplog):
     data = config_of_data(tmp_path, columns, partition={"by": "iid", "num_clients": 2})
     with caplog.at_level("INFO"):
         found = rule_on_data(data, "voters", test, encoder)
-    assert found == {
-        "metrics": {"test/votes": 0, "test/votes_unjudged": 2},
-        "votes": 2,
-        "comparisons": 2,
-    }
+    assert found == {"metrics": {"test/votes": 0, "test/votes_unjudged": 2}, "votes": 2, "comparisons": 2}
     unknown = "the longer answer wins 0.500 (by words 0.500); majority of the other voters unknown, on 0 of 2"
     assert unknown in caplog.text
     assert (

@@ -82,9 +82,8 @@ def test_the_whole_recipe(recipe, tmp_path):
     table_rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     found = {row["method"]: row for row in table_rows}
     assert list(found) == [*RULES, "start", "local only", "pooled votes", "FedBis", "FedBiscuit"]
-    assert all(
-        row["own"] * 16 == pytest.approx(round(row["own"] * 16)) for row in table_rows[3:]
-    )  # 8 votes, twice
+    # 8 votes, twice
+    assert all(row["own"] * 16 == pytest.approx(round(row["own"] * 16)) for row in table_rows[3:])
     longer, words, voters = table_rows[:3]
     assert (longer["votes"], words["votes"]) == (8, 8)
     assert words["both_orders"] == words["own"] == 0.5  # as many words on both sides

@@ -74,9 +74,8 @@ def test_no_vote_is_on_both_sides(sample):
 def test_ties_are_left_out(sample):
     _, train, test = sample()
     assert {row["pick"] for row in train + test} == {"left"}
-    done, train, _ = sample(
-        ties=["neither"]
-    )  # "both" decides, now cid has four votes and dan two held-out ones
+    # "both" decides, now cid has four votes and dan two held-out ones
+    done, train, _ = sample(ties=["neither"])
     assert done["eligible"] == 5
     done, train, _ = sample(5, ties=["neither"])
     assert sum(row["pick"] == "both" for row in train) == 1

@@ -30,6 +30,17 @@ def refuse(status, message="no", code=None, **headers):
     )
 
 
+def judge_spec(base_url, cache=None, sending=None, budget=None, **init):
+    """Class path and arguments of a judge that asks a server, as recipes write them."""
+    sent = {"base_url": base_url, "model": "judge", "api_key_variable": None, "cache": cache and str(cache)}
+    sent |= {"sampling": {"temperature": 0}, "sending": sending or {}, "budget": budget or {}}
+    endpoint = {"class_path": "fedlight.generators.endpoint.ChatEndpoint", "init_args": sent}
+    return {
+        "class_path": "fedlight.judges.chat_judge.ChatJudge",
+        "init_args": {"endpoint": endpoint, **init},
+    }
+
+
 class ChatStub:
     """Use it in a ``with``; ``script`` gets a request's body and how many came before, and returns a `Reply`."""
 

@@ -30,9 +30,8 @@ class History(L.Callback):
         self.states.append(adapters(pl_module))
 
     def on_train_epoch_start(self, trainer, pl_module):
-        trainer.callback_metrics.pop(
-            "fed/product_error", None
-        )  # Lightning keeps values that nobody logs again
+        # Lightning keeps values that nobody logs again
+        trainer.callback_metrics.pop("fed/product_error", None)
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.states.append(adapters(pl_module))

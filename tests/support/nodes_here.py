@@ -154,8 +154,7 @@ MORE_KINDS = {
         lambda: Regression(optimizer="SGD"),
     ),
     "forward_weighted": lambda root: Kind(
-        {"forward": ZerothOrder(forward_weight=0.25)},
-        lambda: Regression(optimizer="SGD"),
+        {"forward": ZerothOrder(forward_weight=0.25)}, lambda: Regression(optimizer="SGD")
     ),
     "ditto_top_k": lambda root: Kind(
         {"algorithm": Ditto(0.5, 1), "channel": Wire(up=TopK(0.3, error_feedback=True))}

@@ -67,11 +67,7 @@ def trainer(rounds=3, callbacks=(), **kwargs):
     kwargs.setdefault("logger", False)
     kwargs.setdefault("enable_progress_bar", False)
     return L.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **kwargs,
+        max_epochs=rounds, accelerator="cpu", enable_model_summary=False, callbacks=list(callbacks), **kwargs
     )
 
 

@@ -42,9 +42,8 @@ def _start(rank, size, port, work, folder):
         return child
     code = 1
     try:
-        torch.set_num_threads(
-            torch.get_num_threads()
-        )  # its pool is lost in a fork; two threads at once cannot renew it
+        # its pool is lost in a fork; two threads at once cannot renew it
+        torch.set_num_threads(torch.get_num_threads())
         place = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
         with (folder / f"{rank}.log").open("w", buffering=1) as log:

@@ -183,8 +183,7 @@ KINDS = {
     "fedrep": lambda root: Kind({"algorithm": FedRep(["net.3"]), "clients_per_round": 5}),
     "global_then_local": lambda root: Kind({"algorithm": GlobalThenLocal(1)}),
     "forward": lambda root: Kind(
-        {"forward": ZerothOrder(perturbations=2)},
-        lambda: Regression(optimizer="SGD"),
+        {"forward": ZerothOrder(perturbations=2)}, lambda: Regression(optimizer="SGD")
     ),
     "fedkseed": lambda root: Kind(
         {"forward": ZerothOrder(), "algorithm": FedKSeed(16)}, lambda: Regression(optimizer="SGD")

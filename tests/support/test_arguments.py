@@ -83,17 +83,11 @@ ROWS = [{"instruction": "w1", "response": "x"}]
             lambda: StepSchedules("restar"),
             "StepSchedules: next_round='restar' is not one of continue, restart; did you mean 'restart'?",
         ),
-        (
-            lambda: HetLoRA(ranks=3),
-            "HetLoRA: ranks=3 must be a dict[str, int] or a list[int] or",
-        ),
+        (lambda: HetLoRA(ranks=3), "HetLoRA: ranks=3 must be a dict[str, int] or a list[int] or"),
         (lambda: FedProx("0.1"), "FedProx: mu='0.1' must be a number"),
         (lambda: SFTModule(3), "SFTModule: model=3 must be a text"),
         (lambda: SFTModule("toy", lr="1e-3"), "SFTModule: lr='1e-3' must be a number"),
-        (
-            lambda: SelectorModule("toy", lora=Lora(rank=2.0)),
-            "Lora: rank=2.0 must be a whole number",
-        ),
+        (lambda: SelectorModule("toy", lora=Lora(rank=2.0)), "Lora: rank=2.0 must be a whole number"),
         (lambda: SelectorModule("toy", choices="AB"), "SelectorModule: choices='AB' must be a Sequence[str]"),
         (
             lambda: Partition(by="iidd"),
@@ -129,13 +123,10 @@ def test_right_ones_pass():
     loop = FederatedLoop(FedProx(np.float32(0.5)), FedAdam(), clients_per_round=np.int64(4), local_steps=None)
     assert loop.clients_per_round == 4
     assert Partition(num_clients=np.int32(3)).num_clients == 3
-    assert (
-        PreferenceDataModule(format=Format(choice_values={"a": 1, "b": ["2"]})).choice_values["a"] == 1
-    )  # Any
-    assert PreferenceDataModule(format=Format(choices=["A", "B"])).choices == [
-        "A",
-        "B",
-    ]  # as a config gives it
+    # Any
+    assert PreferenceDataModule(format=Format(choice_values={"a": 1, "b": ["2"]})).choice_values["a"] == 1
+    # as a config gives it
+    assert PreferenceDataModule(format=Format(choices=["A", "B"])).choices == ["A", "B"]
 
 
 def test_what_a_class_does_not_take_is_refused_as_ever():

@@ -4,23 +4,8 @@ import pytest
 
 from fedlight.support.files import csv_rows, csv_text, printable, quoted, read_csv, unquoted, write_whole
 
-PLAIN = [
-    "",
-    "c001",
-    "-1.5",
-    "+1",
-    "1e-05",
-    "-inf",
-    "nan",
-    "x, y",
-    'say "hi"',
-    "a\nb",
-    "é 😀",
-    "'=1",
-    "\\x1b",
-    "-",
-    "a=b",
-]
+PLAIN = ["", "c001", "-1.5", "+1", "1e-05", "-inf", "nan", "x, y", 'say "hi"', "a\nb", "é 😀", "'=1"]
+PLAIN += ["\\x1b", "-", "a=b"]
 ODD = {
     "=1+1": '"=1+1"',
     "+cmd|' /C calc'!A0": "\"+cmd|' /C calc'!A0\"",

@@ -2,6 +2,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from finished import finished
+from tiny_world import write_rows
 
 from fedlight.callbacks.export.card_facts import CardFacts, scores_of
 from fedlight.callbacks.export.model_card import card_text
@@ -14,32 +16,16 @@ from fedlight.support.results import at_chance, cells, chance_notes, show
 
 ENDS = {"both_orders_low": 0.37, "both_orders_high": 0.53}
 RAW = {
-    "method": "raw",
-    "seed": 0,
-    "selector_accuracy": 0.5,
-    "both_orders": 0.225,
-    "both_orders_low": 0.15,
-    "both_orders_high": 0.3,
-    "win_rate_by_selector": 0.5,
+    **{"method": "raw", "seed": 0, "selector_accuracy": 0.5, "both_orders": 0.225},
+    **{"both_orders_low": 0.15, "both_orders_high": 0.3, "win_rate_by_selector": 0.5},
 }
 FEDBIS = {
-    "method": "FedBis",
-    "seed": 0,
-    "selector_accuracy": 0.5,
-    "both_orders": 0.45,
-    **ENDS,
-    "win_rate_by_selector": 0.812,
-    "win_rate_by_selector_low": 0.75,
-    "win_rate_by_selector_high": 0.87,
+    **{"method": "FedBis", "seed": 0, "selector_accuracy": 0.5, "both_orders": 0.45, **ENDS},
+    **{"win_rate_by_selector": 0.812, "win_rate_by_selector_low": 0.75, "win_rate_by_selector_high": 0.87},
     "labelled": 200,
 }
-LONGER = {
-    "method": "longer wins",
-    "seed": 0,
-    "both_orders": 0.6,
-    "both_orders_low": 0.52,
-    "both_orders_high": 0.68,
-}
+LONGER = {"method": "longer wins", "seed": 0, "both_orders": 0.6}
+LONGER |= {"both_orders_low": 0.52, "both_orders_high": 0.68}
 NOTE = (
     "FedBis: its selector is not shown to beat chance (both orders 0.450 [0.370, 0.530]): its labels, the models tuned "
     "on them and its win rates are worthless."
@@ -65,9 +51,8 @@ def test_a_selector_above_chance_is_not_marked():
     assert not at_chance([better])
     assert chance_notes([RAW, better]) == []
     assert "worthless" not in str(cells([RAW, better]))
-    assert not at_chance(
-        [{**FEDBIS, "both_orders_low": 0.49}, {**FEDBIS, "both_orders_low": 0.55}]
-    )  # 0.52 of two seeds
+    # 0.52 of two seeds
+    assert not at_chance([{**FEDBIS, "both_orders_low": 0.49}, {**FEDBIS, "both_orders_low": 0.55}])
     assert at_chance([{"both_orders_low": 0.5}])
     assert not at_chance([{"method": "raw", "both_orders": 0.225}])  # no interval is known
 
@@ -115,10 +100,7 @@ def test_the_card_says_it(low, says):
 
 def test_the_table_of_a_recipe_has_both_orders_and_the_longer_answer(tmp_path):
     def tested(name, **metrics):
-        (tmp_path / name).mkdir()
-        found = {f"test/{metric}": value for metric, value in metrics.items()}
-        (tmp_path / name / "done.json").write_text(json.dumps({"result": {"metrics": found}}))
-        return str(tmp_path / name)
+        return finished(tmp_path / name, **{f"test/{metric}": value for metric, value in metrics.items()})
 
     ends = {"accuracy_both_orders_low": 0.37, "accuracy_both_orders_high": 0.53}
     tests = {
@@ -126,17 +108,11 @@ def test_the_table_of_a_recipe_has_both_orders_and_the_longer_answer(tmp_path):
         "FedBis": tested("own", accuracy=0.5, accuracy_both_orders=0.45, **ends),
     }
     rules = {"longer wins": tested("longer", accuracy=0.6, accuracy_both_orders=0.6)}
-    (tmp_path / "label").mkdir()
-    done = {"result": {"metrics": {"label/pairs": 7, "label/too_long": 2}}}
-    (tmp_path / "label/done.json").write_text(json.dumps(done))
-    duel = tmp_path / "duel.jsonl"
-    duel.write_text(json.dumps({"fields": {"prompt": "x"}, "completions": ["u", "v"]}) + "\n")
-    votes = tmp_path / "votes.jsonl"
-    rows = [{"index": 0, "order": order, "logp_a": -1.0 - order, "logp_b": -2.0 + order} for order in (0, 1)]
-    votes.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table = steps.compare_by_selector(tests, str(duel), str(votes), str(tmp_path / "label"), rules=rules)[
-        "rows"
-    ]
+    label = finished(tmp_path / "label", **{"label/pairs": 7, "label/too_long": 2})
+    duel = [{"fields": {"prompt": "x"}, "completions": ["u", "v"]}]
+    votes = [{"index": 0, "order": order, "logp_a": -1.0 - order, "logp_b": -2.0 + order} for order in (0, 1)]
+    files = [write_rows(tmp_path / f"{name}.jsonl", own) for name, own in (("duel", duel), ("votes", votes))]
+    table = steps.compare_by_selector(tests, *files, label, rules=rules)["rows"]
     assert [row.get("both_orders") for row in table] == [None, 0.45, 0.6]
     assert (table[1]["both_orders_low"], table[1]["both_orders_high"]) == (0.37, 0.53)
     assert chance_notes(table) == [NOTE]

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.support.settings_record import (
-    constructor_arguments,
-    described,
-    digest,
-    refuse_other_settings,
-)
+from fedlight.support.settings_record import constructor_arguments, described, digest, refuse_other_settings
 
 HERE = f"{__name__}."
 

@@ -32,11 +32,7 @@ def test_content_and_name_are_brought_to_the_disk_in_this_order(tmp_path, monkey
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "replace", note_replace)
     write_whole(tmp_path / "a.txt", b"1")
-    assert seen == [
-        ("sync", inodes["file"]),
-        ("replace", inodes["file"]),
-        ("sync", tmp_path.stat().st_ino),
-    ]
+    assert seen == [("sync", inodes["file"]), ("replace", inodes["file"]), ("sync", tmp_path.stat().st_ino)]
 
 
 def test_a_disk_that_fails_is_no_success(tmp_path, monkeypatch):

@@ -5,15 +5,7 @@ import pytest
 from fedlight.toy import rows
 from fedlight.toy.oracle import Oracle
 from fedlight.toy.votes import COMMON, OPPOSED, WorldOptions, group_taste, population, utility, vote
-from fedlight.toy.world import (
-    NAMES,
-    PEOPLE,
-    Traits,
-    draw_post,
-    draw_summary,
-    facts_of,
-    measure,
-)
+from fedlight.toy.world import NAMES, PEOPLE, Traits, draw_post, draw_summary, facts_of, measure
 
 POST = "anna bakes bread . ben reads maps . carla keeps bees . dan fixes clocks ."
 

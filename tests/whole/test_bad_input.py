@@ -70,14 +70,8 @@ def told(fit, caplog):
         ),
         (["--model.adapter=./adapter"], "adapter='./adapter' has no adapter_config.json"),
         (["--data.max_tokens=20"], "no vote fits into data.init_args.max_tokens=20: raise it"),
-        (
-            ["--data.format.choices=[zig, zag]"],
-            "Set model.init_args.choices=['zig', 'zag'] to other words",
-        ),
-        (
-            ["--model.choices=[zig, zag]"],
-            "Set model.init_args.choices=['zig', 'zag'] to other words",
-        ),
+        (["--data.format.choices=[zig, zag]"], "Set model.init_args.choices=['zig', 'zag'] to other words"),
+        (["--model.choices=[zig, zag]"], "Set model.init_args.choices=['zig', 'zag'] to other words"),
         (
             ["--federated.clients_per_round=7"],
             "clients_per_round=7 is more than the 6 clients of the data: set",

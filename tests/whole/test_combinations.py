@@ -211,8 +211,7 @@ MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", Rewar
 @pytest.mark.filterwarnings("ignore:.*`val_dataloader`")
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize(
-    "algorithm",
-    [FedAvg, FedProx, Scaffold, LocalOnly, Ditto, FedRep, GlobalThenLocal, HetLoRA, FlexLoRA],
+    "algorithm", [FedAvg, FedProx, Scaffold, LocalOnly, Ditto, FedRep, GlobalThenLocal, HetLoRA, FlexLoRA]
 )
 def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
     def make():

@@ -23,9 +23,8 @@ def root(tmp_path_factory):
 
 def test_every_run_is_on_file():
     assert [*GOLDEN] == [*RUNS]
-    assert (
-        len({json.dumps(found["states"]) for found in GOLDEN.values()}) == len(RUNS) - 2
-    )  # backwards, logging
+    # backwards, logging
+    assert len({json.dumps(found["states"]) for found in GOLDEN.values()}) == len(RUNS) - 2
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -14,18 +14,7 @@ Pair = namedtuple("Pair", "a b")
 @pytest.mark.parametrize(
     "value",
     [
-        *(
-            None,
-            True,
-            0,
-            -(1 << 63),
-            1 << 63,
-            1.5,
-            float("inf"),
-            2 - 3j,
-            "ü\n\ud800",
-            b"\x00\xff",
-        ),
+        *(None, True, 0, -(1 << 63), 1 << 63, 1.5, float("inf"), 2 - 3j, "ü\n\ud800", b"\x00\xff"),
         *(
             [],
             [1, [2, (3,)]],

@@ -111,11 +111,7 @@ def test_many_open_files_are_refused() -> None:
         ("x = '\\ud800'.encode()", "error", 1),
         ("import ctypes; ctypes.string_at(0)", "exited", -signal.SIGSEGV),
         ("print('locked'); import os; os.write(1, b'finished'); os._exit(0)", "exited", 0),
-        (
-            f"{CLAIMS}os._exit(0)",
-            "exited",
-            0,
-        ),
+        (f"{CLAIMS}os._exit(0)", "exited", 0),
         ("import builtins\nfor n in list(vars(builtins)): delattr(builtins, n)\nprint(1)", "error", 1),
         ("import sys\nsys.stdout = sys.stderr = None\nx = 1", "finished", 0),
         ("import sys\nsys.stdout.close()\nsys.stderr.close()", "finished", 0),

@@ -31,9 +31,8 @@ def test_nobody_can_be_connected_to() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert refused(f"import socket; socket.create_connection(('127.0.0.1', {port}))")
-        assert (
-            refused(f"import urllib.request as u; u.urlopen('http://127.0.0.1:{port}')") is False
-        )  # URLError around it
+        # URLError around it
+        assert refused(f"import urllib.request as u; u.urlopen('http://127.0.0.1:{port}')") is False
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):
             server.accept()

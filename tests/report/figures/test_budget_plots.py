@@ -1,4 +1,5 @@
 import pytest
+from tiny_world import write_lines
 
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures import budget_plots
@@ -7,22 +8,17 @@ VISITS = "round,client,reason,bytes_down,bytes_up,round_end_seconds"
 METRICS = "epoch,step,train/loss,val/accuracy"
 
 
-def write(file, *lines):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(lines) + "\n")
-
-
 @pytest.fixture
 def run(tmp_path):
     """Three rounds, the second without anybody and so without validation; stopped after the first and resumed."""
-    write(
+    write_lines(
         tmp_path / "run/visits.csv",
         VISITS,
         *("0,a,,1000000,500000,7200.0", "0,b,late,500000,0,7200.0", "1,a,absent,0,0,7800.0"),
         *("2,a,,1000000,500000,9000.0", "2,a,,1000000,500000,9000.0"),
     )
-    write(tmp_path / "run/metrics/version_0/metrics.csv", METRICS, "0,3,0.7,", "0,4,,0.5", "1,8,,0.9")
-    write(tmp_path / "run/metrics/version_1/metrics.csv", METRICS, "1,6,0.7,", "2,12,,0.75")
+    write_lines(tmp_path / "run/metrics/version_0/metrics.csv", METRICS, "0,3,0.7,", "0,4,,0.5", "1,8,,0.9")
+    write_lines(tmp_path / "run/metrics/version_1/metrics.csv", METRICS, "1,6,0.7,", "2,12,,0.75")
     return tmp_path / "run"
 
 
@@ -60,10 +56,13 @@ def test_the_figure_as_a_stage(run, tmp_path):
     ("break_it", "complaint"),
     [
         (lambda run: (run / "visits.csv").unlink(), "visits.csv: there is no such file"),
-        (lambda run: write(run / "visits.csv", "round,client", "0,a"), "there is no column 'bytes_down'"),
-        (lambda run: write(run / "metrics/version_1/metrics.csv", "epoch,step", "1,2"), None),
         (
-            lambda run: [write(f, "epoch,step", "1,2") for f in run.glob("metrics/*/metrics.csv")],
+            lambda run: write_lines(run / "visits.csv", "round,client", "0,a"),
+            "there is no column 'bytes_down'",
+        ),
+        (lambda run: write_lines(run / "metrics/version_1/metrics.csv", "epoch,step", "1,2"), None),
+        (
+            lambda run: [write_lines(f, "epoch,step", "1,2") for f in run.glob("metrics/*/metrics.csv")],
             "limit_val_batches",
         ),
     ],
@@ -79,9 +78,9 @@ def test_what_is_missing_is_named(run, tmp_path, break_it, complaint):
 
 def test_scores_of_tasks_are_those_of_their_rounds(run):
     """TaskScores logs by optimizer step, without an epoch; its files have the round, counted from 1."""
-    write(run / "metrics/version_2/metrics.csv", "epoch,step,score/domain", ",4,0.25", ",12,0.5")
+    write_lines(run / "metrics/version_2/metrics.csv", "epoch,step,score/domain", ",4,0.25", ",12,0.5")
     for moment, score in (("start", 0.0), ("epoch_1", 0.25), ("epoch_3", 0.5)):
-        write(run / f"tasks/{moment}/scores.json", f'{{"score/domain": {score}, "stderr/domain": 0.1}}')
+        write_lines(run / f"tasks/{moment}/scores.json", f'{{"score/domain": {score}, "stderr/domain": 0.1}}')
     curve = budget_plots.budget_curve(run, "score/domain")
     assert curve == {"seconds": [7200.0, 9000.0], "megabytes": [2.0, 5.0], "metric": [0.25, 0.5]}
     assert budget_plots.budget_curve(run, "val/accuracy")["metric"] == [0.5, 0.9, 0.75]
@@ -94,8 +93,8 @@ def longer(tmp_path):
     visits = [
         f"{index},a,{'late' if index else ''},500000,500000,{5000.0 * (index + 1)}" for index in range(2)
     ]
-    write(folder / "visits.csv", VISITS, *visits)
-    write(folder / "metrics/version_0/metrics.csv", METRICS, "0,4,,0.25", "1,8,,1.0")
+    write_lines(folder / "visits.csv", VISITS, *visits)
+    write_lines(folder / "metrics/version_0/metrics.csv", METRICS, "0,4,,0.25", "1,8,,1.0")
     return folder
 
 

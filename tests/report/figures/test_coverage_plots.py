@@ -3,6 +3,7 @@ import re
 
 import numpy as np
 import pytest
+from finished import finished as result
 
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures import coverage_plots
@@ -38,12 +39,6 @@ def added(folder, scores):
         for i, score in enumerate(own)
     ]
     return write(folder, "added.jsonl", rows)
-
-
-def result(folder, rows):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "done.json").write_text(json.dumps({"result": {"rows": rows}, "seconds": 1}))
-    return str(folder)
 
 
 def test_labels_are_counted_by_client(tmp_path):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from tiny_world import write_lines
 
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures import plots, style
@@ -19,17 +20,11 @@ GROUPS = """round,client,selector,loss_0,loss_1,known_group
 """
 
 
-def write(file, *lines):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(lines).rstrip("\n") + "\n")
-    return str(file)
-
-
 @pytest.fixture
 def runs(tmp_path):
     """One run without a stop, and one that was killed after step 20, whose last row was trained again."""
     whole = [",0,,0.5,0.5", "0,9,0.6,,", ",10,,0.625,0.75", ",20,,0.5,1.0"]
-    write(tmp_path / "whole/metrics/version_0/metrics.csv", METRICS, *whole)
+    write_lines(tmp_path / "whole/metrics/version_0/metrics.csv", METRICS, *whole)
     parts = {
         2: [",0,,0.5,0.5", ",10,,0.25,0.125", ",20,,0.875,0.875"],
         9: ["1,15,0.5,,"],
@@ -38,7 +33,7 @@ def runs(tmp_path):
     for version, rows in parts.items():
         header = "epoch,step,train/loss" if version == 9 else METRICS
         rows = [row.rstrip(",") for row in rows] if version == 9 else rows
-        write(tmp_path / f"resumed/metrics/version_{version}/metrics.csv", header, *rows)
+        write_lines(tmp_path / f"resumed/metrics/version_{version}/metrics.csv", header, *rows)
     return {"FedBis": str(tmp_path / "whole"), "FedBiscuit": str(tmp_path / "resumed")}
 
 
@@ -91,7 +86,7 @@ def test_win_rates_of_resumed_runs_are_put_together(runs, tmp_path):
 
 
 def test_a_later_version_that_began_anew_counts_alone(runs, tmp_path):
-    write(tmp_path / "whole/metrics/version_1/metrics.csv", METRICS, ",0,,0.5,0.5", ",10,,0.25,0.75")
+    write_lines(tmp_path / "whole/metrics/version_1/metrics.csv", METRICS, ",0,,0.5,0.5", ",10,,0.25,0.75")
     done = plots.reward_hacking({"x": runs["FedBis"]}, str(tmp_path / "a.png"))
     assert done["table"]["x"] == {"step": [0, 10], "oracle": [0.5, 0.25], "selector": [0.5, 0.75]}
 
@@ -120,7 +115,7 @@ def client_files(tmp_path):
     both = [*test, "own,,c1,4,,,0.125,0.125", "own,,c2,4,,,0.0,0.0"]
     val = ["val,2,c1,4,,,0.0,0.0", "val,10,c1,4,,,0.5,0.5", "val,10,c2,4,,,0.25,0.25"]
     return {
-        name: write(tmp_path / name / "clients.csv", CLIENTS, *rows)
+        name: write_lines(tmp_path / name / "clients.csv", CLIENTS, *rows)
         for name, rows in {"grouped": test, "alone": both, "watched": val}.items()
     }
 
@@ -150,7 +145,7 @@ def test_the_worst_tenth_is_shaded():
 
 
 def test_groups_are_an_image_of_clients_sorted_by_known_group(tmp_path):
-    done = plots.groups(write(tmp_path / "groups.csv", GROUPS), str(tmp_path / "groups.svg"))
+    done = plots.groups(write_lines(tmp_path / "groups.csv", GROUPS), str(tmp_path / "groups.svg"))
     assert done["table"] == {
         "round": [0, 10],
         "client": ["c2", "c4", "c1", "c3"],
@@ -181,7 +176,7 @@ def test_groups_are_an_image_of_clients_sorted_by_known_group(tmp_path):
 
 
 def test_without_known_groups_no_group_is_named(tmp_path):
-    file = write(tmp_path / "g.csv", "round,client,selector", "0,b,0", "0,a,0")
+    file = write_lines(tmp_path / "g.csv", "round,client,selector", "0,b,0", "0,a,0")
     table = plots.groups(file, str(tmp_path / "g.png"))["table"]
     assert table["client"] == ["a", "b"]
     axes = plots.draw_groups(table).axes[0]
@@ -215,15 +210,15 @@ def test_what_is_missing_is_named(runs, client_files, tmp_path):
         ValueError, match=r"elsewhere: no metrics/version_\*/metrics.csv in it has the columns"
     ):
         plots.reward_hacking({"x": str(tmp_path / "elsewhere")}, out)
-    write(tmp_path / "other/metrics/version_0/metrics.csv", "step,win_rate/oracle", "0,0.5")
+    write_lines(tmp_path / "other/metrics/version_0/metrics.csv", "step,win_rate/oracle", "0,0.5")
     with pytest.raises(ValueError, match="has the columns win_rate/oracle and win_rate/selector"):
         plots.reward_hacking({"x": str(tmp_path / "other")}, out)
     with pytest.raises(ValueError, match=r"none\.csv: there is no such file"):
         plots.clients({"x": str(tmp_path / "none.csv")}, out)
     with pytest.raises(ValueError, match="there is no column 'own_accuracy' among stage, round, accuracy"):
-        plots.clients({"x": write(tmp_path / "c.csv", "stage,round,accuracy", "test,,1")}, out)
+        plots.clients({"x": write_lines(tmp_path / "c.csv", "stage,round,accuracy", "test,,1")}, out)
     with pytest.raises(ValueError, match=r"e\.csv: there is no row"):
-        plots.groups(write(tmp_path / "e.csv", "round,client,selector"), out)
+        plots.groups(write_lines(tmp_path / "e.csv", "round,client,selector"), out)
     with pytest.raises(ValueError, match=r"output=figure\.gif must end with \.svg or \.png"):
         plots.reward_hacking(runs, "figure.gif")
     with pytest.raises(ValueError, match="13 methods: between 1 and 12 can be told apart"):

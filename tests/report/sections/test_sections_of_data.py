@@ -1,20 +1,13 @@
 import pytest
+from charted import charts
+from tiny_world import write_lines
 
-from fedlight.report.parts import Chart, Table
+from fedlight.report.parts import Table
 from fedlight.report.sections import client_data, devices, groups
 from fedlight.report.sections.client_data import bubbles
 from fedlight.runs.run import read_runs
 
 VISITS = "round,client,split,examples,bytes_down,bytes_up"
-
-
-def write(file, *lines):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(lines) + "\n")
-
-
-def charts(section):
-    return {part.name: part for part in section.parts if isinstance(part, Chart)}
 
 
 def tables(section):
@@ -23,12 +16,12 @@ def tables(section):
 
 @pytest.mark.parametrize("module", [client_data, devices, groups])
 def test_nothing_to_say(module, tmp_path):
-    write(tmp_path / "run/config.yaml", "seed_everything: 0")
+    write_lines(tmp_path / "run/config.yaml", "seed_everything: 0")
     assert module.section(read_runs([tmp_path / "run"])) is None
 
 
 def test_counts_of_clients_and_labels(tmp_path):
-    write(
+    write_lines(
         tmp_path / "run/data.csv",
         *(
             "client,label,split,rows",
@@ -39,7 +32,7 @@ def test_counts_of_clients_and_labels(tmp_path):
             "b,ja",
         ),
     )
-    write(tmp_path / "run/visits.csv", VISITS, "0,a,train,6,1,1")
+    write_lines(tmp_path / "run/visits.csv", VISITS, "0,a,train,6,1,1")
     found = client_data.section(read_runs([tmp_path / "run"]))
     assert charts(found)["client_data_0"].rows == [
         {"client": "a", "label": "tea", "rows": 5},
@@ -60,8 +53,8 @@ def test_counts_of_clients_and_labels(tmp_path):
 
 
 def test_without_a_table_of_data_visits_and_known_groups_are_taken(tmp_path):
-    write(tmp_path / "run/visits.csv", VISITS, "0,a,train,6,1,1", "0,b,train,4,1,1", "1,a,train,6,1,1")
-    write(tmp_path / "run/groups.csv", "round,client,selector,known_group", "0,a,0,x", "0,b,1,y")
+    write_lines(tmp_path / "run/visits.csv", VISITS, "0,a,train,6,1,1", "0,b,train,4,1,1", "1,a,train,6,1,1")
+    write_lines(tmp_path / "run/groups.csv", "round,client,selector,known_group", "0,a,0,x", "0,b,1,y")
     found = client_data.section(read_runs([tmp_path / "run"]))
     assert charts(found)["client_data_0"].rows == [
         {"client": "a", "label": "x", "rows": 6},
@@ -72,7 +65,7 @@ def test_without_a_table_of_data_visits_and_known_groups_are_taken(tmp_path):
 
 def test_visits_of_a_part_are_on_the_client_s_own_rows_and_those_on_candidates_are_not(tmp_path):
     lines = ("0,a,adapter0,6,1,1", "0,a,adapter1,6,1,1", "0,b,head,4,1,1", "0,b,synthetic,9,1,1")
-    write(tmp_path / "run/visits.csv", VISITS, *lines)
+    write_lines(tmp_path / "run/visits.csv", VISITS, *lines)
     found = client_data.section(read_runs([tmp_path / "run"]))
     (line,) = tables(found)["Sizes of clients"].lines
     assert line[1:4] == ["2", "10", "4"]  # clients, rows, the smallest
@@ -84,7 +77,7 @@ def test_runs_with_equal_data_share_a_line_and_seeds_are_told_apart(tmp_path):
             lines = [
                 f"0,{client},train,{size},1,1" for client, size in zip("abc"[:seen], sizes, strict=False)
             ]
-            write(tmp_path / f"r/seed{seed}/{method}/visits.csv", VISITS, *lines)
+            write_lines(tmp_path / f"r/seed{seed}/{method}/visits.csv", VISITS, *lines)
     found = client_data.section(read_runs([tmp_path / "r"]))
     assert [line[:3] for line in tables(found)["Sizes of clients"].lines] == [
         ["one and 2 more, seed 0", "3", "12"],
@@ -112,7 +105,7 @@ FLEET = (
 
 def fleet_run(folder, up=1000):
     parts = "16,100,10,10,20,60,200,300,1,2,3"
-    write(
+    write_lines(
         folder / "visits.csv",
         *(
             FLEET,
@@ -157,7 +150,9 @@ def test_devices_over_two_seeds(tmp_path):
 
 
 def test_without_a_fleet_there_is_the_wire_and_a_damaged_fleet_has_no_table(tmp_path):
-    write(tmp_path / "run/visits.csv", VISITS, "0,a,train,6,2000000,1000000", "1,b,train,6,2000000,1000000")
+    write_lines(
+        tmp_path / "run/visits.csv", VISITS, "0,a,train,6,2000000,1000000", "1,b,train,6,2000000,1000000"
+    )
     found = devices.section(read_runs([tmp_path / "run"]))
     assert set(charts(found)) == {"bytes_down", "bytes_up"}
     assert [row["so_far"] for row in charts(found)["bytes_down"].rows] == [2.0, 4.0]
@@ -171,9 +166,9 @@ def test_without_a_fleet_there_is_the_wire_and_a_damaged_fleet_has_no_table(tmp_
 
 def test_a_run_with_a_damaged_round_is_named_and_the_others_are_shown(tmp_path):
     for name in ("good", "bad"):
-        write(tmp_path / f"{name}/config.yaml", "seed_everything: 0")
-    write(tmp_path / "good/visits.csv", VISITS, "0,a,train,6,1,1")
-    write(tmp_path / "bad/visits.csv", VISITS, "0,a,train,6,1,1", "1000000000000,a,train,6,1,1")
+        write_lines(tmp_path / f"{name}/config.yaml", "seed_everything: 0")
+    write_lines(tmp_path / "good/visits.csv", VISITS, "0,a,train,6,1,1")
+    write_lines(tmp_path / "bad/visits.csv", VISITS, "0,a,train,6,1,1", "1000000000000,a,train,6,1,1")
     both = devices.section(read_runs([tmp_path / "good", tmp_path / "bad"]))
     alone = devices.section(read_runs([tmp_path / "bad"]))
     why = "left out: visits.csv names round 1000000000000, and no run has that many: the file is damaged"
@@ -187,8 +182,8 @@ def test_groups_that_move_towards_the_known_ones(tmp_path):
     at = {0: "0001", 3: "0011"}
     known = "xxyy"
     lines = [f"{done},{c},{at[done][i]},{known[i]}" for done in at for i, c in enumerate("abcd")]
-    write(tmp_path / "run/groups.csv", "round,client,selector,known_group", *lines, "6,a,", "6,b,?,x")
-    write(tmp_path / "run/visits.csv", VISITS)
+    write_lines(tmp_path / "run/groups.csv", "round,client,selector,known_group", *lines, "6,a,", "6,b,?,x")
+    write_lines(tmp_path / "run/visits.csv", VISITS)
     found = groups.section(read_runs([tmp_path / "run"]))
     drawn = charts(found)
     assert drawn["fed_groups_moved"].rows == [
@@ -201,7 +196,7 @@ def test_groups_that_move_towards_the_known_ones(tmp_path):
 
 def test_every_figure_can_be_drawn_and_is_told_in_words(tmp_path):
     fleet_run(tmp_path / "run")
-    write(tmp_path / "run/groups.csv", "round,client,selector", "0,a,0", "0,b,1")
+    write_lines(tmp_path / "run/groups.csv", "round,client,selector", "0,a,0", "0,b,1")
     runs = read_runs([tmp_path / "run"])
     drawn = [
         part for module in (client_data, devices, groups) for part in charts(module.section(runs)).values()

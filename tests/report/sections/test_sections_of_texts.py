@@ -2,18 +2,15 @@ import json
 
 import numpy as np
 import pytest
+from charted import charts
 
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
-from fedlight.report.parts import Chart, Table
+from fedlight.report.parts import Table
 from fedlight.report.sections import coverage, leakage
 from fedlight.report.sections.coverage import additions_of, vectors_of
 from fedlight.runs.run import read_runs
-
-
-def charts(section):
-    return {part.name: part for part in section.parts if isinstance(part, Chart)}
 
 
 def tables(section):
@@ -57,9 +54,8 @@ def test_added_rows_are_counted_drawn_and_never_shown(tmp_path):
     record(tmp_path / "alone/augmentation", "alone", 1, scores=(None,))
     for name in ("dca", "none"):
         run(tmp_path / f"r/seed0/{name}_fedavg", tmp_path / f"r/seed0/augmentations/{name}")
-    run(
-        tmp_path / "r/seed0/dca_fedprox", tmp_path / "moved/augmentations/dca"
-    )  # the recipe's folder was moved
+    # the recipe's folder was moved
+    run(tmp_path / "r/seed0/dca_fedprox", tmp_path / "moved/augmentations/dca")
     run(tmp_path / "alone", tmp_path / "gone")
     runs = read_runs([tmp_path / "r", tmp_path / "alone"])
     found = coverage.section(runs)
