@@ -115,9 +115,8 @@ def test_every_file_is_run_somewhere():
         name = config.rpartition("/")[2].removesuffix("_instructions")
         assert re.search(rf"\b{name}\b", (TESTS / file).read_text())
     folder = conf.path("")
-    here |= {
-        str(file.relative_to(folder).with_suffix("")) for file in folder.glob("devices/**/*.yaml")
-    }  # tests/devices
+    # tests/devices
+    here |= {str(file.relative_to(folder).with_suffix("")) for file in folder.glob("devices/**/*.yaml")}
     assert {str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")} == here
 
 

@@ -76,9 +76,8 @@ def a_plateau_is_of_rounds(folder):
     Run(Project(Plateau, rounds=5, trainer={"num_sanity_val_steps": 0}), folder, [rates]).fit(
         val_dataloaders=loader(shuffle=False)
     )
-    assert rates.seen == pytest.approx(
-        [0.1, 0.1, 0.1, 0.01, 0.01]
-    )  # the first is the best; two rounds are not better
+    # the first is the best; two rounds are not better
+    assert rates.seen == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.01])
 
 
 def steps(name, **loop):

@@ -8,53 +8,19 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset
+from lightning_facts import QUIET, Model, Numbers, fit
+from torch.utils.data import DataLoader
 
-QUIET = {
-    "logger": False,
-    "accelerator": "cpu",
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
-
-
-class Model(L.LightningModule):
-    """One weight; the loss of a batch is weight times the batch's sum, so the gradient is that sum."""
-
-    def __init__(self, hooks: list[str] | None = None) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.hooks = hooks if hooks is not None else []
-
-    def training_step(self, batch, batch_idx):
-        self.hooks.append("training_step")
-        return (self.weight * batch.sum()).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=0.1)
+HOOKS = ("setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
+HOOKS += ("on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end")
 
 
 class Validated(Model):
     def validation_step(self, batch, batch_idx):
         self.hooks.append("validation_step")
 
-
-class Numbers(Dataset):
-    """The numbers 1 to ``size``; notes when one is fetched."""
-
-    def __init__(self, size: int, hooks: list[str] | None = None) -> None:
-        self.size = size
-        self.hooks = hooks if hooks is not None else []
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        if index >= self.size:
-            raise IndexError
-        self.hooks.append("fetch")
-        return torch.tensor([index + 1.0])
+    def val_dataloader(self):
+        return DataLoader(Numbers(1))
 
 
 class Recorder(L.Callback):
@@ -62,30 +28,8 @@ class Recorder(L.Callback):
 
     def __init__(self, hooks: list[str]) -> None:
         self.hooks = hooks
-
-    def setup(self, trainer, pl_module, stage):
-        self.hooks.append("setup")
-
-    def on_fit_start(self, trainer, pl_module):
-        self.hooks.append("on_fit_start")
-
-    def on_train_start(self, trainer, pl_module):
-        self.hooks.append("on_train_start")
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.hooks.append("on_train_epoch_start")
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.hooks.append("on_train_batch_start")
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.hooks.append("on_before_optimizer_step")
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.hooks.append("on_train_batch_end")
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.hooks.append("on_train_epoch_end")
+        for name in HOOKS:
+            setattr(self, name, lambda *_, name=name, **__: hooks.append(name))
 
     def state_dict(self):
         self.hooks.append("callback.state_dict")
@@ -113,11 +57,8 @@ class Loaders(L.LightningDataModule):
 def test_validation_comes_before_the_epochs_end_and_the_checkpoint_after_it(tmp_path):
     """Hence the server steps in ``on_train_batch_end``: later would validate the last client's weights."""
     hooks: list[str] = []
-    options = QUIET | {"enable_checkpointing": True, "num_sanity_val_steps": 0}
-    checkpoint = ModelCheckpoint(tmp_path)
-    L.Trainer(max_epochs=1, callbacks=[Recorder(hooks), checkpoint], **options).fit(
-        Validated(hooks), DataLoader(Numbers(1)), DataLoader(Numbers(1))
-    )
+    options = {"enable_checkpointing": True, "num_sanity_val_steps": 0}
+    fit(Validated(hooks), callbacks=[Recorder(hooks), ModelCheckpoint(tmp_path)], **options)
     assert hooks[-4:] == [
         "on_train_batch_end",
         "validation_step",
@@ -129,20 +70,11 @@ def test_validation_comes_before_the_epochs_end_and_the_checkpoint_after_it(tmp_
 def test_order_from_setup_to_the_end_of_the_first_batch():
     """Hence the plan of round 0 in ``setup``, and what makes a client's data in ``on_train_epoch_start``."""
     hooks: list[str] = []
-    L.Trainer(max_epochs=1, callbacks=[Recorder(hooks)], **QUIET).fit(
-        Model(hooks), DataLoader(Numbers(1, hooks))
-    )
+    fit(Model(hooks), DataLoader(Numbers(1, hooks)), [Recorder(hooks)])
     assert hooks == [
-        "setup",
-        "on_fit_start",
-        "on_train_start",
-        "on_train_epoch_start",
-        "fetch",
-        "on_train_batch_start",
-        "training_step",
-        "on_before_optimizer_step",
-        "on_train_batch_end",
-        "on_train_epoch_end",
+        *("setup", "on_fit_start", "on_train_start", "on_train_epoch_start"),
+        *("fetch", "on_train_batch_start", "training_step"),
+        *("on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end"),
     ]
 
 
@@ -163,9 +95,7 @@ def test_estimated_steps_fetch_the_loader_before_fit_starts():
 def test_accumulation_counts_batches_per_epoch():
     """Hence a visit is a multiple of ``accumulate_grad_batches``: the window of batches 2 and 3 is one step."""
     hooks: list[str] = []
-    L.Trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=[Recorder(hooks)], **QUIET).fit(
-        Model(), DataLoader(Numbers(5))
-    )
+    fit(Model(), 5, [Recorder(hooks)], accumulate_grad_batches=2)
     steps_after = [
         hooks[:i].count("on_train_batch_start") for i, h in enumerate(hooks) if h.endswith("optimizer_step")
     ]
@@ -199,9 +129,7 @@ def test_gradients_are_changed_before_they_are_clipped():
             self.stepped_with = self.weight.grad.item()
 
     callback, model = AddsTen(), SeesTheStep()
-    L.Trainer(max_epochs=1, gradient_clip_val=2.0, callbacks=[callback], **QUIET).fit(
-        model, DataLoader(Numbers(1))
-    )
+    fit(model, callbacks=[callback], gradient_clip_val=2.0)
     assert callback.raw == 1.0
     assert model.stepped_with == pytest.approx(2.0, abs=1e-5)  # 11 clipped to norm 2
 
@@ -220,7 +148,7 @@ def test_fit_leaves_a_frozen_mode_alone():
 
     model = SeesMode()
     with pytest.warns(UserWarning, match="in eval mode"):
-        L.Trainer(max_epochs=1, **QUIET).fit(model, DataLoader(Numbers(1)))
+        fit(model)
     assert model.mode is False
 
 
@@ -232,13 +160,10 @@ def test_a_checkpoint_taken_after_validation_ends_its_epoch_first(tmp_path):
             if not trainer.sanity_checking:
                 trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
 
-    loaders = DataLoader(Numbers(1)), DataLoader(Numbers(1))
-    L.Trainer(max_epochs=2, callbacks=[SavesAfterValidation()], **QUIET).fit(Validated(), *loaders)
+    fit(Validated(), callbacks=[SavesAfterValidation()], max_epochs=2)
     assert torch.load(tmp_path / "0.ckpt", weights_only=True)["epoch"] == 0
     hooks: list[str] = []
-    L.Trainer(max_epochs=2, callbacks=[Recorder(hooks)], **QUIET).fit(
-        Validated(), *loaders, ckpt_path=tmp_path / "0.ckpt", weights_only=True
-    )
+    fit(Validated(), callbacks=[Recorder(hooks)], ckpt_path=tmp_path / "0.ckpt", max_epochs=2)
     started = hooks.index("on_train_start")
     assert hooks[started + 1] == "on_train_epoch_end"
     assert hooks[started + 2] == "on_train_epoch_start"
@@ -247,14 +172,9 @@ def test_a_checkpoint_taken_after_validation_ends_its_epoch_first(tmp_path):
 
 def test_callbacks_are_restored_between_setup_and_fit_start(tmp_path):
     """Hence the loop plans anew in ``on_fit_start``: only then does it know which round comes next."""
-    options = QUIET | {"max_epochs": 1}
-    trainer = L.Trainer(callbacks=[Recorder([])], **options)
-    trainer.fit(Model(), DataLoader(Numbers(1)))
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    fit(Model(), callbacks=[Recorder([])]).save_checkpoint(tmp_path / "end.ckpt")
     hooks: list[str] = []
-    L.Trainer(callbacks=[Recorder(hooks)], **(options | {"max_epochs": 2})).fit(
-        Model(), DataLoader(Numbers(1)), ckpt_path=tmp_path / "end.ckpt", weights_only=True
-    )
+    fit(Model(), callbacks=[Recorder(hooks)], ckpt_path=tmp_path / "end.ckpt", max_epochs=2)
     assert hooks[:3] == ["setup", "callback.load_state_dict", "on_fit_start"]
 
 
@@ -267,7 +187,7 @@ def test_logging_is_refused_outside_of_the_epoch(hook):
 
     callback = type("Logs", (L.Callback,), {hook: logs})()
     with pytest.raises(Exception, match=r"You can't `self.log\(\)`"):
-        L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(Model(), DataLoader(Numbers(1)))
+        fit(Model(), callbacks=[callback])
 
 
 def test_every_checkpoint_of_the_trainer_is_made_by_its_connector(tmp_path):
@@ -285,17 +205,10 @@ def test_every_checkpoint_of_the_trainer_is_made_by_its_connector(tmp_path):
             connector.dump_checkpoint = lambda weights_only: {"of_weights_only": weights_only}
             trainer.save_checkpoint(tmp_path / "mine.ckpt", weights_only=True)
 
-    L.Trainer(max_epochs=1, callbacks=[Saves()], **QUIET).fit(Model(), DataLoader(Numbers(1)))
+    fit(Model(), callbacks=[Saves()])
     assert len(told) == 1
-    everything = {
-        "callbacks",
-        "epoch",
-        "global_step",
-        "loops",
-        "lr_schedulers",
-        "optimizer_states",
-        "state_dict",
-    }
+    everything = {"callbacks", "epoch", "global_step", "loops", "lr_schedulers", "optimizer_states"}
+    everything.add("state_dict")
     assert everything <= set(told[0])
     of_weights = torch.load(tmp_path / "weights.ckpt", weights_only=True)
     assert everything - set(of_weights) == {"callbacks", "lr_schedulers", "optimizer_states"}
@@ -310,7 +223,7 @@ def test_an_epoch_is_counted_as_ready_before_its_first_hook_and_can_be_counted_b
             if trainer.current_epoch == 1:
                 trainer.save_checkpoint(tmp_path / "1.ckpt")
 
-    L.Trainer(max_epochs=2, callbacks=[Saves()], **QUIET).fit(Model(), DataLoader(Numbers(2)))
+    fit(Model(), 2, [Saves()], max_epochs=2)
     checkpoint = torch.load(tmp_path / "1.ckpt", weights_only=True)
     progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
     assert (
@@ -320,8 +233,7 @@ def test_an_epoch_is_counted_as_ready_before_its_first_hook_and_can_be_counted_b
         each["ready"] -= 1
     torch.save(checkpoint, tmp_path / "1.ckpt")
     hooks: list[str] = []
-    fit = L.Trainer(max_epochs=2, callbacks=[Recorder(hooks)], **QUIET)
-    fit.fit(Model(), DataLoader(Numbers(2)), ckpt_path=tmp_path / "1.ckpt", weights_only=True)
+    trainer = fit(Model(), 2, [Recorder(hooks)], tmp_path / "1.ckpt", max_epochs=2)
     assert hooks[hooks.index("on_train_start") + 1] == "on_train_epoch_start"
     assert hooks.count("on_train_batch_end") == 2
-    assert (fit.current_epoch, fit.global_step) == (2, 4)
+    assert (trainer.current_epoch, trainer.global_step) == (2, 4)

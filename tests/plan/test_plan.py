@@ -157,12 +157,7 @@ def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
     rows = {
         row["device"]: (row["lora_rank"], row["reason"]) for row in json.loads(file.read_text())["devices"]
     }
-    assert rows == {
-        "enough": (8, ""),
-        "less": (2, ""),
-        "least": (2, ""),
-        "tiny": (2, "out_of_memory"),
-    }
+    assert rows == {"enough": (8, ""), "less": (2, ""), "least": (2, ""), "tiny": (2, "out_of_memory")}
     assert "LoRA rank" in outcome.out
     lines = [[cell.strip() for cell in line.split("│")] for line in outcome.out.splitlines()]
     assert ["enough", "25%", "yes", "16", "8"] in [line[1:6] for line in lines]
@@ -284,9 +279,8 @@ def test_a_wire_and_several_adapters():
     ],
 )
 def test_shapes_have_the_published_number_of_weights(name, weights):
-    assert [file.name for file in path(f"shapes/{name}").iterdir()] == [
-        "config.json"
-    ]  # nothing else is needed
+    # nothing else is needed
+    assert [file.name for file in path(f"shapes/{name}").iterdir()] == ["config.json"]
     module = SelectorModule(model=str(path(f"shapes/{name}"))).skeleton()
     assert sum(one.numel() for one in module.parameters() if not one.requires_grad) == weights
 
