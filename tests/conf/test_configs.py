@@ -191,25 +191,12 @@ def test_the_recipe_fedbis(tiny_model, tmp_path):
     files = {"v.jsonl": TLDR, "p.jsonl": TLDR_PROMPTS[:4], "e.jsonl": TLDR_PROMPTS[4:]}
     votes, prompts, evaluation = (write_rows(tmp_path / name, rows) for name, rows in files.items())
     outcome = fedlight(
-        *(
-            "run",
-            "fedbis",
-            f"--output={tmp_path / 'out'}",
-            f"model={tiny_model}",
-            "sft=true",
-            "accelerator=cpu",
-        ),
-        *(f"instructions={tmp_path / 'alpaca.yaml'}", f"train_source={votes}", f"test_source={votes}"),
-        *(f"prompt_source={prompts}", f"eval_source={evaluation}", "num_prompts=4", "num_eval_prompts=4"),
-        *(
-            "sft_epochs=1",
-            "rounds=1",
-            "clients_per_round=2",
-            "local_steps=1",
-            "batch_size=4",
-            "completions=2",
-        ),
-        *("max_new_tokens=4", "dpo_epochs=1", "dpo_lr=0.05", "max_tokens=200", "selector_lr=0.01"),
+        *("run", "fedbis", f"--output={tmp_path / 'out'}", f"model={tiny_model}", "sft=true"),
+        *("accelerator=cpu", f"instructions={tmp_path / 'alpaca.yaml'}", f"train_source={votes}"),
+        *(f"test_source={votes}", f"prompt_source={prompts}", f"eval_source={evaluation}"),
+        *("num_prompts=4", "num_eval_prompts=4", "sft_epochs=1", "rounds=1", "clients_per_round=2"),
+        *("local_steps=1", "batch_size=4", "completions=2", "max_new_tokens=4", "dpo_epochs=1"),
+        *("dpo_lr=0.05", "max_tokens=200", "selector_lr=0.01"),
     )
     assert outcome.code == 0, outcome.err
     results = json.loads((tmp_path / "out/results.json").read_text())

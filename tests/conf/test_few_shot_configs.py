@@ -81,19 +81,11 @@ def test_the_setting_of_the_paper(name, clients, tmp_path, tiny_model):
     OmegaConf.save(config, tmp_path / "config.yaml")
     ran(
         *(f"--config={tmp_path / 'config.yaml'}", f"--trainer.default_root_dir={tmp_path / 'run'}"),
-        *(
-            f"--model.model={tiny_model}",
-            "--model.base=plain",
-            "--model.dtype=fp32",
-            "--trainer.max_epochs=1",
-        ),
-        f"--data.source={write_rows(tmp_path / 'rows.jsonl', rows)}",
-        *(
-            "--data.rows.few_shot.encoder=HashedEncoder",
-            "--data.rows.few_shot.clusters=40",
-            "--data.max_tokens=220",
-        ),
-        *("--data.synthesis.number=2", "--data.synthesis.instructions.max_new_tokens=4"),
+        *(f"--model.model={tiny_model}", "--model.base=plain", "--model.dtype=fp32"),
+        *("--trainer.max_epochs=1", f"--data.source={write_rows(tmp_path / 'rows.jsonl', rows)}"),
+        *("--data.rows.few_shot.encoder=HashedEncoder", "--data.rows.few_shot.clusters=40"),
+        *("--data.max_tokens=220", "--data.synthesis.number=2"),
+        "--data.synthesis.instructions.max_new_tokens=4",
         "--data.synthesis.responses.max_new_tokens=4",
     )
     assert len(table(tmp_path / "run/visits.csv")) == 2

@@ -54,12 +54,9 @@ HAS_SHOTS = ("gsm8k", "mmlu_medical")
 
 def arguments(tiny_model, tmp_path, name):
     given = [
-        *(
-            "--config=tasks.yaml",
-            "--trainer.accelerator=cpu",
-            f"--trainer.default_root_dir={tmp_path / 'run'}",
-        ),
-        *(f"--model.model={tiny_model}", f"--data=tasks/{name}.yaml"),
+        *("--config=tasks.yaml", "--trainer.accelerator=cpu"),
+        *(f"--trainer.default_root_dir={tmp_path / 'run'}", f"--model.model={tiny_model}"),
+        f"--data=tasks/{name}.yaml",
     ]
     for task, (rows, _) in FILES[name].items():
         file = write_rows(tmp_path / f"{task}.jsonl", rows)

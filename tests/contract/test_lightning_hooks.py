@@ -60,10 +60,7 @@ def test_validation_comes_before_the_epochs_end_and_the_checkpoint_after_it(tmp_
     options = {"enable_checkpointing": True, "num_sanity_val_steps": 0}
     fit(Validated(hooks), callbacks=[Recorder(hooks), ModelCheckpoint(tmp_path)], **options)
     assert hooks[-4:] == [
-        "on_train_batch_end",
-        "validation_step",
-        "on_train_epoch_end",
-        "callback.state_dict",
+        *("on_train_batch_end", "validation_step", "on_train_epoch_end", "callback.state_dict"),
     ]
 
 

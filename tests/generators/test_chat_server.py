@@ -234,12 +234,7 @@ def test_of_the_environment_the_named_key_alone_is_sent_and_nothing_of_the_machi
     assert KEY not in str(stub.headers)
     assert sent.pop("authorization", None) == ("Bearer sk-given" if key else None)
     plain = {
-        "host",
-        "content-type",
-        "content-length",
-        "accept",
-        "accept-encoding",
-        "connection",
+        *("host", "content-type", "content-length", "accept", "accept-encoding", "connection"),
         "user-agent",
     }
     assert set(sent) <= plain

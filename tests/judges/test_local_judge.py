@@ -155,10 +155,7 @@ def test_a_template_reaches_the_judge_as_it_was_written(question):
 
 def test_equal_probabilities_tie():
     assert [likeliest(said) for said in ([-1, -1, -2], [-1, -2, -1], [-3, -3, -1], [-2, -1, -3])] == [
-        0.5,
-        0.5,
-        0.5,
-        0,
+        *(0.5, 0.5, 0.5, 0),
     ]
 
 

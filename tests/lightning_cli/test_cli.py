@@ -77,13 +77,9 @@ def test_validate_and_test_the_trained_adapter(run, tiny_model):
 
 def test_predict_writes_completions(tiny_model, tmp_path):
     outcome = fedlight(
-        *("predict", "--config=completions.yaml", f"--model.model={tiny_model}", f"--data.source={PROMPTS}"),
-        *(
-            "--data.limit=3",
-            "--model.completions.number=2",
-            "--model.completions.max_new_tokens=4",
-            "--trainer.accelerator=cpu",
-        ),
+        *("predict", "--config=completions.yaml", f"--model.model={tiny_model}"),
+        *(f"--data.source={PROMPTS}", "--data.limit=3", "--model.completions.number=2"),
+        *("--model.completions.max_new_tokens=4", "--trainer.accelerator=cpu"),
         f"--trainer.default_root_dir={tmp_path}",
     )
     assert outcome.code == 0, outcome.err

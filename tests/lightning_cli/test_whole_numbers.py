@@ -7,10 +7,7 @@ from lightning.pytorch import Trainer
 from fedlight.lightning_cli.cli import ReadSettings
 
 GIVEN = [
-    "fit",
-    "--model=SelectorModule",
-    "--model.model=toy",
-    "--data=PreferenceDataModule",
+    *("fit", "--model=SelectorModule", "--model.model=toy", "--data=PreferenceDataModule"),
     "--data.source=toy:votes",
 ]
 

@@ -12,28 +12,14 @@ from fedlight.recipes import recipe as recipes
 OPTIMIZERS = ("FedAvg", "FedProx", "SCAFFOLD", "FedAvgM")
 NAMES = ("none", "random", "direct", "feddca", "feddca_star", "less", "self_instruct")
 METHODS = [
-    "none",
-    "random sampling",
-    "direct retrieval",
-    "FedDCA",
-    "FedDCA without alpha",
-    "FedDCA*",
-    "LESS",
+    *("none", "random sampling", "direct retrieval", "FedDCA", "FedDCA without alpha", "FedDCA*", "LESS"),
     "Self-Instruct",
 ]
 
 CHANGES = (
-    *(
-        "rounds=1",
-        "clients_per_round=1",
-        "local_steps=1",
-        "batch_size=4",
-        "number=6",
-        "clusters=2",
-        "lora_rank=2",
-    ),
-    *("accelerator=cpu", "projector_epochs=1", "less_epochs=1", "less_share=0.05", "less_dimension=64"),
-    "source=toy:instructions?seed=${seed}&split=private&client_rows=12",
+    *("rounds=1", "clients_per_round=1", "local_steps=1", "batch_size=4", "number=6", "clusters=2"),
+    *("lora_rank=2", "accelerator=cpu", "projector_epochs=1", "less_epochs=1", "less_share=0.05"),
+    *("less_dimension=64", "source=toy:instructions?seed=${seed}&split=private&client_rows=12"),
     "public_source=toy:instructions?seed=${seed}&split=public&topic_rows=2&chatter=20",
     "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1",
     "domain_source=toy:instructions?seed=${seed}&split=domain&client_rows=12&topic_rows=2",
@@ -214,10 +200,7 @@ def test_feddca_domains(tmp_path, tiny_model):
     source = "source=toy:instructions?seed=${seed}&split=private&domain=all&client_rows=3"
     rows, outcome = run(recipe, tmp_path, f"model={tiny_model}", source, "labels=8", "test_rows=1")
     settings = (
-        "none, alpha = 0.01",
-        "none, alpha = 10",
-        "direct retrieval, iid",
-        "direct retrieval, non-iid",
+        *("none, alpha = 0.01", "none, alpha = 10", "direct retrieval, iid", "direct retrieval, non-iid"),
     )
     domains = ("craft", "kitchen", "market", "farm")
     assert list(rows) == [*settings, *(f"{setting}, {domain}" for domain in domains for setting in settings)]

@@ -15,13 +15,8 @@ from fedlight.support.files import write_json
 
 TRAINED, HELD = "is-porn-wrong-_yes", "tv-is-better-than-books_tv"
 METHODS = [
-    "raw",
-    "raw, letters calibrated",
-    "longer wins, characters",
-    "local only",
-    "pooled votes",
-    "FedBis",
-    "other workers, pooled",
+    *("raw", "raw, letters calibrated", "longer wins, characters", "local only", "pooled votes"),
+    *("FedBis", "other workers, pooled"),
 ]
 
 
@@ -90,13 +85,7 @@ def test_its_twin_has_the_same_stages(tmp_path):
         extra = {"data.init_args.columns.group"} if name == "local_only" else set()
         assert {*small[name].arguments} == {*stage.arguments} | extra
     for name in (
-        "selector",
-        "pooled",
-        "others",
-        "local_only",
-        "selector_test",
-        "raw_test",
-        "pooled_test",
+        *("selector", "pooled", "others", "local_only", "selector_test", "raw_test", "pooled_test"),
         "others_test",
     ):
         assert large[name].arguments["model.init_args.orders"] == "both"
@@ -127,18 +116,9 @@ def test_the_prompts(tmp_path, tiny_model):
     source = write_rows(tmp_path / "gold.jsonl", UKP)
     outcome = fedlight(
         *("predict", "--config=completions.yaml", f"--data={conf.path('data/debate_prompts.yaml')}"),
-        *(
-            f"--data.source={source}",
-            f"--data.tokenizer={tiny_model}",
-            f"--model.model={tiny_model}",
-            "--data.limit=3",
-        ),
-        *(
-            "--model.completions.max_new_tokens=2",
-            "--model.completions.number=1",
-            "--trainer.accelerator=cpu",
-        ),
-        f"--trainer.default_root_dir={tmp_path}",
+        *(f"--data.source={source}", f"--data.tokenizer={tiny_model}", f"--model.model={tiny_model}"),
+        *("--data.limit=3", "--model.completions.max_new_tokens=2", "--model.completions.number=1"),
+        *("--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"),
     )
     assert outcome.code == 0, outcome.err
     fields = [row["fields"] for row in load_rows(str(tmp_path / "completions.jsonl"))]
@@ -175,24 +155,10 @@ def test_a_judge_at_chance_is_named_so(tmp_path, monkeypatch, low, column):
 @pytest.mark.slow
 def test_the_twin_runs(tmp_path, tiny_model):
     outcome = fedlight(
-        *(
-            "run",
-            "fedbis_real",
-            "--twin",
-            "--seeds=0",
-            f"--output={tmp_path}",
-            f"model={tiny_model}",
-            "accelerator=cpu",
-        ),
-        *(
-            "rounds=1",
-            "clients_per_round=2",
-            "local_steps=1",
-            "local_steps_alone=1",
-            "others_steps=10",
-            "test_pairs=24",
-        ),
-        *("num_prompts=8", "duel_prompts=8", "max_new_tokens=6", "dpo_epochs=1", "dpo_lr=0.05"),
+        *("run", "fedbis_real", "--twin", "--seeds=0", f"--output={tmp_path}", f"model={tiny_model}"),
+        *("accelerator=cpu", "rounds=1", "clients_per_round=2", "local_steps=1", "local_steps_alone=1"),
+        *("others_steps=10", "test_pairs=24", "num_prompts=8", "duel_prompts=8", "max_new_tokens=6"),
+        *("dpo_epochs=1", "dpo_lr=0.05"),
     )
     assert outcome.code == 0, outcome.err
     found = json.loads((tmp_path / "results.json").read_text())["rows"]

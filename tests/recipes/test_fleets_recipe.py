@@ -12,10 +12,7 @@ def folder(tmp_path_factory, tiny_model):
     folder = tmp_path_factory.mktemp("fleets")
     few = ["rounds=2", "clients_per_round=2", "local_steps=1", "batch_size=4", "over_selection=3", "scale=1"]
     changes = [
-        f"model={tiny_model}",
-        f"train_source={VOTES}",
-        f"test_source={HELDOUT}",
-        "accelerator=cpu",
+        *(f"model={tiny_model}", f"train_source={VOTES}", f"test_source={HELDOUT}", "accelerator=cpu"),
         *few,
     ]
     outcome = fedlight("run", "fleets", f"--output={folder}", *changes)

@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_world import write_rows
+from tiny_world import read_lines, write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.judges.judge_agreement import judge_agreement
@@ -17,15 +17,8 @@ LONGER = {"class_path": "LengthJudge"}
 
 
 def vote(question, category, judge, a, b, winner):
-    return {
-        **{
-            "question_id": question,
-            "category": category,
-            "judge": judge,
-            "prompts": [f"Question {question}?"],
-        },
-        **{"answers_a": [a], "answers_b": [b], "winner": winner},
-    }
+    row = {"question_id": question, "category": category, "judge": judge}
+    return row | {"prompts": [f"Question {question}?"], "answers_a": [a], "answers_b": [b], "winner": winner}
 
 
 VOTES = [
@@ -71,7 +64,7 @@ def test_an_empty_answer_is_an_answer(tmp_path):
     ]
     file = write_rows(tmp_path / "votes.jsonl", votes)
     done = judge_agreement(file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id")
-    records = [json.loads(line) for line in (tmp_path / "out/verdicts.jsonl").read_text().splitlines()]
+    records = read_lines(tmp_path / "out/verdicts.jsonl")
     assert [(own["first"], own["second"], own["votes"], own["ours_first"]) for own in records] == [
         ("an answer", "", [1, 0], 1),
         ("long one", "no", [1], 1),
@@ -79,11 +72,8 @@ def test_an_empty_answer_is_an_answer(tmp_path):
     counts = json.loads((tmp_path / "out/counts.json").read_text())
     assert done["counts"] == counts
     assert (counts["rows"], counts["votes"], counts["on_empty"], counts["identical"]) == (4, 3, 2, 1)
-    assert (done["rows"][0]["pairs"], done["rows"][0]["votes"], done["rows"][0]["votes_left_out"]) == (
-        2,
-        3,
-        1,
-    )
+    (row,) = done["rows"]
+    assert (row["pairs"], row["votes"], row["votes_left_out"]) == (2, 3, 1)
     assert "2 of these votes are on a pair with an empty answer" in done["report"]
 
 
@@ -224,10 +214,7 @@ def test_the_recipe_judges_a_sample(tiny_model, tmp_path, monkeypatch):
     ]
     file = write_rows(tmp_path / "votes.jsonl", votes)
     changes = [
-        f"votes={file}",
-        f"model={tiny_model}",
-        "chat=false",
-        "limit=2",
+        *(f"votes={file}", f"model={tiny_model}", "chat=false", "limit=2"),
         "judges.local.init_args.most_words=9",
     ]
     results = recipes.run("mt_judges", output=tmp_path / "out", overrides=changes)

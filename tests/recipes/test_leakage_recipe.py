@@ -7,15 +7,9 @@ from trimmed import trimmed
 from fedlight.recipes import recipe as recipes
 
 TINY = (
-    *("rounds=2", "clients_per_round=2", "local_steps=1", "batch_size=4", "lora_rank=2", "accelerator=cpu"),
-    *(
-        "exercises=toy:writing?size=64&questions=0",
-        "samples=4",
-        "examples=4",
-        "members=4",
-        "random_secrets=3",
-    ),
-    "attack_every=2",
+    *("rounds=2", "clients_per_round=2", "local_steps=1", "batch_size=4", "lora_rank=2"),
+    *("accelerator=cpu", "exercises=toy:writing?size=64&questions=0", "samples=4", "examples=4"),
+    *("members=4", "random_secrets=3", "attack_every=2"),
     "public_source=toy:instructions?split=public&topic_rows=12&chatter=0",
     "test_source=toy:instructions?split=test&topic_rows=1",
 )

@@ -35,13 +35,10 @@ def write_csv(file, rows):
 
 
 def visits(folder, sent):
-    write_csv(
-        folder / "visits.csv",
-        [
-            {"round": index, "client": "c0", "bytes_down": down, "bytes_up": up}
-            for index, (down, up) in enumerate(sent)
-        ],
-    )
+    rows = [
+        {"round": n, "client": "c0", "bytes_down": down, "bytes_up": up} for n, (down, up) in enumerate(sent)
+    ]
+    write_csv(folder / "visits.csv", rows)
 
 
 def test_win_rates_by_all_and_by_each_clients_group(tmp_path):
@@ -240,12 +237,7 @@ def grouped(folder, selectors, **metrics):
     return str(folder)
 
 
-ACCURACIES = {
-    "accuracy": 0.62,
-    "accuracy_adapter0": 0.66,
-    "accuracy_adapter1": 0.4,
-    "accuracy_adapter2": 0.64,
-}
+ACCURACIES = {"accuracy": 0.62} | {f"accuracy_adapter{u}": x for u, x in enumerate((0.66, 0.4, 0.64))}
 
 
 def test_liars_are_counted_at_the_selector_with_most_of_them(tmp_path):

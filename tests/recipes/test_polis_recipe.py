@@ -353,17 +353,10 @@ def test_the_whole_recipe(files, tmp_path):
 def test_a_language_model_reads_both_orders_of_every_pair(files, tmp_path, tiny_model, any_text):
     options = [f"{name}={file}" for name, file in files.items()]
     outcome = fedlight(
-        *("run", "polis_real", f"--output={tmp_path / 'out'}", "--seeds", "0", *options),
-        *(
-            f"model={tiny_model}",
-            "dtype=fp32",
-            "num_clients=6",
-            "rounds=4",
-            "clients_per_round=2",
-            "local_steps=1",
-            "lora_rank=2",
-        ),
-        *("batch_size=4", "warmup_rounds=1", "regroup_every=1"),
+        *("run", "polis_real", f"--output={tmp_path / 'out'}", "--seeds", "0"),
+        *options,
+        *(f"model={tiny_model}", "dtype=fp32", "num_clients=6", "rounds=4", "clients_per_round=2"),
+        *("local_steps=1", "lora_rank=2", "batch_size=4", "warmup_rounds=1", "regroup_every=1"),
     )
     assert outcome.code == 0, outcome.err
     rows = {row["method"]: row for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}

@@ -160,10 +160,7 @@ def test_pairs_of_two_answers_at_the_limit_are_labelled(limit, too_long, tiny_mo
     from fedlight.modules.selector import SelectorModule
 
     changes = [
-        f"model={tiny_model}",
-        "accelerator=cpu",
-        "max_tokens=120",
-        "max_new_tokens=50",
+        *(f"model={tiny_model}", "accelerator=cpu", "max_tokens=120", "max_new_tokens=50"),
         *filter(None, [limit]),
     ]
     by_name = {

@@ -50,13 +50,7 @@ def test_a_twin_has_the_same_stages(loaded, name):
 def test_a_twin_needs_nothing_from_elsewhere(loaded, name):
     said = json.dumps([stage.arguments for stage in loaded[name, True].values()])
     for word in (
-        "meta-llama",
-        "google/",
-        "Qwen",
-        "sentence-transformers",
-        "BAAI",
-        "http",
-        "tatsu-lab",
+        *("meta-llama", "google/", "Qwen", "sentence-transformers", "BAAI", "http", "tatsu-lab"),
         "ChatEndpoint",
     ):
         assert word not in said, word

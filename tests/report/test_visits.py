@@ -5,13 +5,7 @@ from fedlight.report.figures.lines import binned
 from fedlight.report.visits import OUTCOMES, PARTS, peaks, visits_of
 
 FIELDS = (
-    "round",
-    "client",
-    "device",
-    "reason",
-    "bytes_up",
-    "peak_bytes",
-    "budget_bytes",
+    *("round", "client", "device", "reason", "bytes_up", "peak_bytes", "budget_bytes"),
     "round_end_seconds",
 )
 

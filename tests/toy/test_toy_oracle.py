@@ -8,11 +8,8 @@ POST = "anna bakes bread . ben reads maps . carla keeps bees . dan fixes clocks 
 def test_better_summaries_are_worth_more() -> None:
     oracle = Oracle()
     ladder = [
-        "",
-        "ugh anna bakes pies . basically ben reads poems .",
-        "anna bakes pies . ben reads maps .",
-        "anna bakes bread . basically ben reads maps .",
-        "anna bakes bread . ben reads maps .",
+        *("", "ugh anna bakes pies . basically ben reads poems .", "anna bakes pies . ben reads maps ."),
+        *("anna bakes bread . basically ben reads maps .", "anna bakes bread . ben reads maps ."),
         "kindly anna bakes bread . ben reads maps .",
     ]
     values = [oracle.utility(POST, text) for text in ladder[1:]]

@@ -11,13 +11,8 @@ FEDBISCUIT = [
     *("--model.num_adapters=3", "--data.split.val_share=0.3"),
 ]
 ON_DISK = [
-    "--federated.algorithm=Scaffold",
-    *(
-        "--model.optimizer.name=SGD",
-        "--model.optimizer.args={}",
-        "--model.lr=0.5",
-        "--federated.clients_per_round=5",
-    ),
+    *("--federated.algorithm=Scaffold", "--model.optimizer.name=SGD", "--model.optimizer.args={}"),
+    *("--model.lr=0.5", "--federated.clients_per_round=5"),
 ]
 
 

@@ -29,14 +29,9 @@ def metrics(folder):
 def dpo(model, folder, *more):
     return [
         *("--config=dpo.yaml", "--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}"),
-        *(
-            f"--model.model={model}",
-            f"--data.source={VOTES}",
-            "--data.batch_size=16",
-            "--model.lr=0.01",
-            "--data.format.choice_values={a: a, b: b, tie: tie}",
-            *more,
-        ),
+        *(f"--model.model={model}", f"--data.source={VOTES}", "--data.batch_size=16", "--model.lr=0.01"),
+        "--data.format.choice_values={a: a, b: b, tie: tie}",
+        *more,
     ]
 
 
@@ -102,12 +97,9 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
         6,
         (4,),
         [
-            *(
-                "--federated.algorithm=FedBiscuit",
-                "--federated.algorithm.warmup_rounds=1",
-                "--data.split.val_share=0.3",
-            ),
-            *("--federated.algorithm.regroup_every=2", "--model.num_adapters=3", "--model.lr=0.05"),
+            *("--federated.algorithm=FedBiscuit", "--federated.algorithm.warmup_rounds=1"),
+            *("--data.split.val_share=0.3", "--federated.algorithm.regroup_every=2"),
+            *("--model.num_adapters=3", "--model.lr=0.05"),
             "--trainer.callbacks+=fedlight.callbacks.logs.group_log.GroupLog",
             "--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy",
         ],

@@ -141,13 +141,8 @@ def test_a_model_that_repeats_its_prompt_makes_nothing():
 @pytest.mark.parametrize(
     "answer",
     [
-        "",
-        "Response: four",
-        "Input: none",
-        "Input: none\nResponse:",
-        "Input: none Response: four",
-        "The answer.\nInput: none\nResponse: four",
-        "Input: none\nResponse: four\nInput: more",
+        *("", "Response: four", "Input: none", "Input: none\nResponse:", "Input: none Response: four"),
+        *("The answer.\nInput: none\nResponse: four", "Input: none\nResponse: four\nInput: more"),
         "Input: none\nResponse: four\nResponse: five",
     ],
 )

@@ -39,16 +39,12 @@ def test_a_second_run_makes_nothing_and_has_the_same(build, tmp_path, caplog):
     assert (len(first.synthesis.calls), len(second.synthesis.calls)) == (1, 0)
     assert "round_0003.jsonl: candidates of an earlier run with the same settings and model" in caplog.text
     assert second.synthesis_metrics() == first.synthesis_metrics()
-    assert [first.train_set[i]["ids"].tolist() for i in range(16)] == [
-        second.train_set[i]["ids"].tolist() for i in range(16)
-    ]
+    ids = [[each.train_set[i]["ids"].tolist() for i in range(16)] for each in (first, second)]
+    assert ids[0] == ids[1]
     (file,) = (tmp_path / "made").iterdir()
     head, *rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert (head["clients"], head["counts"], head["settings"]["round"]) == (
-        ["c0", "c1"],
-        {"tried": 9, "survived": 8},
-        3,
-    )
+    assert (head["clients"], head["settings"]["round"]) == (["c0", "c1"], 3)
+    assert head["counts"] == {"tried": 9, "survived": 8}
     assert rows[6] == {"client": "c1", "fields": {"instruction": "w20", "response": "y"}, "weight": 1.0}
 
 

@@ -24,10 +24,8 @@ PROMPTS = SelfGenerationPrompts(
 def module(tmp_path_factory):
     built = SFTModule(make_model(tmp_path_factory.mktemp("model")), dtype="fp32")
     built.configure_model()
-    for (
-        name,
-        weight,
-    ) in built.named_parameters():  # an adapter that does nothing would hide that it is forgotten
+    # an adapter that does nothing would hide that it is forgotten
+    for name, weight in built.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(1))
     return built
@@ -48,12 +46,8 @@ def data(module, made_by, tmp_path, **options):
         **nested(
             SyntheticInstructionDataModule,
             synthesis_folder=str(tmp_path / "made"),
-            **{
-                "columns": columns,
-                "template": TEMPLATE,
-                "tokenizer": module.options.model,
-                "max_tokens": 128,
-            },
+            **{"columns": columns, "template": TEMPLATE, "max_tokens": 128},
+            tokenizer=module.options.model,
             **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, **options},
         ),
     )

@@ -32,15 +32,9 @@ def test_curves_are_means_over_rounds_and_over_seeds(tmp_path):
         (folder / "metrics.csv").write_text(text)
     (chart,) = curves.section(read_runs([tmp_path])).parts
     assert chart.name == "curve_val_accuracy_epoch"
-    first, *_, last = chart.rows
-    assert (first["epoch"], first["mean"], first["low"], first["high"], first["seeds"]) == (
-        1.0,
-        1.0,
-        0.5,
-        1.5,
-        2,
-    )
-    assert (last["epoch"], last["mean"], last["low"], last["high"]) == (3.0, 1.0, 1.0, 1.0)
+    rows = [[row[name] for name in ("epoch", "mean", "low", "high", "seeds")] for row in chart.rows]
+    assert rows[0] == [1.0, 1.0, 0.5, 1.5, 2]
+    assert rows[-1][:4] == [3.0, 1.0, 1.0, 1.0]
 
 
 def test_without_a_logger_visits_and_tasks_tell_the_curves(tmp_path):
@@ -90,19 +84,10 @@ def test_the_same_prompt_by_two_methods_with_what_a_judge_said(tmp_path):
     for name, text in (("fedavg", "no"), ("fewfedpit", "yes")):
         folder = stage(tmp_path, name) / "tasks" / "epoch_2"
         folder.mkdir(parents=True)
-        row = {
-            "row": 7,
-            "prompt": "Really?",
-            "target": "yes",
-            "answers": [text],
-            "score": float(text == "yes"),
-        }
-        (folder / "qa.jsonl").write_text(lines([row]))
-    duel = {
-        "stage": "call fedlight.judges.duels.duels",
-        "task": "qa",
-        "methods": {"FewFedPIT": "/moved/seed0/fewfedpit"},
-    }
+        row = {"row": 7, "prompt": "Really?", "target": "yes", "answers": [text]}
+        (folder / "qa.jsonl").write_text(lines([{**row, "score": float(text == "yes")}]))
+    duel = {"stage": "call fedlight.judges.duels.duels", "task": "qa"}
+    duel["methods"] = {"FewFedPIT": "/moved/seed0/fewfedpit"}
     verdict = {"method": "FewFedPIT", "row": 7, "ours_first": 1.0, "ours_second": 0.5}
     stage(
         tmp_path, "wins", settings={**duel, "against": "/moved/seed0/fedavg"}, verdicts_jsonl=lines([verdict])
@@ -191,16 +176,8 @@ def test_damaged_results_are_told_and_harm_nothing(tmp_path):
 
 
 def test_a_rate_in_the_table_of_results_has_its_interval_in_brackets():
-    rows = [
-        {
-            "method": "m",
-            "seed": seed,
-            "win_rate": 0.5 + seed / 4,
-            "win_rate_low": 0.25,
-            "win_rate_high": 0.875,
-        }
-        for seed in (0, 1)
-    ]
+    ends = {"method": "m", "win_rate_low": 0.25, "win_rate_high": 0.875}
+    rows = [{**ends, "seed": seed, "win_rate": 0.5 + seed / 4} for seed in (0, 1)]
     table = overview.results_table([*rows, {"method": "raw", "seed": 0, "win_rate": 0.5}], "Results")
     assert table.header == ["method", "win rate"]
     assert table.lines == [["m", "0.625 ± 0.177 [0.250, 0.875]"], ["raw", "0.500"]]

@@ -21,17 +21,8 @@ def test_nothing_to_say(module, tmp_path):
 
 
 def test_counts_of_clients_and_labels(tmp_path):
-    write_lines(
-        tmp_path / "run/data.csv",
-        *(
-            "client,label,split,rows",
-            "a,tea,train,5",
-            "a,jam,train,1",
-            "b,jam,train,2",
-            "a,tea,val,9",
-            "b,ja",
-        ),
-    )
+    rows = ("a,tea,train,5", "a,jam,train,1", "b,jam,train,2", "a,tea,val,9", "b,ja")
+    write_lines(tmp_path / "run/data.csv", "client,label,split,rows", *rows)
     write_lines(tmp_path / "run/visits.csv", VISITS, "0,a,train,6,1,1")
     found = client_data.section(read_runs([tmp_path / "run"]))
     assert charts(found)["client_data_0"].rows == [
@@ -39,16 +30,10 @@ def test_counts_of_clients_and_labels(tmp_path):
         {"client": "a", "label": "jam", "rows": 1},
         {"client": "b", "label": "jam", "rows": 2},
     ]
-    line = dict(
-        zip(tables(found)["Sizes of clients"].header, tables(found)["Sizes of clients"].lines[0], strict=True)
-    )
-    assert {
-        "clients": "2",
-        "rows": "8",
-        "median": "4",
-        "labels": "2",
-        "labels a client": "1.5",
-    }.items() <= line.items()
+    sizes = tables(found)["Sizes of clients"]
+    line = dict(zip(sizes.header, sizes.lines[0], strict=True))
+    expected = {"clients": "2", "rows": "8", "median": "4", "labels": "2", "labels a client": "1.5"}
+    assert expected.items() <= line.items()
     assert line["top label"] == "92%"  # the mean of 5/6 and 1
 
 
@@ -121,10 +106,7 @@ def test_devices_over_two_seeds(tmp_path):
     fleet_run(tmp_path / "r/seed1/m", up=3000)
     found = devices.section(read_runs([tmp_path / "r"]))
     drawn = charts(found)
-    assert set(drawn) == {
-        *("participation_by_round", "memory"),
-        *("bytes_down", "bytes_up", "time", "energy"),
-    }
+    assert set(drawn) == {"participation_by_round", "memory", "bytes_down", "bytes_up", "time", "energy"}
     assert [(row["took part"], row["absent"]) for row in drawn["participation_by_round"].rows] == [
         (1, 1),
         (2, 0),
@@ -137,9 +119,8 @@ def test_devices_over_two_seeds(tmp_path):
     assert [row["in_a_round"] for row in drawn["time"].rows] == pytest.approx([50 / 60, 30 / 60])
     memory = drawn["memory"].rows[0]
     assert (memory["device"], memory["activation_bytes"], memory["budget_bytes"]) == ("phone", 60, 300)
-    line = dict(
-        zip(tables(found)["What runs took"].header, tables(found)["What runs took"].lines[0], strict=True)
-    )
+    took = tables(found)["What runs took"]
+    line = dict(zip(took.header, took.lines[0], strict=True))
     assert {"took part": "3", "MB up": "0.006", "kJ": "7", "dropped out": "25%"}.items() <= line.items()
     of_devices = tables(found)["Devices of m"]
     assert [line[:5] for line in of_devices.lines] == [

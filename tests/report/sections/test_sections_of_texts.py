@@ -66,16 +66,7 @@ def test_added_rows_are_counted_drawn_and_never_shown(tmp_path):
     assert tables(found)[0].lines[0][5] == "tea (67%)"
     drawn = charts(found)
     assert set(drawn) == {"added_map", "added_similarities"}
-    assert [row["run"] for row in drawn["added_map"].rows] == [
-        "",
-        "",
-        "",
-        "",
-        "r/dca",
-        "r/dca",
-        "r/dca",
-        "alone",
-    ]
+    assert [row["run"] for row in drawn["added_map"].rows] == [""] * 4 + ["r/dca"] * 3 + ["alone"]
     assert sum(row["rows"] for row in drawn["added_similarities"].rows if row["client"] == "a") == 2
     assert "own a" not in str([drawn[name].rows for name in drawn])
     for chart in drawn.values():
@@ -115,13 +106,8 @@ def attacked(folder, canaries, score, own=None):
     """Attacked before training, after round 2 (with two uploads) and after round 4."""
     (folder / "attacks").mkdir(parents=True)
     lines = ["round,target,discoverable_memorization/canaries,discoverable_memorization/left_out"]
-    lines += [
-        "0,global,0.1,3",
-        f"2,global,{canaries / 2},3",
-        "2,a,0.2,3",
-        "2,b,0.6,3",
-        f"4,global,{canaries},3",
-    ]
+    lines += ["0,global,0.1,3", f"2,global,{canaries / 2},3", "2,a,0.2,3", "2,b,0.6,3"]
+    lines.append(f"4,global,{canaries},3")
     (folder / "attacks/attacks.csv").write_text("\n".join(lines) + "\n")
     metrics = {"score/kitchen": score} | ({} if own is None else {"own/kitchen/client_mean": own})
     (folder / "done.json").write_text(json.dumps({"result": {"metrics": metrics}}))
