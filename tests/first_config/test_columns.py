@@ -28,10 +28,7 @@ def voted(names=("prompt", "answer_a", "answer_b", "winner", "worker"), choices=
 def test_usual_names_are_read():
     found = find_votes(describe(voted()), {})
     assert found.columns == {
-        "prompt": "prompt",
-        "response_a": "answer_a",
-        "response_b": "answer_b",
-        "choice": "winner",
+        **{"prompt": "prompt", "response_a": "answer_a", "response_b": "answer_b", "choice": "winner"},
     }
     assert found.choice_values == {"a": "a", "b": "b", "tie": "tie"}
     assert all(guess.sure for guess in found.guesses)

@@ -31,12 +31,8 @@ def test_columns_of_both_files_are_found(names, tmp_path):
     write_files(tmp_path, names)
     draft = make_opinions(str(tmp_path / "votes.jsonl"), str(tmp_path / "statements.jsonl"), {})
     assert draft.columns == {
-        "participant": names[0],
-        "group": names[1],
-        "statement_id": names[2],
-        "vote": names[3],
-        "statement": names[4],
-        "moderated": names[5],
+        **{"participant": names[0], "group": names[1], "statement_id": names[2], "vote": names[3]},
+        **{"statement": names[4], "moderated": names[5]},
     }
     assert draft.rows == 480
 

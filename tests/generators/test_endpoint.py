@@ -183,10 +183,7 @@ def test_the_disk_has_neither_key_nor_prompt_and_others_cannot_read_it(tmp_path,
 def test_settings_are_what_the_answers_depend_on():
     asking = ChatEndpoint("https://api.example.com/v1", "m", extra={"a": 1}, sending=Sending(retries=2))
     expected = {
-        "class": "ChatEndpoint",
-        "base_url": "https://api.example.com/v1",
-        "model": "m",
-        "system": None,
+        **{"class": "ChatEndpoint", "base_url": "https://api.example.com/v1", "model": "m", "system": None},
     }
     sampling = {"class": "Sampling", "temperature": 0.7, "top_p": 1.0, "max_new_tokens": 512}
     expected |= {"sampling": sampling, "stop": None, "seed": None}

@@ -83,10 +83,7 @@ def test_data_and_model_are_enough_on_top_of_a_method(method, tiny_model, tmp_pa
         ]
         data = {
             "columns": {
-                "prompt": "ask",
-                "response_a": "left",
-                "response_b": "right",
-                "choice": "pick",
+                **{"prompt": "ask", "response_a": "left", "response_b": "right", "choice": "pick"},
                 "client": "who",
             },
             "format": {

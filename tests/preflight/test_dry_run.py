@@ -155,12 +155,9 @@ def test_needs_of_settings(tmp_path):
     data = {
         "class_path": "x.AugmentedInstructionDataModule",
         "init_args": {
-            "source": "o/private",
-            "split": "train",
-            "columns": {"instruction": "q", "input": ""},
+            **{"source": "o/private", "split": "train", "columns": {"instruction": "q", "input": ""}},
             "public_source": ["o/one", "o/two"],
-            "public_columns": [{"instruction": "a"}, {"instruction": "b"}],
-            "encoder": encoder,
+            **{"public_columns": [{"instruction": "a"}, {"instruction": "b"}], "encoder": encoder},
         },
     }
     model = {"class_path": "fedlight.modules.sft.SFTModule", "init_args": {"model": "o/large"}}

@@ -12,12 +12,8 @@ from fedlight.preflight.memory import trainings
 from fedlight.recipes.recipe import stages
 
 ROUNDS = {
-    "trainer.max_epochs": 6,
-    "trainer.check_val_every_n_epoch": 2,
-    "federated.clients_per_round": 2,
-    "federated.local_steps": 5,
-    "data.init_args.batch_size": 4,
-    "data.init_args.eval_batch_size": 8,
+    **{"trainer.max_epochs": 6, "trainer.check_val_every_n_epoch": 2, "federated.clients_per_round": 2},
+    **{"federated.local_steps": 5, "data.init_args.batch_size": 4, "data.init_args.eval_batch_size": 8},
 }
 ANSWERS = {
     "data.init_args.limit": 30,

@@ -23,12 +23,9 @@ def run_folder(folder, answers, moment="epoch_2", task="domain", **changes):
     """A run's folder with its answers, one to each row, as TaskScores writes them."""
     records = [
         {
-            **{
-                "row": index,
-                "prompt": f"POST : {row['instruction']} {row['input']}",
-                "target": row["output"],
-            },
-            **{"group": "", "answers": [text] if text is not None else [], "verdicts": [], "score": 0.0},
+            **{"row": index, "prompt": f"POST : {row['instruction']} {row['input']}"},
+            **{"target": row["output"], "group": "", "answers": [text] if text is not None else []},
+            **{"verdicts": [], "score": 0.0},
             "fields": {"instruction": row["instruction"], "input": row["input"]},
             **{name: value[index] for name, value in changes.items()},
         }
@@ -66,11 +63,8 @@ def test_two_runs_are_compared(tmp_path):
     stage = {
         "call": "fedlight.judges.duels.duels",
         "with": {
-            "methods": {"ours": ours, "theirs": theirs},
-            "against": theirs,
-            "judge": FACTS,
-            "task": "domain",
-            "output": str(tmp_path / "wins"),
+            **{"methods": {"ours": ours, "theirs": theirs}, "against": theirs, "judge": FACTS},
+            **{"task": "domain", "output": str(tmp_path / "wins")},
         },
     }
     done = Stage("wins", tmp_path / "wins", stage).run()["result"]

@@ -28,12 +28,8 @@ def stages(tmp_path, *changes, twin=False):
 def rows(voters=6, each=3):
     return [
         {
-            "topic": topic,
-            "prompt": topic,
-            "response_a": f"{who} {n} a",
-            "response_b": "b",
-            "choice": choice,
-            "worker": f"w{who}",
+            **{"topic": topic, "prompt": topic, "response_a": f"{who} {n} a", "response_b": "b"},
+            **{"choice": choice, "worker": f"w{who}"},
         }
         for who in range(voters)
         for topic in (TRAINED, HELD)

@@ -246,12 +246,8 @@ def test_liars_are_counted_at_the_selector_with_most_of_them(tmp_path):
     table = liars_in_groups(runs, {"lies": {"clients": ["a", "c", "e"]}})
     assert table["rows"] == [
         {
-            "method": "lies",
-            "liars": 3,
-            "together": pytest.approx(2 / 3),
-            "of_group": pytest.approx(2 / 3),
-            "accuracy": 0.62,
-            "accuracy_there": 0.4,
+            **{"method": "lies", "liars": 3, "together": pytest.approx(2 / 3)},
+            **{"of_group": pytest.approx(2 / 3), "accuracy": 0.62, "accuracy_there": 0.4},
             "accuracy_elsewhere": pytest.approx(0.65),
         }
     ]

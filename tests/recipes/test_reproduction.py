@@ -12,10 +12,7 @@ from fedlight.recipes import recipe as recipes
 from fedlight.recipes.overlay import merge_recipes
 
 TABLES = {
-    "fedbiscuit_table1": 47,
-    "fedbiscuit_table2": 47,
-    "feddca_table2": 36,
-    "fewfedpit_table2": 16,
+    **{"fedbiscuit_table1": 47, "fedbiscuit_table2": 47, "feddca_table2": 36, "fewfedpit_table2": 16},
     "fewfedpit_table2_medalpaca": 16,
 }
 ONLY_LARGE = {"sft", "merge"}  # a large model is tuned on Alpaca before it is federated

@@ -140,11 +140,8 @@ def test_what_a_stage_refuses(tmp_path):
 def config_of_data(folder, columns, **settings):
     init_args = {
         **{"source": "nowhere.jsonl", "columns": columns, "split": {"test_source": "nowhere.jsonl"}},
-        **{
-            "format": {"choice_values": VALUES, "form": "pair", "pair_template": "{prompt}"},
-            "max_tokens": 24,
-        },
-        **{"tokenizer": "nowhere"},
+        "format": {"choice_values": VALUES, "form": "pair", "pair_template": "{prompt}"},
+        **{"max_tokens": 24, "tokenizer": "nowhere"},
         **settings,
     }
     file = folder / "data.yaml"

@@ -128,10 +128,7 @@ LONG = [
 
 def snippets(tmp_path, rows=LONG, **changes):
     settings = {
-        "texts": ["one", "two"],
-        "holdout": Holdout("topic", ["dogs"]),
-        "num_pairs": 60,
-        "seed": 0,
+        **{"texts": ["one", "two"], "holdout": Holdout("topic", ["dogs"]), "num_pairs": 60, "seed": 0},
         **changes,
     }
     output = tmp_path / "pairs.jsonl"

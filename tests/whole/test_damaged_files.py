@@ -328,23 +328,15 @@ class OnThePage:
 
 
 KINDS = {
-    "checkpoint": Checkpoint(),
-    "memory": Memory(),
-    "adapter": Adapter("adapter_model.safetensors"),
-    "adapter config": Adapter("adapter_config.json"),
-    "adapter checksums": Adapter("checksums.json"),
-    "done.json, settings.json": Sealed(),
-    "visits.csv, groups.csv, clients.csv": Rounds(),
-    "attacks.csv": Attacks(),
-    "half predictions": HalfPredictions("partial"),
-    "progress of predictions": HalfPredictions("progress"),
-    "candidates": Candidates(),
-    "scores of LESS": LessScores(),
-    "tries of Self-Instruct": Tries(),
+    **{"checkpoint": Checkpoint(), "memory": Memory(), "adapter": Adapter("adapter_model.safetensors")},
+    **{"adapter config": Adapter("adapter_config.json"), "adapter checksums": Adapter("checksums.json")},
+    **{"done.json, settings.json": Sealed(), "visits.csv, groups.csv, clients.csv": Rounds()},
+    **{"attacks.csv": Attacks(), "half predictions": HalfPredictions("partial")},
+    **{"progress of predictions": HalfPredictions("progress"), "candidates": Candidates()},
+    **{"scores of LESS": LessScores(), "tries of Self-Instruct": Tries()},
     **{f"added rows, {name}": AddedRows(name) for name in ("added.jsonl", "private.jsonl", "settings.json")},
     **{f"figures, {name}": AddedRowsForFigures(name) for name in ("added.jsonl", "private.jsonl")},
-    "cache of vectors": Vectors(),
-    "cache of answers": Answers(),
+    **{"cache of vectors": Vectors(), "cache of answers": Answers()},
     **{f"page, {name}": OnThePage(name) for name in (*TABLES, "run.json", "results.json")},
 }
 

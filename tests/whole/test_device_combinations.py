@@ -161,10 +161,7 @@ def test_what_is_sent_is_what_was_planned(algorithm, channel, tmp_path, tiny_mod
         **nested(
             PreferenceDataModule,
             **{
-                "view": "selector",
-                "tokenizer": tiny_model,
-                "max_tokens": 128,
-                "batch_size": 4,
+                **{"view": "selector", "tokenizer": tiny_model, "max_tokens": 128, "batch_size": 4},
                 "val_share": 0,
             },
         ),

@@ -40,13 +40,8 @@ def test_instructions_are_counted_by_category(tmp_path):
 def test_a_vote_counts_twice_for_a_selector_and_once_for_dpo(tmp_path):
     rows = [
         {
-            **{
-                "prompt": f"which roses {n} ?",
-                "response_a": f"kind {n}",
-                "response_b": f"rude {n}",
-                "choice": "a",
-            },
-            **{"client": "u" if n < 5 else "v", "about": "tea" if n % 2 else "jam"},
+            **{"prompt": f"which roses {n} ?", "response_a": f"kind {n}", "response_b": f"rude {n}"},
+            **{"choice": "a", "client": "u" if n < 5 else "v", "about": "tea" if n % 2 else "jam"},
         }
         for n in range(8)
     ]

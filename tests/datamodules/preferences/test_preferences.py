@@ -94,10 +94,7 @@ def test_selector_batch(build):
     datamodule = build([{**make_rows(1)[0]}, {**make_rows(1)[0], "prompt": "w1 w2 w3"}], val_share=0.0)
     batch = datamodule.collate([datamodule.train_set[i] for i in (0, 2)])
     assert {name: tuple(value.shape) for name, value in batch.items()} == {
-        "input_ids": (2, 10),
-        "attention_mask": (2, 10),
-        "labels": (2,),
-        "orders": (2,),
+        **{"input_ids": (2, 10), "attention_mask": (2, 10), "labels": (2,), "orders": (2,)},
     }
     assert batch["orders"].tolist() == [0, 2]  # both in the first order, of comparisons 0 and 1
     assert batch["attention_mask"].sum(1).tolist() == [8, 10]

@@ -107,12 +107,8 @@ SHP = [  # labels = 1 where A has the higher score
     {"history": "q3", "human_ref_A": "x", "human_ref_B": "y", "score_A": 5, "score_B": 5, "labels": 1},
 ]
 SHP_COLUMNS = {
-    "instruction": "history",
-    "response_a": "human_ref_A",
-    "response_b": "human_ref_B",
-    "choice": "labels",
-    "score_a": "score_A",
-    "score_b": "score_B",
+    **{"instruction": "history", "response_a": "human_ref_A", "response_b": "human_ref_B"},
+    **{"choice": "labels", "score_a": "score_A", "score_b": "score_B"},
 }
 
 

@@ -54,11 +54,8 @@ def test_the_paper_s_templates_word_for_word(name):
 
 def test_the_slot_that_may_lose_text():
     assert {name: Template.named(name).trim for name in FIGURE_4} == {
-        "tldr_generation": "post",
-        "tldr_choice": "post",
-        "alpaca": "input",
-        "alpaca_no_input": "instruction",
-        "shp_choice": "instruction",
+        **{"tldr_generation": "post", "tldr_choice": "post", "alpaca": "input"},
+        **{"alpaca_no_input": "instruction", "shp_choice": "instruction"},
     }
     assert Template.named("tldr_choice").trimming("title").trim == "title"
     assert Template.named("tldr_choice").trimming(None).required == ()

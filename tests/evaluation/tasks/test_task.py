@@ -52,12 +52,8 @@ def test_a_score_by_hand(rows):
     assert result.by_group == {"even": 1.0, "odd": pytest.approx(2 / 3)}
     assert result.group_mean == pytest.approx(5 / 6)
     assert result.metrics("sums") == {
-        "score/sums": result.mean,
-        "low/sums": low,
-        "high/sums": high,
-        "unread/sums": 0,
-        "group_mean/sums": result.group_mean,
-        "score/sums/even": 1.0,
+        **{"score/sums": result.mean, "low/sums": low, "high/sums": high, "unread/sums": 0},
+        **{"group_mean/sums": result.group_mean, "score/sums/even": 1.0},
         "score/sums/odd": result.by_group["odd"],
     }
     assert str(result) == "0.8571 [0.4869, 0.9743] of 7 rows"

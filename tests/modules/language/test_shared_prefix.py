@@ -19,10 +19,7 @@ from fedlight.stacking import StackedAdapters
 from fedlight.stacking.shared_rows import LEAST_SHARED, pays, plan
 
 SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    **{"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
     "max_position_embeddings": 256,
 }
 GATED = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2}

@@ -28,11 +28,7 @@ def private(folder, owned):
 def added(folder, scores):
     rows = [
         {
-            "client": client,
-            "rank": i,
-            "row": i,
-            "score": score,
-            "source": "x",
+            **{"client": client, "rank": i, "row": i, "score": score, "source": "x"},
             "fields": {"instruction": f"{i}"},
         }
         for client, own in scores.items()

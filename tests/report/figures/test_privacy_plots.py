@@ -115,10 +115,7 @@ def test_leakage_is_averaged_over_seeds_and_the_start_is_a_level(tmp_path):
         "FewFedPIT": run(tmp_path / "b", {2: 0.25, 4: 0.25}),
     }
     arguments = {
-        "runs": runs,
-        "metric": "memory/rouge_l",
-        "output": str(tmp_path / "l.svg"),
-        "name": "ROUGE-L",
+        **{"runs": runs, "metric": "memory/rouge_l", "output": str(tmp_path / "l.svg"), "name": "ROUGE-L"},
     }
     found = leakage_over_rounds(**arguments)
     assert found["pretrained"] == 0.125
@@ -178,11 +175,8 @@ def test_differences_are_paired_by_seed_with_students_interval(tmp_path):
     half = 4.302653 * gaps.std(ddof=1) / 3**0.5
     first, second = found["rows"]
     assert first == {
-        "pair": "a over b",
-        "difference": pytest.approx(5 / 24),
-        "low": pytest.approx(5 / 24 - half),
-        "high": pytest.approx(5 / 24 + half),
-        "seeds": 3,
+        **{"pair": "a over b", "difference": pytest.approx(5 / 24), "low": pytest.approx(5 / 24 - half)},
+        **{"high": pytest.approx(5 / 24 + half), "seeds": 3},
     }
     assert second["low"] == pytest.approx(-first["high"])
     drawn = (tmp_path / "d.svg").read_text()

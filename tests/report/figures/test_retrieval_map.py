@@ -15,11 +15,7 @@ def record(folder, chosen):
     folder.mkdir()
     rows = [
         {
-            "client": f"c{i % 2}",
-            "rank": i,
-            "row": i,
-            "score": 0.5,
-            "source": "x",
+            **{"client": f"c{i % 2}", "rank": i, "row": i, "score": 0.5, "source": "x"},
             "fields": {"instruction": one},
         }
         for i, one in enumerate(chosen)
