@@ -11,7 +11,7 @@ from fedlight.datamodules.instructions.augmentation import Augmentation
 from fedlight.evaluation.judge import Judge
 from fedlight.support.needs import Memory, Model, Need, Package, Requires, RowSource, Server
 
-KEY, NOWHERE = "OWN_JUDGE_KEY", "./nor/this"
+KEY = "OWN_JUDGE_KEY"
 
 
 class OwnJudge(Judge):

@@ -2,8 +2,6 @@ import pytest
 
 from fedlight.recipes import recipe as recipes
 
-STEP = "fedlight.recipes.steps.rows"
-
 
 def stages(tmp_path, runs, **others):
     recipe = {"stages": {"runs": runs, **others}}

@@ -5,7 +5,6 @@ import shutil
 import pytest
 from tiny_world import HELDOUT, fedlight, refused, tiny_selector, weights
 
-ROUNDS = "--trainer.max_epochs=2"
 FEDBISCUIT = [
     *("--federated.algorithm=FedBiscuit", "--federated.algorithm.warmup_rounds=0"),
     *("--model.num_adapters=3", "--data.split.val_share=0.3"),

@@ -11,8 +11,6 @@ from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.sft import SFTModule
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
 def test_a_step_trains_the_adapter_alone(llama, base, make_trainer, loader, make_sft_batch):
