@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ def rows(tmp_path_factory):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.PROMPTS = (30, 805)
+    module.bootstrap_interval = partial(module.bootstrap_interval, draws=200)
     file = tmp_path_factory.mktemp("estimators") / "rows.json"
     module.main(["--runs", "3", "--intervals", "40", "--json", str(file)])
     return {(row["what"], row["prompts"]): row for row in json.loads(file.read_text())["rows"]}
