@@ -60,3 +60,11 @@ def selectors(tmp_path_factory, base):
     )
     assert done.code == 0, done.err
     return folder
+
+
+@pytest.fixture(scope="session")
+def exported_selectors(tmp_path_factory, selectors):
+    """The folder of their export."""
+    folder = tmp_path_factory.mktemp("exported_selectors") / "out"
+    assert fedlight("export", str(selectors), "--output", str(folder)).code == 0
+    return folder

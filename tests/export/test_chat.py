@@ -59,9 +59,8 @@ def test_both_answers_are_greedy_ones_of_the_run_and_of_its_base(run, piped):
     assert expected[0] != expected[1]  # else nothing is shown
 
 
-def test_the_preference_is_that_of_the_exported_selectors(selectors, base, tmp_path):
-    assert fedlight("export", str(selectors), "--output", str(tmp_path / "out")).code == 0
-    exported = Selectors(tmp_path / "out", base)
+def test_the_preference_is_that_of_the_exported_selectors(selectors, base, exported_selectors):
+    exported = Selectors(exported_selectors, base)
     fields = dict.fromkeys(Template.named(exported.template).slots, "apple")
     with chat._selector(str(selectors)) as judge:
         said = chat.preference(judge, fields, "apple", *PAIR)

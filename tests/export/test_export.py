@@ -20,22 +20,23 @@ import json, sys
 sys.modules["fedlight"] = None  # an import of it would fail
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-kind, base, folder, prompts = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
-tokenizer = AutoTokenizer.from_pretrained(base if kind == "adapter" else folder)
-model = AutoModelForCausalLM.from_pretrained(base if kind == "adapter" else folder, dtype=torch.float32)
-if kind == "adapter":
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(model, folder)
-model.eval()
-first = tokenizer("x")["input_ids"][:1]
-opening = first if first == [tokenizer.bos_token_id] else []
-found = []
-for prompt in prompts:
-    ids = torch.tensor([opening + tokenizer(prompt, add_special_tokens=False)["input_ids"]])
-    new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False,
-        repetition_penalty=1.0, pad_token_id=tokenizer.pad_token_id)
-    found.append(tokenizer.decode(new[0, ids.shape[1]:], skip_special_tokens=True).strip())
-print(json.dumps(found))
+*folders, prompts = map(json.loads, sys.argv[1:])
+for model_folder, adapter_folder in folders:
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    if adapter_folder:
+        from peft import PeftModel
+        model = PeftModel.from_pretrained(model, adapter_folder)
+    model.eval()
+    first = tokenizer("x")["input_ids"][:1]
+    opening = first if first == [tokenizer.bos_token_id] else []
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([opening + tokenizer(prompt, add_special_tokens=False)["input_ids"]])
+        new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False,
+            repetition_penalty=1.0, pad_token_id=tokenizer.pad_token_id)
+        found.append(tokenizer.decode(new[0, ids.shape[1]:], skip_special_tokens=True).strip())
+    print(json.dumps(found))
 """
 
 
@@ -59,18 +60,28 @@ def test_the_command_offers_the_forms_that_can_be_written():
     assert ("adapter", "merged", "gguf", *graphs.PACKAGES) == command.FORMATS
 
 
-@pytest.mark.parametrize("form", ["adapter", "merged"])
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    """Folder of exports of the run: one for each form, by its name."""
+    folder = tmp_path_factory.mktemp("exported")
+    for form in ("adapter", "merged"):
+        done = fedlight("export", str(run), "--format", form, "--output", str(folder / form))
+        assert done.code == 0, done.err
+    return folder
+
+
 @pytest.mark.slow
-def test_plain_libraries_answer_as_the_run_did(run, base, form, tmp_path):
-    done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
-    assert done.code == 0, done.err
-    call = [sys.executable, "-c", PLAIN, form, base, str(tmp_path / "out"), json.dumps(PROMPTS)]
+def test_plain_libraries_answer_as_the_run_did(run, base, exported):
+    adapter, merged = (str(exported / form) for form in ("adapter", "merged"))
+    # The adapter comes last: a merged model needs no peft.
+    asked = [json.dumps(value) for value in ([merged, ""], [base, ""], [base, adapter], PROMPTS)]
+    call = [sys.executable, "-c", PLAIN, *asked]
     plain = subprocess.run(call, capture_output=True, text=True, check=True, timeout=120)
+    by_merged, untuned, by_adapter = map(json.loads, plain.stdout.splitlines()[-3:])
     expected = answers_of_the_run(run)
-    assert json.loads(plain.stdout.splitlines()[-1]) == expected
-    raw = [sys.executable, "-c", PLAIN, "merged", base, base, json.dumps(PROMPTS)]
-    untuned = subprocess.run(raw, capture_output=True, text=True, check=True, timeout=120)
-    assert json.loads(untuned.stdout.splitlines()[-1]) != expected  # else nothing is shown
+    assert by_merged == expected
+    assert by_adapter == expected
+    assert untuned != expected  # else nothing is shown
 
 
 @pytest.mark.filterwarnings(
@@ -86,14 +97,11 @@ def test_exported_programs_answer_as_the_run_did_with_the_lines_of_their_card(ru
     assert done.code == 0, done.err
     lines = (tmp_path / "out/README.md").read_text().partition("```python\n")[2].partition("```")[0]
     lines = lines.replace("FOLDER", str(tmp_path / "out")).replace("< 32", "< 8")
-    found = []
-    for prompt in PROMPTS:
-        asked = lines.replace('"Once upon a time"', repr(prompt))
-        plain = subprocess.run(
-            [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=300
-        )
-        found.append(plain.stdout.splitlines()[-1].strip())
-    assert found == answers_of_the_run(run)
+    asked = "".join(lines.replace('"Once upon a time"', repr(prompt)) for prompt in PROMPTS)
+    plain = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert [line.strip() for line in plain.stdout.splitlines()[-2:]] == answers_of_the_run(run)
     assert b"secret-folder" not in b"".join(file.read_bytes() for file in (tmp_path / "out").iterdir())
 
 
@@ -121,22 +129,20 @@ def test_an_exporter_that_is_not_installed_is_named_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("form", ["adapter", "merged"])
-def test_no_folder_of_this_machine_and_no_row_is_in_an_export(run, base, form, tmp_path):
-    fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
-    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+def test_no_folder_of_this_machine_and_no_row_is_in_an_export(run, exported, form):
+    files = [path for path in (exported / form).rglob("*") if path.is_file()]
     assert len(files) >= 4
     data = b"".join(path.read_bytes() for path in files)
     assert b"secret-folder" not in data
     assert str(run.parent).encode() not in data
-    card = (tmp_path / "out/README.md").read_text()
+    card = (exported / form / "README.md").read_text()
     assert "FedAvg" in card
     assert "2 clients" in card or "4" in card
     assert "what color" not in card
 
 
-def test_selectors_vote_as_the_run_would(tmp_path, base, selectors):
-    assert fedlight("export", str(selectors), "--output", str(tmp_path / "out")).code == 0
-    exported = Selectors(tmp_path / "out", base)
+def test_selectors_vote_as_the_run_would(base, selectors, exported_selectors):
+    exported = Selectors(exported_selectors, base)
     assert len(exported.names) == 3
     module = open_run(selectors, "last").load()
     fields = dict.fromkeys(slots(exported.template), "apple")
