@@ -1,5 +1,3 @@
-"""The configs of FedDCA run: on the embedded world as they are, those of the paper on a few rows of the same columns."""
-
 import json
 
 import pytest

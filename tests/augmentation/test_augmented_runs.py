@@ -1,5 +1,3 @@
-"""Augmented clients under every federated optimizer, on a fleet, resumed, and pooled under a plain trainer."""
-
 import itertools
 import json
 
@@ -12,26 +10,14 @@ from plain_lightning import assert_equal, trainer
 from scripted_generator import Scripted
 from tiny_world import table, write_rows
 
-from fedlight.augmentation.direct import DirectRetrieval
-from fedlight.augmentation.feddca import FedDCA
+from fedlight import LESS, FederatedLoop, HashedEncoder, Lora, Optimization, Partition, SFTModule, VisitLog
+from fedlight.augmentation import DirectRetrieval, FedDCA, RandomSampling
 from fedlight.augmentation.less.example_gradients import ExampleGradients
-from fedlight.augmentation.less.less import LESS
 from fedlight.augmentation.less.warm_up import WarmUp
-from fedlight.augmentation.random_sampling import RandomSampling
-from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.vectors.encoders import HashedEncoder
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.server import FedAvgM
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
-from fedlight.modules.sft import SFTModule
+from fedlight.augmentation.self_instruct import SelfInstruct
+from fedlight.datamodules.instructions import AugmentedInstructionDataModule, InstructionDataModule
+from fedlight.federation import FedAvgM
+from fedlight.federation.algorithms import FedAvg, FedProx, Scaffold
 
 PEOPLE = ("anna paints walls .", "ben bakes bread .", "finn reads letters .", "gina builds sheds .")
 ROWS = [

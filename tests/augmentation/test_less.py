@@ -1,5 +1,3 @@
-"""LESS against its equations written out, and on rows of three kinds of which each client has one."""
-
 import random
 from dataclasses import replace
 from functools import partial
@@ -8,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedlight import LESS, Lora
 from fedlight.augmentation.less import scores as less_scores
 from fedlight.augmentation.less.example_gradients import ExampleGradients
-from fedlight.augmentation.less.less import LESS
 from fedlight.augmentation.less.warm_up import WarmUp
-from fedlight.modules.language.adapters import Lora
 from fedlight.toy import world
 
 ADAPTER, WARM_UP = partial(Lora, 2, 4, 0.0, r".*\.[qkvo]_proj"), WarmUp(0.3, 2, 3, 0.01)

@@ -1,5 +1,3 @@
-"""Overlap of what was retrieved, from records as runs leave them."""
-
 import json
 
 import pytest

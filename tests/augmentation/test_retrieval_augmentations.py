@@ -1,5 +1,3 @@
-"""Random sampling, direct retrieval, FedDCA and FedDCA* against the algorithms written out, on vectors made here."""
-
 import itertools
 import types
 
@@ -8,17 +6,11 @@ import numpy as np
 import pytest
 from thread_team import on_team
 
-from fedlight.augmentation import retrieval
-from fedlight.augmentation.direct import DirectRetrieval
-from fedlight.augmentation.feddca import FedDCA
-from fedlight.augmentation.feddca_star import FedDCAStar
-from fedlight.augmentation.random_sampling import RandomSampling
+from fedlight.augmentation import DirectRetrieval, FedDCA, FedDCAStar, RandomSampling, retrieval
 from fedlight.augmentation.retrieval import compute_centers
 from fedlight.datamodules.rows.fields import instruction_text
-from fedlight.datamodules.vectors import recall, vector_index
-from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder
-from fedlight.datamodules.vectors.vector_index import VectorIndex
-from fedlight.modules.projector import ProjectorModule
+from fedlight.datamodules.vectors import Encoder, HashedEncoder, VectorIndex, recall, vector_index
+from fedlight.modules import ProjectorModule
 
 TOPICS = ("bread flour oven yeast", "court law judge trial", "goal ball team match", "planet star orbit moon")
 RNG = np.random.default_rng(0)

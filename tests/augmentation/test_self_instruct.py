@@ -1,5 +1,3 @@
-"""Self-Instruct: how many rows for whom, what is dropped and why, what is refused."""
-
 import pytest
 from scripted_generator import CLIENTS, Scripted, made, unlike
 

@@ -1,5 +1,3 @@
-"""What Self-Instruct shows a generator, and what it takes out of the answers."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""The tries of Self-Instruct on disk: killed and given again, changed, torn, damaged."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Self-Instruct in a whole run: from YAML, through an endpoint and by a local model, with what is left on disk."""
-
 import itertools
 import json
 import shutil
@@ -47,10 +45,7 @@ def arguments(tmp_path, model, run, generator):
             "max_epochs": 1,
             "limit_val_batches": 0,
         },
-        "federated": {
-            "class_path": "FederatedLoop",
-            "init_args": {"clients_per_round": 2, "local_steps": 1},
-        },
+        "federated": {"class_path": "FederatedLoop", "init_args": {"clients_per_round": 2, "local_steps": 1}},
     }
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config))

@@ -1,5 +1,3 @@
-"""When a device is there: hand-made traces, and a million questions against a table of quarters of an hour."""
-
 from math import inf
 
 import numpy as np

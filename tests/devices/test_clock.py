@@ -1,7 +1,4 @@
-"""The virtual clock: rounds worked out by hand, and hundreds of random ones against a queue of events.
-
-A device of these tests transfers a megabyte and computes 10^12 operations in a second, and draws 2 watts.
-"""
+"""A device of these tests transfers a megabyte and computes 10^12 operations in a second, and draws 2 watts."""
 
 import random
 from math import inf

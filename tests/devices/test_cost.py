@@ -1,18 +1,13 @@
-"""FLOPs by hand, a pure function of the shape, and modules that have no skeleton."""
-
 import pytest
 import torch
 from lightning import LightningModule
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedlight import DPOModule, RewardModule, SelectorModule, SFTModule
+from fedlight.devices import BatchShape
 from fedlight.devices.cost import Checkpointed, CostMeter, Sketched, without_weights
-from fedlight.devices.shape import BatchShape
 from fedlight.devices.shape_run import ShapeRun
-from fedlight.modules.dpo import DPOModule
-from fedlight.modules.reward import RewardModule
-from fedlight.modules.selector import SelectorModule
-from fedlight.modules.sft import SFTModule
 
 RANK = 8
 LAYER = [(96, 128)] * 3 + [

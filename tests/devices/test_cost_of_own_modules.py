@@ -1,5 +1,3 @@
-"""What people bring may log, hold metrics, take other arguments and batches of any type: it is counted, or refused."""
-
 from collections import namedtuple
 
 import pytest

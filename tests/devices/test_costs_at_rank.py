@@ -1,15 +1,10 @@
-"""Costs of a client of a smaller LoRA rank: those of a module of that very rank."""
-
 import pytest
 from ranked import Ranked
 from stacked import Points
 
-from fedlight.devices.cost import CostMeter
+from fedlight import Lora, SelectorModule, SFTModule
+from fedlight.devices import BatchShape, CostMeter
 from fedlight.devices.memory import resting_footprint
-from fedlight.devices.shape import BatchShape
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.selector import SelectorModule
-from fedlight.modules.sft import SFTModule
 
 SHAPES = {
     SFTModule: BatchShape(examples=3, tokens=20, responses=21),

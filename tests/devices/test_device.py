@@ -1,5 +1,3 @@
-"""One device: what its figures mean, which are refused, and how a profile is read."""
-
 import pytest
 
 from fedlight.devices.availability import Always, Chance

@@ -1,5 +1,3 @@
-"""The profiles and fleets that come with fedlight: they load, and say where their figures are from."""
-
 import pytest
 import yaml
 

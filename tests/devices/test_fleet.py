@@ -1,5 +1,3 @@
-"""Who has which device: as near to the weights as whole clients allow, by seed, whatever the order of the clients."""
-
 from collections import Counter
 
 import pytest

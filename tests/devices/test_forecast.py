@@ -1,16 +1,11 @@
-"""What a visit would take of a device, on a module and a meter whose figures can be worked out by hand."""
-
 import math
 from dataclasses import replace
 
 import pytest
 from torch import nn
 
-from fedlight.devices.availability import Chance, Trace
-from fedlight.devices.cost import StepCost
-from fedlight.devices.device import Device
+from fedlight.devices import BatchShape, Chance, Device, StepCost, Trace
 from fedlight.devices.forecast import Remedy, Workload, forecast, remedies
-from fedlight.devices.shape import BatchShape
 
 KIB = 1024
 

@@ -1,14 +1,11 @@
-"""Predicted peaks against CUDA's allocator: weights, gradients, moments and activations of real steps."""
-
 import pytest
 import torch
 from tiny_world import make_model
 
-from fedlight.devices.cost import CostMeter
+from fedlight import SFTModule
+from fedlight.devices import BatchShape, CostMeter
 from fedlight.devices.memory import moment_bytes_per_weight, parts, resting_footprint
-from fedlight.devices.shape import BatchShape
 from fedlight.modules.language.adapters import trained_parameters
-from fedlight.modules.sft import SFTModule
 
 pytestmark = pytest.mark.gpu
 EXAMPLES, TOKENS = 8, 256

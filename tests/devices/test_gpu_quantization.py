@@ -1,14 +1,11 @@
-"""On a GPU: a quantized base is the one that is loaded so there, and micro-batches take the memory they promise."""
-
 import lightning as L
 import pytest
 import torch
 from torch import nn
 
+from fedlight import Lora, SelectorModule
 from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.devices.quantization import QuantizedBase, quantizable_layers
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.selector import SelectorModule
 
 pytestmark = pytest.mark.gpu
 

@@ -1,5 +1,3 @@
-"""What is asked of this machine's hardware, answered either way."""
-
 import ctypes
 import os
 import sys

@@ -1,15 +1,10 @@
-"""Costs between the sizes that are counted: equal to what counting itself gives."""
-
 import random
 
 import pytest
 
-from fedlight.devices.cost import CostMeter
+from fedlight import DPOModule, Lora, SelectorModule, SFTModule
+from fedlight.devices import CostMeter
 from fedlight.devices.shape import BatchShape, anchors
-from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.selector import SelectorModule
-from fedlight.modules.sft import SFTModule
 
 
 def shapes(number, with_responses, most=300):

@@ -1,12 +1,9 @@
-"""``fedlight device measure``: what is timed and read, and the profile that it writes."""
-
 import pytest
 import torch
 import yaml
 from tiny_world import fedlight, refused
 
-from fedlight.devices.device import load_device
-from fedlight.devices.fleet import Fleet
+from fedlight.devices import Fleet, load_device
 from fedlight.devices.measure import machine, trial
 from fedlight.devices.measure.machine import Rapl
 from fedlight.devices.measure.model import SmallTransformer

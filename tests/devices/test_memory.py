@@ -1,5 +1,3 @@
-"""Predicted activations against torch's profiler on real training steps, the parts by hand, and how a visit is fitted."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +6,10 @@ from tiny_world import make_encoder, make_model
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from fedlight import Algorithm, Client, DPOModule, RewardModule, SelectorModule, SFTModule, Visit, Visiting
 from fedlight.callbacks.loop.forward.forward_steps import ForwardClient, ForwardSteps
 from fedlight.conf import path
-from fedlight.devices.cost import CostMeter, StepCost
+from fedlight.devices import BatchShape, CostMeter, StepCost
 from fedlight.devices.memory import (
     Fit,
     Footprint,
@@ -21,15 +20,8 @@ from fedlight.devices.memory import (
     resting_footprint,
     visit_flops,
 )
-from fedlight.devices.shape import BatchShape
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Client, Visit, Visiting
-from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.modules.dpo import DPOModule
+from fedlight.federation.forward import ZerothOrder
 from fedlight.modules.language.adapters import Lora, trained_parameters
-from fedlight.modules.reward import RewardModule
-from fedlight.modules.selector import SelectorModule
-from fedlight.modules.sft import SFTModule
 from fedlight.stacking.fast_layers import fuse_lora, use_fast_layers
 
 EXAMPLES = 8

@@ -1,5 +1,3 @@
-"""A quantized base under a module: the same as one that is loaded so, and gone without a trace."""
-
 import logging
 
 import pytest
@@ -7,10 +5,9 @@ import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from torch import nn
 
+from fedlight import Lora, SelectorModule
 from fedlight.devices.quantization import HEADS, QuantizedBase, quantizable_layers
 from fedlight.modules.language import base_model
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.selector import SelectorModule
 
 FORMS = {8: "int8", 4: "nf4"}
 

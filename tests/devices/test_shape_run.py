@@ -1,5 +1,3 @@
-"""What a dry run exchanges in torch is there again afterwards."""
-
 import torch
 from torch.nn import functional
 

@@ -1,5 +1,3 @@
-"""Codecs: against independent rounding, by hand, and through a real safetensors file."""
-
 import numpy as np
 import pytest
 import torch
@@ -53,8 +51,7 @@ def nearest(values, levels, block):
 
 
 @pytest.mark.parametrize(
-    ("to", "block", "levels"),
-    [("nf4", 64, NF4), ("nf4", 256, NF4), ("int8", 256, INT8), ("int8", 64, INT8)],
+    ("to", "block", "levels"), [("nf4", 64, NF4), ("nf4", 256, NF4), ("int8", 256, INT8), ("int8", 64, INT8)]
 )
 def test_blockwise_is_the_nearest_level_of_each_tensors_own_blocks(to, block, levels):
     before = state()

@@ -1,5 +1,3 @@
-"""Noise that is correlated over rounds, against explicit matrices, brute force over cohorts, and dp-accounting."""
-
 import itertools
 import math
 from pathlib import Path

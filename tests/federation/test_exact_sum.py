@@ -1,5 +1,3 @@
-"""Exact sums against fractions and ``math.fsum``: any magnitudes, any order, any split into partial sums."""
-
 import io
 import math
 import threading
@@ -10,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.federation.algorithm import WeightedSum
-from fedlight.federation.client import Update
+from fedlight.federation import Update, WeightedSum
 from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums, layouts_of_all
 
 NAN, INF = float("nan"), float("inf")

@@ -1,5 +1,3 @@
-"""What a round is, on numbers worked out by hand."""
-
 import random
 
 import pytest

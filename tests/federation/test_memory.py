@@ -1,5 +1,3 @@
-"""The clients' memories: copies, bounds, checkpoints; in RAM and on disk."""
-
 import pytest
 import torch
 from memories import disk, files, saved, through_a_file, values, w

@@ -1,5 +1,3 @@
-"""The files of the clients' memories: versions and who deletes them, folders, damage."""
-
 import os
 import signal
 import tempfile

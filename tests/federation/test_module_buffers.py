@@ -1,5 +1,3 @@
-"""Buffers of all kinds: what counts as a change, and what is put back."""
-
 import pytest
 import torch
 from torch import nn

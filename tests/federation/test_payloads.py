@@ -1,23 +1,11 @@
-"""What an algorithm will send, known before a round by its own hooks on tensors without values."""
-
 import pytest
 import torch
 
+from fedlight import Client, Ditto, FedBiscuit, FedProx, FewFedPIT, LocalOnly, Scaffold, Visit, Work
 from fedlight.federation.algorithm import Algorithm, message_to
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
-from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.algorithms.lora.product_average import ProductAverage
-from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.client import Client, Visit, Work
-from fedlight.federation.forward.fedkseed import FedKSeed
+from fedlight.federation.algorithms import FedRep, GlobalThenLocal
+from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, ProductAverage, RoLoRA
+from fedlight.federation.forward import FedKSeed
 from fedlight.federation.payloads import predict_payloads
 from fedlight.support.settings_record import described
 

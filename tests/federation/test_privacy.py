@@ -1,5 +1,3 @@
-"""Clipping, noise and epsilon: by hand, by sampling, and against integrals of the privacy loss."""
-
 import copy
 import itertools
 import math
@@ -13,14 +11,10 @@ from plain_lightning import federate, module
 from scipy.optimize import brentq
 from scipy.stats import chisquare, kstest, norm
 
-from fedlight import Limits
-from fedlight.callbacks.loop.parts.product_error import ProductError
+from fedlight import FedAvg, Limits, Quantize, Scaffold, TopK, Wire
+from fedlight.callbacks.loop.parts import ProductError
 from fedlight.federation import privacy
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
 from fedlight.federation.client import Client, Diverged, Update
-from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import (
     LEAST_UNITS,
     ClipAndNoise,

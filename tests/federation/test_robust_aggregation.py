@@ -1,5 +1,3 @@
-"""Aggregation, robust and not: by hand, against numpy, in a whole federation, against clients that lie."""
-
 import io
 from fractions import Fraction
 
@@ -10,11 +8,8 @@ from plain_lightning import assert_equal, federate, weights
 from thread_team import on_team
 from written_out import assert_close, local, recorded
 
-from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
-from fedlight.federation.algorithm import WeightedSum
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.client import Update
-from fedlight.federation.privacy import PrivateMean
+from fedlight import CoordinateMedian, FedAvg, PrivateMean, TrimmedMean, Update
+from fedlight.federation import WeightedSum
 from fedlight.processes import current_team
 
 NAN, INF = float("nan"), float("inf")

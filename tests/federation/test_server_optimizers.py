@@ -1,5 +1,3 @@
-"""Server optimizers: by hand, against a whole federation written out, and resumed."""
-
 import copy
 import io
 import math
@@ -11,11 +9,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 from written_out import assert_close, combined, local, recorded
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper
+from fedlight.federation import Average, FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 ALL = {
     "avgm": lambda: FedAvgM(lr=0.9, beta=0.8),

@@ -1,5 +1,3 @@
-"""What a killed process wrote after its last checkpoint is removed; what a checkpoint or a living process needs is not."""
-
 import os
 from pathlib import Path
 
@@ -8,8 +6,7 @@ import torch
 from holding import end, in_another_process
 from memories import disk, files, saved, through_a_file, values, w
 
-from fedlight.federation import unsaved_files
-from fedlight.federation.client_state import ClientMemories
+from fedlight.federation import ClientMemories, unsaved_files
 from fedlight.federation.unsaved_files import UnsavedFiles
 from fedlight.support import file_lock
 from fedlight.support.file_lock import FileLock

@@ -1,5 +1,3 @@
-"""The lossy wire: bytes are those of a real file, what is lost comes later, and senseless chains are refused."""
-
 import jsonargparse
 import pytest
 import torch
@@ -7,10 +5,9 @@ import yaml
 from plain_lightning import assert_equal, federate, weights
 from safetensors.torch import load, save
 
+from fedlight import ClipAndNoise, Quantize, TopK
 from fedlight.federation.channel import Wire, pack, unpack
 from fedlight.federation.client import Channel, Client, Identity, movement
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.privacy import ClipAndNoise
 
 CHAINS = {
     "fp16": [Quantize("fp16")],

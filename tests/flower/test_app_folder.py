@@ -1,5 +1,3 @@
-"""``fedlight flower init``: the folder of an app, with the config of the emulator; what cannot be deployed is refused."""
-
 import importlib.util
 import io
 import re
@@ -125,11 +123,7 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
             "federated.channel.up=ClipAndNoise does not work under Flower: a node cannot check",
         ),
         (
-            [
-                "--federated.parts+=DPSGD",
-                "--federated.parts.clip_norm=1.0",
-                "--federated.parts.epsilon=4.0",
-            ],
+            ["--federated.parts+=DPSGD", "--federated.parts.clip_norm=1.0", "--federated.parts.epsilon=4.0"],
             "federated.parts=DPSGD does not work under Flower: a node cannot check",
         ),
         (

@@ -1,5 +1,3 @@
-"""Buffered rounds of a deployment, whose answers come in a given order: as in the emulator, and by FedBuff's equations."""
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,17 +10,9 @@ from plain_lightning import Regression
 from safetensors.torch import load
 from shared_runs import Kind, digest
 
-from fedlight.callbacks.loop.parts.limits import Limits
-from fedlight.devices.fleet import Fleet
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.channel import Wire
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.privacy import PrivateMean
+from fedlight import Ditto, FedAvg, FedProx, Fleet, Limits, PrivateMean, Quantize, Scaffold, TopK, Wire
+from fedlight.federation import Average
+from fedlight.federation.asynchronous import FedBuff
 from fedlight.flower import nodes
 from fedlight.flower.loops import arrivals
 from fedlight.flower.messages import Parcel, Refused

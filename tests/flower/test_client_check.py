@@ -1,5 +1,3 @@
-"""``fedlight client check``: what a node would meet when it joins is said before, with the remedy."""
-
 import importlib.metadata
 
 import pytest

@@ -1,5 +1,3 @@
-"""Messages over Flower's own client: replies of a bounded size, and messages that expire."""
-
 import json
 import time
 from dataclasses import replace

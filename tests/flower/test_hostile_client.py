@@ -1,5 +1,3 @@
-"""One of ten clients lies within the rules, under the defaults of a deployment; and rounds without an answer."""
-
 import csv
 import json
 from collections import Counter
@@ -16,8 +14,7 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlight.callbacks.loop.parts.limits import Limits
-from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight import FederatedWrapper, Limits
 from fedlight.flower.messages import Parcel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches

@@ -1,5 +1,3 @@
-"""Broken and hostile messages of a server: a node refuses each with the reason, and goes on as if it had not come."""
-
 import json
 from functools import partial
 

@@ -1,5 +1,3 @@
-"""Clients belong to the key of the node that has named them first: it gets them back, and no other node gets them."""
-
 import stat
 from itertools import pairwise
 

@@ -1,5 +1,3 @@
-"""Messages: what is written is read back bit by bit, and payloads have the layout that was due."""
-
 import ast
 import importlib
 import sys

@@ -1,5 +1,3 @@
-"""Noise and cohorts of a deployment: no seed reveals them, and all else is as in the emulator."""
-
 from collections import Counter
 
 import pytest
@@ -8,9 +6,8 @@ from nodes_here import ALL_KINDS, Here, deploy, emulate, left_by, make_node, two
 from shared_runs import Kind
 from tastes import Adapters, Tastes
 
-from fedlight.callbacks.loop.parts.dpsgd import DPSGD
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
+from fedlight import FedAvg, FedBiscuit
+from fedlight.callbacks.loop.parts import DPSGD
 from fedlight.federation.privacy import Private, PrivateMean
 from fedlight.flower.messages import Parcel, Refused
 

@@ -1,5 +1,3 @@
-"""Messages of whole runs, recorded: what a server learns of its clients, and what a node learns of others."""
-
 import json
 
 import pytest

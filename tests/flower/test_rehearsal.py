@@ -1,5 +1,3 @@
-"""Rehearsals on this machine: their certificates and keys, what is refused, and processes that end."""
-
 import socket
 import ssl
 import stat

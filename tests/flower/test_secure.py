@@ -1,5 +1,3 @@
-"""Secure aggregation: the sum of an unmasked run, bit for bit, of uploads that look uniform one by one."""
-
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -10,25 +8,19 @@ from nodes_here import Here, MadeParts, deploy, emulate, left_by, make_node, vis
 from scipy.stats import chisquare
 from shared_runs import digest
 
-from fedlight.callbacks.loop.parts.product_error import ProductError
-from fedlight.devices.fleet import Fleet
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import WeightedSum
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.channel import Wire
+from fedlight import CoordinateMedian, FedAvg, Fleet, Quantize, Scaffold, Wire
+from fedlight.callbacks.loop.parts import ProductError
+from fedlight.federation import WeightedSum
+from fedlight.federation.asynchronous import FedBuff
 from fedlight.federation.client import Diverged, Update
-from fedlight.federation.codecs import Quantize
-from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.federation.forward import ZerothOrder
 from fedlight.federation.privacy import ClipAndNoise, Private
 from fedlight.flower.messages import Parcel, Refused
-from fedlight.flower.secure import ring
+from fedlight.flower.secure import masks, ring
+from fedlight.flower.secure.node_side import NodeSecrets
 from fedlight.flower.secure.refusals import refuse_unsummable
 
 pytest.importorskip("flwr", reason="needs fedlight[flower]")
-from fedlight.flower.secure import masks
-from fedlight.flower.secure.node_side import NodeSecrets
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 

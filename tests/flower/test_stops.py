@@ -1,5 +1,3 @@
-"""Servers that are stopped and started again, nodes that come, go and lose what they had: the end is that of a quiet run."""
-
 import random
 import shutil
 
@@ -43,8 +41,7 @@ def outcome(folder, module, loop):
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds", "stops"),
-    [("scaffold", 5, 5), ("fewfedpit", 3, 3), ("fedbiscuit", 5, 2)],
+    ("name", "rounds", "stops"), [("scaffold", 5, 5), ("fewfedpit", 3, 3), ("fedbiscuit", 5, 2)]
 )
 def test_a_server_stopped_at_random_moments_ends_as_one_that_was_not(tmp_path, name, rounds, stops):
     expected = quiet(name, tmp_path / "quiet", rounds)

@@ -1,5 +1,3 @@
-"""Runs under Flower itself: a SuperLink and SuperNodes as processes on loopback, with TLS."""
-
 import csv
 import os
 import random

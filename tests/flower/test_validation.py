@@ -1,5 +1,3 @@
-"""Validation on the nodes' own rows: the emulator's numbers, and no more than a share of them by one client."""
-
 import csv
 import json
 from copy import deepcopy
@@ -9,15 +7,14 @@ from judges import MARGINS, Grouping, Judge, Margins
 from nodes_here import ALL_KINDS, Here, Kind, MadeParts, deploy, emulate, make_node, two_nodes
 from tiny_world import tiny_selector
 
+from fedlight import FedAvg, Limits
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Tally
-from fedlight.callbacks.loop.parts.limits import Limits
-from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.flower.loops.validation import Validated, mean_vote, means_of, sum_of_votes, to_send, votes_of
 from fedlight.flower.messages import Parcel, Refused
 from fedlight.flower.node import Node
 from fedlight.flower.parts import judge_of
 from fedlight.flower.server import serve
-from fedlight.lightning_cli.cli import lightning_cli
+from fedlight.lightning_cli import lightning_cli
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 

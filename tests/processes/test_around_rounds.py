@@ -1,5 +1,3 @@
-"""A run with all that is computed around its rounds, in one process and in two: the same files, bit for bit."""
-
 import csv
 from collections import Counter
 
@@ -10,23 +8,16 @@ from lightning.pytorch.loggers import CSVLogger
 from ranks import run_ranks
 from tiny_world import write_rows
 
-from fedlight.callbacks.export.adapter_export import AdapterExport
-from fedlight.callbacks.logs.client_data import ClientData
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.scores.task_scores import TaskScores
-from fedlight.datamodules.clients.partition import Partition
+from fedlight import AdapterExport, FederatedLoop, FewFedPIT, Partition, TaskScores, VisitLog
+from fedlight.callbacks.logs import ClientData
 from fedlight.datamodules.instructions.taught_rows import TaughtRows
-from fedlight.datamodules.rows.canaries import Canaries
+from fedlight.datamodules.rows import Canaries, TaskRows
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.rows.task_rows import TaskRows
-from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
+from fedlight.datamodules.synthesis import Candidate, Synthesis, SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt
-from fedlight.datamodules.synthesis.synthesis import Candidate, Synthesis
-from fedlight.evaluation.tasks.exact_match import ExactMatch
+from fedlight.evaluation.tasks import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
+from fedlight.federation.algorithms.self_made import LocalSelfGeneration
 
 ALGORITHMS = {"FewFedPIT": FewFedPIT, "LocalSelfGeneration": LocalSelfGeneration}
 

@@ -1,5 +1,3 @@
-"""Bytes that a process receives in a round, by the number of processes."""
-
 import lightning as L
 import pytest
 import torch
@@ -7,8 +5,7 @@ from plain_lightning import Numbers, ten_clients, trainer
 from ranks import run_ranks
 
 from fedlight import ByClient, CoordinateMedian, FederatedLoop
-from fedlight.federation.byzantine import whole_updates
-from fedlight.federation.byzantine.whole_updates import Krum
+from fedlight.federation.byzantine import Krum, whole_updates
 from fedlight.processes.joining import Others
 
 pytestmark = pytest.mark.slow  # teams of processes

@@ -1,12 +1,9 @@
-"""What a visit costs, by which visits are shared out among processes."""
-
 import numpy as np
 import pytest
 from plain_lightning import Numbers
 
+from fedlight import FederatedDataModule, Visit
 from fedlight.callbacks.loop.plan import STEP_TOKENS, visit_cost
-from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.federation.client import Visit
 from fedlight.processes import share
 
 

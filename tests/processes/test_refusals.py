@@ -1,5 +1,3 @@
-"""What several processes cannot do together is refused before it can go wrong, with a remedy."""
-
 import os
 from datetime import timedelta
 from hashlib import blake2b
@@ -17,8 +15,8 @@ from ranks import log_of, start_ranks, wait_for
 from thread_team import on_team
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlight import ByClient, ClientParallelStrategy, FederatedLoop
-from fedlight.callbacks.attacks.membership_inference import MembershipInference
+from fedlight import ByClient, Client, ClientParallelStrategy, FedAvg, FederatedLoop, Scaffold, Visit, Work
+from fedlight.callbacks.attacks import MembershipInference
 from fedlight.callbacks.loop.guard import refuse_cut_rounds
 from fedlight.callbacks.loop.ranks.ranks import (
     KeptByAlgorithm,
@@ -29,11 +27,7 @@ from fedlight.callbacks.loop.ranks.ranks import (
     refuse_unmergeable,
     same_start,
 )
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import Aggregation, WeightedSum
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.client import Client, Visit, Work
+from fedlight.federation import Aggregation, CoordinateMedian, WeightedSum
 from fedlight.processes import ALONE, Team, current_team
 
 TWO = Team(0, 2, lambda data: [data, data])

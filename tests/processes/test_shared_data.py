@@ -1,5 +1,3 @@
-"""Training data that clients make for themselves or are given: the same on any number of processes, made once in all."""
-
 import hashlib
 from functools import partial
 
@@ -12,19 +10,14 @@ from synthetic_data import Listed, Scorer, make_data
 from thread_team import on_team
 from torch import nn
 
+from fedlight import LESS, AugmentedInstructionDataModule, Lora, Sampling, SelfGeneration, SentenceEncoder
 from fedlight.augmentation.less.example_gradients import ExampleGradients
-from fedlight.augmentation.less.less import LESS
 from fedlight.augmentation.less.warm_up import WarmUp
-from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
-from fedlight.datamodules.instructions.augmentation import Added, Augmentation
-from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
-from fedlight.datamodules.synthesis.self_generation import SelfGeneration
-from fedlight.datamodules.vectors.encoders import SentenceEncoder
-from fedlight.evaluation.tasks.sampling import Sampling
-from fedlight.generators.local_generator import LocalGenerator
-from fedlight.modules.language.adapters import Lora
-from fedlight.processes.team import current_team
+from fedlight.augmentation.self_instruct import SelfInstruct
+from fedlight.datamodules.instructions import Added, Augmentation
+from fedlight.datamodules.synthesis import PseudoResponses
+from fedlight.generators import LocalGenerator
+from fedlight.processes import current_team
 
 
 class Drawing(ScriptedModel, nn.Module):

@@ -1,5 +1,3 @@
-"""Predictions and scores: the same on any number of processes, each computed in one of them, written by the first."""
-
 import json
 from types import SimpleNamespace
 
@@ -12,21 +10,16 @@ from thread_team import on_team
 from tiny_world import EVAL_PROMPTS, write_rows
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.export.prediction_writer import PredictionWriter
+from fedlight import DPOModule, Judge, PreferenceDataModule, PromptDataModule, SelectorModule, WinRate
+from fedlight.callbacks.export import PredictionWriter
 from fedlight.callbacks.loop.round_table import RoundTable
 from fedlight.callbacks.loop.run import client_losses
-from fedlight.callbacks.scores.task_scores import TaskScores
-from fedlight.callbacks.scores.win_rate import WinRate
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight.callbacks.scores import TaskScores
+from fedlight.datamodules.rows import TaskRows
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.rows.task_rows import TaskRows
-from fedlight.evaluation.judge import Judge
-from fedlight.evaluation.tasks.exact_match import ExactMatch
+from fedlight.evaluation.tasks import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.modules.dpo import DPOModule
 from fedlight.modules.evaluation import Results
-from fedlight.modules.selector import SelectorModule
 from fedlight.processes.work import for_each
 from fedlight.toy import rows as toy_rows
 

@@ -1,5 +1,3 @@
-"""Clients side by side in several processes: each trains its groups, with the same bits on any number of processes."""
-
 import pytest
 from ranks import run_ranks
 from stacked import Lora, Points, assert_same_rows, fit

@@ -1,5 +1,3 @@
-"""Ways to start several processes, and what happens when one of them dies."""
-
 import os
 import signal
 import time

@@ -1,5 +1,3 @@
-"""What the processes of a team exchange, and who does which work."""
-
 import itertools
 import math
 

@@ -1,5 +1,3 @@
-"""Work that the processes of a team share."""
-
 import pytest
 import torch
 from thread_team import on_team

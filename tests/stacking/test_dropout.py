@@ -1,5 +1,3 @@
-"""Masks of dropout: their rate, what they depend on, and what they do not."""
-
 import copy
 from functools import partial
 

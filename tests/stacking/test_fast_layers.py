@@ -1,5 +1,3 @@
-"""Attention over short texts in bf16: computed in fp32, in networks with fast layers and in no other."""
-
 import copy
 
 import pytest

@@ -1,5 +1,3 @@
-"""PEFT's LoRA layer with one fused product: PEFT's own layer is the reference."""
-
 import copy
 
 import pytest

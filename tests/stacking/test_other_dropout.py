@@ -1,5 +1,3 @@
-"""Dropout layers of a user's own model, and layers with adapters, that are called several times or computed again."""
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model

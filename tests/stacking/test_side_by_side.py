@@ -1,5 +1,3 @@
-"""Pieces of work whose questions are answered together."""
-
 import threading
 
 import pytest

@@ -1,5 +1,3 @@
-"""Stacked adapters against plain PEFT with one client at a time."""
-
 import copy
 import warnings
 from functools import partial

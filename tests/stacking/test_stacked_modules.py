@@ -1,5 +1,3 @@
-"""Language modules that train several clients in one batch, against one client after the other, with dropout on."""
-
 import copy
 
 import pytest

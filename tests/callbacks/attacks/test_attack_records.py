@@ -1,5 +1,3 @@
-"""The table of all attacks: cells of several attacks in one row, and rounds that are trained again."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""When attacks run, on which parameters, what they leave behind, and that training does not notice."""
-
 import json
 import shutil
 
@@ -10,11 +8,9 @@ from attacked import BOTH, attacks, files, fit, found, loop, make_data, random_r
 from lightning.pytorch.loggers import CSVLogger
 from tiny_world import table
 
-from fedlight.callbacks.attacks.discoverable_memorization import DiscoverableMemorization
-from fedlight.callbacks.attacks.membership_inference import MembershipInference
-from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction
+from fedlight import SFTModule
+from fedlight.callbacks.attacks import DiscoverableMemorization, MembershipInference, MemoryExtraction
 from fedlight.federation.client import write
-from fedlight.modules.sft import SFTModule
 
 NAMES = ("discoverable_memorization", "membership_inference", "memory_extraction")
 

@@ -1,20 +1,15 @@
-"""What attacks find in a model that knows its training rows by heart, and in one that does not."""
-
 import json
 from types import SimpleNamespace
 
 import pytest
 from attacked import fit, found, make_data, random_rows
 
-from fedlight.callbacks.attacks.discoverable_memorization import DiscoverableMemorization
-from fedlight.callbacks.attacks.membership_inference import MembershipInference
-from fedlight.callbacks.attacks.memory_extraction import MemoryExtraction
-from fedlight.datamodules.rows.canaries import Canaries
-from fedlight.datamodules.text.templates import Template
+from fedlight import Lora, SFTModule
+from fedlight.callbacks.attacks import DiscoverableMemorization, MembershipInference, MemoryExtraction
+from fedlight.datamodules.rows import Canaries
+from fedlight.datamodules.text import Template
 from fedlight.evaluation.extraction import matches, memory_metrics
 from fedlight.evaluation.tasks.model import Likelihood
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
 
 STEPS = 40
 

@@ -1,17 +1,14 @@
-"""Success of a backdoor: by hand from given likelihoods, and of a model that a liar has trained."""
-
 from types import SimpleNamespace
 
 import pytest
 from attacked import fit, found, loop, make_data
 
-from fedlight.callbacks.attacks.backdoor_success import BackdoorSuccess
-from fedlight.datamodules.rows.poison import Backdoor
-from fedlight.datamodules.text.templates import Template
+from fedlight import Lora, SFTModule
+from fedlight.callbacks.attacks import BackdoorSuccess
+from fedlight.datamodules.rows import Backdoor
+from fedlight.datamodules.text import Template
 from fedlight.evaluation.tasks.model import Likelihood
-from fedlight.federation.byzantine.liars import Liars
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
+from fedlight.federation.byzantine import Liars
 
 ROWS = [{"instruction": text, "response": text[0] * 4} for text in ("aa", "bb", "cc", "too long")]
 

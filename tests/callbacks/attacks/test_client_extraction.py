@@ -1,5 +1,3 @@
-"""A client that looks for other clients' private items: counts by hand, its training, and a run that does not notice."""
-
 import random
 from types import SimpleNamespace
 
@@ -7,11 +5,10 @@ import pytest
 import torch
 from attacked import fit, found, loop, make_data
 
+from fedlight import Lora, SFTModule
 from fedlight.callbacks.attacks.client_extraction import ClientExtraction, _unwritten
-from fedlight.datamodules.rows.canaries import Canaries
-from fedlight.datamodules.text.templates import Template
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
+from fedlight.datamodules.rows import Canaries
+from fedlight.datamodules.text import Template
 
 ROWS = {
     "a": [

@@ -1,5 +1,3 @@
-"""Membership scores by hand, against counting pairs, and against torchmetrics."""
-
 import math
 import random
 from statistics import NormalDist

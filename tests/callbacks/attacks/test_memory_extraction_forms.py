@@ -1,5 +1,3 @@
-"""What memory extraction begins its samples with: the forms of the template in turn, or FedDCA's one prompt."""
-
 from types import SimpleNamespace
 
 import pytest

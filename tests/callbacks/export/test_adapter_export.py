@@ -1,5 +1,3 @@
-"""The adapter's folder: whole or absent, and refused before training where a module has no adapter."""
-
 import lightning as L
 import pytest
 import torch

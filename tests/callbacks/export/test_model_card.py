@@ -1,5 +1,3 @@
-"""The card of a run: what it says, and what it never says."""
-
 import re
 from dataclasses import replace
 
@@ -7,6 +5,7 @@ import pytest
 from huggingface_hub import ModelCard
 from tiny_world import fedlight, make_model, tiny_selector
 
+from fedlight import FedBiscuit, SelectorModule
 from fedlight.callbacks.export.card_facts import (
     CardFacts,
     Privacy,
@@ -18,8 +17,6 @@ from fedlight.callbacks.export.card_facts import (
     traffic_of,
 )
 from fedlight.callbacks.export.model_card import adapter_use, card_text, write_card
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.modules.selector import SelectorModule
 from fedlight.pretrained.hub import find_licence
 
 FACTS = CardFacts(

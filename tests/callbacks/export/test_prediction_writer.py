@@ -1,5 +1,3 @@
-"""Predictions: an interrupted run ends with the same file, and never mixes the lines of two models."""
-
 import json
 
 import lightning as L

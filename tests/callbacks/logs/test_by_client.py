@@ -1,5 +1,3 @@
-"""The log of groups and the accuracy by client in a whole run of FedBiscuit's three selectors on the embedded world."""
-
 import pytest
 from tiny_world import fedlight, table, tiny_selector, weights
 

@@ -1,5 +1,3 @@
-"""Accuracy by client, by hand; in test, in validation of every round, and over kill and resume."""
-
 import csv
 from contextlib import nullcontext
 from math import sqrt
@@ -20,11 +18,7 @@ TESTED = (
     "test,,c,3,terse,1,0.3333333333333333,1.0,\ntest,,d,1,terse,0,0.0,0.0,\n"
 )
 OF_THE_VOTE = {"client_mean": 1 / 3, "client_worst_tenth": 0.0, "client_std": sqrt(1 / 24)}
-OF_THEIR_OWN = {
-    "own_client_mean": 0.75,
-    "own_client_worst_tenth": 0.0,
-    "own_client_std": sqrt(0.75 * 0.25),
-}
+OF_THEIR_OWN = {"own_client_mean": 0.75, "own_client_worst_tenth": 0.0, "own_client_std": sqrt(0.75 * 0.25)}
 GROUPS = "round,client,selector\n1,a,2\n3,a,0\n3,b,2\n3,c,1\n3,d,0\n"
 
 

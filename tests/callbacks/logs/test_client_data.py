@@ -1,5 +1,3 @@
-"""The table of clients' data: counts and labels, no texts; written once, when training starts."""
-
 import logging
 
 import lightning as L

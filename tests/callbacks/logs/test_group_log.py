@@ -1,5 +1,3 @@
-"""The group log: a row per client at every grouping, agreement with known groups, the same file over kill and resume."""
-
 import pytest
 from judges import Dies, Margins, Saves, fit
 from lightning.pytorch.callbacks import Callback

@@ -1,5 +1,3 @@
-"""One federated run with three loggers of Lightning's: the same metrics under the same names at the same steps."""
-
 import lightning as L
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger

@@ -1,5 +1,3 @@
-"""The visit log: one row per visit, once, also over a kill and a resume."""
-
 import lightning as L
 import pytest
 import torch

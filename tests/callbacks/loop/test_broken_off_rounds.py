@@ -1,5 +1,3 @@
-"""Rounds that end otherwise than planned: planned anew, stopped, empty, of unequal length, resumed after validation."""
-
 import shutil
 
 import lightning as L
@@ -9,9 +7,8 @@ from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from plain_lightning import Numbers, Regression, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import FederatedLoop, FederatedWrapper
 from fedlight.callbacks.loop.plan import number_asked
-from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 MOODY = {"moody": {"availability": 0.5}}
 

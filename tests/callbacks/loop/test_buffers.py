@@ -1,5 +1,3 @@
-"""Buffers that training changes: refused by name, averaged, or kept with each client, against loops written out."""
-
 from types import SimpleNamespace
 
 import lightning as L
@@ -14,22 +12,11 @@ from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAccuracy
 
+from fedlight import FedAvg, FedBiscuit, FederatedLoop, FederatedWrapper, FewFedPIT, LocalOnly, Scaffold, Wire
 from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.channel import Wire
+from fedlight.callbacks.loop.parts import AveragedBuffers, LocalBuffers
+from fedlight.federation import ClientMemories, ClipAndNoise, CoordinateMedian, FedAvgM, PrivateMean, Quantize
 from fedlight.federation.client import Identity, serialized_bytes
-from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.codecs import Quantize
-from fedlight.federation.privacy import ClipAndNoise, PrivateMean
-from fedlight.federation.server import FedAvgM
 
 SIZES = {name: len(indices) for name, indices in ten_clients(None).items()}
 NORM = {"net.1.weight", "net.1.bias"}

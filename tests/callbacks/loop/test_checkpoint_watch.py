@@ -1,5 +1,3 @@
-"""Checkpoints that a loop is given to go on from are looked at; memories wait until a checkpoint is written."""
-
 import pytest
 import torch
 from damage import damaged
@@ -8,9 +6,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.client_state import ClientMemories
+from fedlight import FederatedWrapper, Scaffold
+from fedlight.federation import ClientMemories
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),

@@ -1,5 +1,3 @@
-"""Batches that are read outside of Lightning's loops go through the same hooks as those inside."""
-
 import lightning as L
 import numpy as np
 import pytest
@@ -8,10 +6,9 @@ from fleets import make_fleet
 from plain_lightning import trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlight import ByClient, FederatedLoop, FederatedWrapper
+from fedlight import ByClient, FederatedDataModule, FederatedLoop, FederatedWrapper
 from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
 from fedlight.callbacks.loop.run import client_losses
-from fedlight.datamodules.federated.datamodule import FederatedDataModule
 
 BYTES = torch.arange(8, dtype=torch.uint8)[:, None]
 HALVES = {"a": np.arange(4), "b": np.arange(4, 8)}

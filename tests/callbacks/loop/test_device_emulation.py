@@ -1,5 +1,3 @@
-"""Federated rounds on emulated devices, with an ordinary module and datamodule."""
-
 import numpy as np
 import pytest
 import torch

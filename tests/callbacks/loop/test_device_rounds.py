@@ -1,5 +1,3 @@
-"""Rounds that lose clients, all of them, or more than are wanted; and runs that are stopped and go on."""
-
 import shutil
 import time
 
@@ -8,14 +6,8 @@ from fleets import make_fleet, rounds_of, without_wall
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight import FedAvg, FedAvgM, FederatedLoop, FederatedWrapper, Fleet, Scaffold, VisitLog
 from fedlight.devices.clock import IDLE_SECONDS
-from fedlight.devices.fleet import Fleet
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.server import FedAvgM
 
 
 def test_a_round_with_nobody_left_changes_nothing_and_says_so(tmp_path, caplog):

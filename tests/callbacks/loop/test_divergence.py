@@ -1,5 +1,3 @@
-"""A client whose training diverges is left out of the round: all is as if it had not been asked."""
-
 import csv
 
 import lightning as L
@@ -14,29 +12,13 @@ from synthesizing import Synthesizing
 from tastes import Adapters
 from tastes import run as run_tastes
 
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import CoordinateMedian, FedAdam, FedAvgM, FederatedLoop, TrimmedMean, VisitLog, Wire
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.callbacks.progress.run_summary import traffic
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.algorithms.self_made.fedmit import FedMIT
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
-from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
-from fedlight.federation.channel import Wire
-from fedlight.federation.client import Identity, Update, Visit
-from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.privacy import PrivateMean
-from fedlight.federation.server import FedAdam, FedAvgM
+from fedlight.datamodules.federated import FederatedDataModule, FederatedWrapper
+from fedlight.federation import Average, ClientMemories, Identity, PrivateMean, Quantize, TopK, Update, Visit
+from fedlight.federation.algorithms import FedAvg, FedBiscuit, FedProx, LocalOnly, Scaffold
+from fedlight.federation.algorithms.self_made import FedMIT, FewFedPIT, FewFedWeight, LocalSelfGeneration
 
 NAN, INF = float("nan"), float("inf")
 
@@ -230,10 +212,7 @@ def test_when_all_diverge_the_run_ends_with_the_last_good_model(tmp_path):
     ):
         run(model, rounds=5, callbacks=[save], settings=settings)
     assert_equal(weights(model), weights(good))
-    assert_equal(
-        torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"],
-        dict(good.state_dict()),
-    )
+    assert_equal(torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"], dict(good.state_dict()))
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

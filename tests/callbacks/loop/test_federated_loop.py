@@ -1,5 +1,3 @@
-"""The federated loop on an ordinary module and datamodule that know nothing of federation."""
-
 import lightning as L
 import numpy as np
 import pytest
@@ -9,10 +7,8 @@ from plain_lightning import Numbers, Regression, assert_equal, federate, module,
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper
+from fedlight.federation import Average
 
 
 def test_training_learns_and_records_every_visit():

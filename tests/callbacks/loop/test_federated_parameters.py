@@ -1,5 +1,3 @@
-"""What is federated follows the optimizers: parameters that join between rounds, optimizers that are replaced, types."""
-
 import lightning as L
 import pytest
 import torch
@@ -10,15 +8,9 @@ from torch import nn
 from torch.func import functional_call
 from written_out import LR, assert_close, combined, doubled, recorded
 
+from fedlight import FedAvg, FedAvgM, FederatedLoop, FederatedWrapper, LocalOnly, Scaffold
 from fedlight.callbacks.loop.checkpoint import HeldState
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.server import FedAvgM
+from fedlight.federation import Average, ClientMemories
 
 
 class Transfer(L.LightningModule):

@@ -1,5 +1,3 @@
-"""The files that a round enters: those of its own concerns, and none of a part that the run has not."""
-
 import sys
 from pathlib import Path
 

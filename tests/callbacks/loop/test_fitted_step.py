@@ -1,5 +1,3 @@
-"""Micro-batches and checkpointing give the gradients of the whole batch, and what is logged stays right."""
-
 from collections import namedtuple
 from itertools import accumulate
 

@@ -1,5 +1,3 @@
-"""A fitted step leaves the module as it found it."""
-
 import lightning as L
 import pytest
 import torch

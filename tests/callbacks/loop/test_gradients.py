@@ -1,5 +1,3 @@
-"""Gradients of one client never enter a step of another, and a step has as many batches as its round says."""
-
 import lightning as L
 import pytest
 import torch
@@ -8,9 +6,7 @@ from plain_lightning import Numbers, Regression, assert_equal, federate, module,
 from torch import nn
 from written_out import LR, assert_close, combined, gradients, recorded
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper
 
 
 class Manual(Regression):

@@ -1,5 +1,3 @@
-"""A state stays as it was when it was held, whatever happens to what it was made of."""
-
 import collections
 
 import pytest

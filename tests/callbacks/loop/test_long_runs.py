@@ -1,19 +1,15 @@
-"""A round costs the same however many came before it: it reads as many bytes, and a checkpoint is as large."""
-
 from pathlib import Path
 
 import lightning as L
 import pytest
 from judges import Grouping, fit
 
+from fedlight import RoundProgress, VisitLog
 from fedlight.callbacks.attacks.records import AttackTable
-from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
-from fedlight.callbacks.logs.group_log import GroupLog
-from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.logs import ClientAccuracy, GroupLog
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.callbacks.loop.round_table import RoundTable
-from fedlight.callbacks.progress.round_progress import RoundProgress
-from fedlight.federation.client import Identity
+from fedlight.federation import Identity
 from fedlight.federation.privacy import PrivateMean, sampled_epsilon
 
 COUNTS = Path("/proc/self/io")

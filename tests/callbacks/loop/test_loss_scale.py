@@ -1,5 +1,3 @@
-"""16-bit training with a loss scale, here on the CPU: no client's overflow is another's, and hooks see true gradients."""
-
 import lightning as L
 import pytest
 import torch
@@ -7,11 +5,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper, FedProx
 from fedlight.callbacks.loop.parts.optimizers import scaler_of
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
 
 
 class Reversed(FedAvg):

@@ -1,5 +1,3 @@
-"""Batches of any nesting are cut by example; what is logged of their parts becomes one value."""
-
 from collections import namedtuple
 
 import pytest

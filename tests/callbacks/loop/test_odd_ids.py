@@ -1,5 +1,3 @@
-"""Client ids that are formulas or control characters: no table runs them, no terminal obeys them, readers find them."""
-
 import io
 
 import pytest
@@ -7,10 +5,8 @@ from judges import Dies, Grouping, Margins, Saves, fit
 from rich.console import Console
 
 from fedlight.callbacks.attacks.records import AttackTable
-from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
-from fedlight.callbacks.logs.client_data import ClientData
+from fedlight.callbacks.logs import ClientAccuracy, ClientData, VisitLog
 from fedlight.callbacks.logs.group_log import GroupLog, read_selectors
-from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.progress.round_progress import RoundProgress, name_clients
 from fedlight.runs.run import Run
 from fedlight.support.console import one_line_errors

@@ -1,7 +1,4 @@
-"""Projects that keep something where nobody looks: each equals rounds written out by hand, or is refused by name.
-
-Two clients, one batch of four examples each, y = w x; what is expected is computed in plain Python.
-"""
+"""Two clients, one batch of four examples each, y = w x; what is expected is computed in plain Python."""
 
 import math
 

@@ -1,5 +1,3 @@
-"""Too little memory inside a visit: the error says whose it was, and the model is that from before the round."""
-
 import pytest
 import torch
 from stacked import Points, fit

@@ -1,5 +1,3 @@
-"""Own models of clients, judged with both orders of a comparison averaged: by hand, and after local training alone."""
-
 import csv
 
 import lightning as L
@@ -8,16 +6,12 @@ import pytest
 import torch
 from tiny_world import make_encoder, write_rows
 
+from fedlight import FederatedLoop, LocalOnly, Optimization, PreferenceDataModule, SelectorModule
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Outcomes, mix_log_odds
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.run import parameters_of
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.bootstrap import bootstrap_interval
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.modules.language.optimizers import Optimization
-from fedlight.modules.selector import SelectorModule
 
 # Two comparisons in both orders, the label of each, and the log-odds of the right answer under three selectors.
 ORDERS, LABELS = np.array([0, 7, 1, 6]), np.array([1, 0, 0, 1])

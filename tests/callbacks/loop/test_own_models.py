@@ -1,5 +1,3 @@
-"""Each client's own model on its own test examples, after which everything is as it was, bit for bit."""
-
 import csv
 from math import sqrt
 
@@ -8,13 +6,10 @@ import torch
 from judges import MARGINS, Judge, Margins, Saves, fit, trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import FedAvg, FederatedLoop, LocalOnly, VisitLog
+from fedlight.callbacks.logs import ClientAccuracy
 from fedlight.callbacks.loop.run import parameters_of
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms import GlobalThenLocal
 from fedlight.federation.client import OWN_STATE
 
 SHIFTS = {"a": 0.0, "b": 0.25, "c": 1.0, "d": 0.3}

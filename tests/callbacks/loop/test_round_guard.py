@@ -1,12 +1,9 @@
-"""What a federated run refuses before any work, and the checkpoints it does not take for its own."""
-
 import numpy as np
 import pytest
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight import FederatedLoop, FederatedWrapper
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""A run that goes on from a checkpoint which was written inside a round equals the uninterrupted one, bit for bit."""
-
 import os
 import shutil
 from collections import OrderedDict
@@ -23,16 +21,9 @@ from tastes import Adapters, Tastes
 from tiny_world import table
 from torch import nn
 
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.codecs import TopK
-from fedlight.federation.server import FedAdam
+from fedlight import FedAdam, FedBiscuit, FederatedLoop, FederatedWrapper, Scaffold, TopK, VisitLog, Wire
+from fedlight.callbacks.loop.parts import AveragedBuffers, LocalBuffers
+from fedlight.federation import ClientMemories
 
 ROUNDS, STEPS = 4, 6  # three visits of two steps
 LAST = STEPS - 1
@@ -200,11 +191,7 @@ ENDS = {  # what happens, and who saves
         {},
     ),
     "should_stop, last": (stop, lambda folder: saved(folder, save_top_k=0, save_last=True), {}),
-    "save_on_exception": (
-        pull,
-        lambda folder: saved(folder, save_on_exception=True, filename="{step}"),
-        {},
-    ),
+    "save_on_exception": (pull, lambda folder: saved(folder, save_on_exception=True, filename="{step}"), {}),
     "Ctrl-C": (interrupt, lambda folder: saved(folder, save_on_exception=True, filename="{step}"), {}),
     "OnExceptionCheckpoint": (pull, lambda folder: OnExceptionCheckpoint(folder / "saved"), {}),
 }

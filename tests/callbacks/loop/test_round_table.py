@@ -1,5 +1,3 @@
-"""A round's rows are in the file once, whatever was there before and however a run was cut off."""
-
 import copy
 import errno
 

@@ -1,5 +1,3 @@
-"""A run goes on with the federation of its checkpoint, or says which setting is another one."""
-
 import lightning as L
 import numpy as np
 import pytest
@@ -8,19 +6,10 @@ from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import Algorithm, ByClient, FedAvg, FederatedLoop, FederatedWrapper, FedProx, Scaffold, Wire
 from fedlight.callbacks.loop.guard import MAY_CHANGE
 from fedlight.callbacks.loop.parts.buffers import LocalBuffers
-from fedlight.datamodules.federated.by_client import ByClient, FederatedWrapper
-from fedlight.federation.aggregation import TrimmedMean
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.server import FedAdam, FedAvgM
+from fedlight.federation import ClientMemories, FedAdam, FedAvgM, Quantize, TopK, TrimmedMean
 from fedlight.support.settings_record import constructor_arguments
 
 
@@ -66,18 +55,8 @@ def other(folder):
             "federated.fleet.over_selection=1.0",
             "=1.5",
         ),
-        "class": (
-            {},
-            {"algorithm": FedProx(0.1)},
-            "federated.algorithm=fedlight.FedAvg",
-            "FedProx",
-        ),
-        "needs more": (
-            {},
-            {"algorithm": Scaffold()},
-            "federated.algorithm=fedlight.FedAvg",
-            "Scaffold",
-        ),
+        "class": ({}, {"algorithm": FedProx(0.1)}, "federated.algorithm=fedlight.FedAvg", "FedProx"),
+        "needs more": ({}, {"algorithm": Scaffold()}, "federated.algorithm=fedlight.FedAvg", "Scaffold"),
         "mu": (
             {"algorithm": FedProx(0.1)},
             {"algorithm": FedProx(0.2)},

@@ -1,5 +1,3 @@
-"""Seeds of the global random streams: the same draws as with Lightning's function, without its side effects."""
-
 import os
 import random
 

@@ -1,5 +1,3 @@
-"""Training metrics in a federated run: means over a round's examples, logged once, whatever the clients' sizes."""
-
 import math
 
 import lightning as L
@@ -7,12 +5,9 @@ import pytest
 import torch
 from tiny_world import HELDOUT, VOTES
 
-from fedlight import DPOModule, FederatedLoop, PreferenceDataModule
+from fedlight import DPOModule, FedAvg, FederatedLoop, Lora, Optimization, PreferenceDataModule
 from fedlight.callbacks.loop.visits.round import TrainingMetrics
 from fedlight.datamodules.rows.split import Split
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
 
 
 class Noted(DPOModule):

@@ -1,11 +1,8 @@
-"""The user's own code is told of each visit, and what it then resets does not pass from one client to the next."""
-
 import lightning as L
 import torch
 from plain_lightning import Numbers, Regression, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight import FederatedLoop, FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper
 
 
 class Told(L.Callback):

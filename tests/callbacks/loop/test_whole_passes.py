@@ -1,5 +1,3 @@
-"""A visit without a number of steps is one pass over all examples of its client."""
-
 import pytest
 import torch
 from stacked import Lora, Points, assert_same_rows, fit, furthest

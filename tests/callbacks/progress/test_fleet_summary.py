@@ -1,5 +1,3 @@
-"""The table that ends a run with devices, on numbers added up by hand."""
-
 import io
 
 from rich.console import Console
@@ -53,7 +51,7 @@ def test_the_table_has_a_line_per_device_and_one_for_all():
             "absent",
             "late",
             "surplus",
-        ),  # reasons that nobody had are left out
+        )  # reasons that nobody had are left out
     ]
     assert lines["board"] == ("2", "2", "1", "0", "0", "1", "4", "2", "1.5", "54")
     assert lines["all"] == ("4", "5", "2", "1", "1", "1", "7", "3.25", "1.51", "54.5")

@@ -1,5 +1,3 @@
-"""Progress: who is trained and at which loss in a terminal, one plain line per round in a log file."""
-
 import contextlib
 import io
 import re
@@ -11,9 +9,8 @@ import torch
 from rich.console import Console
 from torch.utils.data import DataLoader
 
+from fedlight import RoundProgress, Visit
 from fedlight.callbacks.progress import round_progress
-from fedlight.callbacks.progress.round_progress import RoundProgress
-from fedlight.federation.client import Visit
 
 
 class VisitsEach(L.Callback):

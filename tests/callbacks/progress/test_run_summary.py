@@ -1,5 +1,3 @@
-"""The time that a run will still take, and the tables of its end, on numbers worked out by hand."""
-
 import io
 import itertools
 import math

@@ -1,5 +1,3 @@
-"""The time left of a run, on rounds and validations of known lengths."""
-
 import io
 import re
 import time

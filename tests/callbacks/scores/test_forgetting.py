@@ -1,5 +1,3 @@
-"""What a tuned model has lost, beside the raw model."""
-
 import math
 
 import lightning as L
@@ -18,11 +16,7 @@ def make_trainer(folder):
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     return L.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[Forgetting()],
-        **quiet,
+        default_root_dir=folder, accelerator="cpu", max_epochs=1, callbacks=[Forgetting()], **quiet
     )
 
 

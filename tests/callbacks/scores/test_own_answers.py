@@ -1,5 +1,3 @@
-"""The tasks done by each client's own model: its weights and no others, and training does not notice."""
-
 import json
 from statistics import fmean, pstdev
 
@@ -9,17 +7,11 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from tiny_world import table, write_rows
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.scores.task_scores import TaskScores
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import FederatedLoop, InstructionDataModule, LocalOnly, Lora, Partition, SFTModule, TaskScores
+from fedlight.datamodules.rows import TaskRows
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.rows.task_rows import TaskRows
-from fedlight.evaluation.tasks.exact_match import ExactMatch
+from fedlight.evaluation.tasks import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
 
 NAMES = ("anna", "ben", "carla", "dan", "eva", "finn")
 ROWS = [{"instruction": f"{name} paints", "input": "", "output": "walls ."} for name in NAMES]

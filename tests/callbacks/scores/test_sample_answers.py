@@ -1,5 +1,3 @@
-"""Answers before and after a short SFT run: their prompts and references, and that training does not notice."""
-
 import json
 
 import lightning as L
@@ -8,11 +6,9 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from tiny_world import write_rows
 
-from fedlight.callbacks.scores.sample_answers import SampleAnswers
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import InstructionDataModule, Lora, SFTModule
+from fedlight.callbacks.scores import SampleAnswers
 from fedlight.datamodules.rows.split import Split
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
 from fedlight.report.sections import answers
 from fedlight.runs.run import read_runs
 

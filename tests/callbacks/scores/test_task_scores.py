@@ -1,5 +1,3 @@
-"""Scores in a small run: when they are measured, what is logged and written, and that training does not notice."""
-
 import json
 
 import lightning as L
@@ -8,16 +6,11 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from tiny_world import table, write_rows
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.scores.task_scores import TaskScores
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import FederatedLoop, InstructionDataModule, Lora, Partition, SFTModule, TaskScores
+from fedlight.datamodules.rows import TaskRows
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.rows.task_rows import TaskRows
-from fedlight.evaluation.tasks.exact_match import ExactMatch
+from fedlight.evaluation.tasks import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
 
 TEMPLATE = "{instruction}"
 NAMES = ["anna", "ben", "carl", "dora", "emil", "fiona", "george", "hanna"]

@@ -1,5 +1,3 @@
-"""Win rates in a DPO run of two epochs: what is judged, what is logged, and that training does not notice."""
-
 import math
 from collections import Counter
 
@@ -11,13 +9,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from tiny_world import EVAL_PROMPTS, table, write_rows
 
-from fedlight.callbacks.scores.win_rate import WinRate
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight import DPOModule, Judge, Lora, PreferenceDataModule, PromptDataModule, WinRate
 from fedlight.datamodules.rows.split import Split
-from fedlight.evaluation.judge import Judge
-from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.adapters import Lora
 from fedlight.toy import rows
 
 SHORT = {"max_new_tokens": 6, "seed": 5}

@@ -1,5 +1,3 @@
-"""FedProx: the term by hand, a whole federation written out, and FedAvg where mu is 0."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +7,7 @@ from plain_lightning import Numbers, assert_equal, federate, module, ten_clients
 from torch import nn
 from written_out import assert_close, combined, local, recorded
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.client import Client, Visit
+from fedlight import Client, FederatedLoop, FederatedWrapper, FedProx, Visit
 
 CLIENT, VISIT = Client("a", 1, 1.0), Visit("a", 1)
 

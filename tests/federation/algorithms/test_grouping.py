@@ -1,5 +1,3 @@
-"""Balanced assignment, against hand-made numbers and against every assignment there is."""
-
 from itertools import pairwise, product
 
 import numpy as np

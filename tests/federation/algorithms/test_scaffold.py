@@ -1,5 +1,3 @@
-"""SCAFFOLD: controls by hand, a whole federation written out, drift that FedAvg has and it has not, resumed."""
-
 import logging
 from types import SimpleNamespace
 
@@ -14,13 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from written_out import LR, SHARES, assert_close, combined, local, recorded
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper, Scaffold
+from fedlight.federation import ClientMemories
 from fedlight.federation.algorithm import aggregation_of, message_to
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.client import Identity, Visit, Work, build_clients
-from fedlight.federation.client_state import ClientMemories
 
 
 class ByHand:
@@ -138,8 +133,7 @@ def test_a_federation_equals_a_loop_written_out(weighting):
 def test_the_first_round_is_fedavg_bit_for_bit():
     assert_equal(weights(federate(rounds=1)[0]), weights(federate(rounds=1, algorithm=Scaffold())[0]))
     assert not torch.equal(
-        weights(federate()[0])["net.0.weight"],
-        weights(federate(algorithm=Scaffold())[0])["net.0.weight"],
+        weights(federate()[0])["net.0.weight"], weights(federate(algorithm=Scaffold())[0])["net.0.weight"]
     )
 
 

@@ -1,5 +1,3 @@
-"""SCAFFOLD where the wire loses something: the server's control stays the mean of the clients' controls."""
-
 import lightning as L
 import numpy as np
 import pytest
@@ -9,11 +7,7 @@ from plain_lightning import Numbers, assert_equal, federate, module, ten_clients
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.codecs import Quantize, TopK
+from fedlight import FederatedLoop, FederatedWrapper, Quantize, Scaffold, TopK, Wire
 
 WIRES = {
     "nf4": {"up": Quantize("nf4")},

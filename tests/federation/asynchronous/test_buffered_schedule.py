@@ -1,11 +1,8 @@
-"""Schedule of buffered rounds: traces written by hand, and hundreds of random ones against a clock that ticks."""
-
 import random
 
 import pytest
 
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.asynchronous.schedule import Assignment, next_step
+from fedlight.federation.asynchronous import Assignment, FedBuff, next_step
 from fedlight.federation.client import Visit, uniform_cohort
 
 

@@ -1,5 +1,3 @@
-"""Who lies, and what is said in the place of an update."""
-
 import numpy as np
 import pytest
 import torch

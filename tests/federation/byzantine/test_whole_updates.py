@@ -1,5 +1,3 @@
-"""Krum, Bulyan, the geometric median, FLTrust: by hand, from the formulas, against Flower, in whole federations."""
-
 import io
 import re
 from itertools import combinations
@@ -13,13 +11,8 @@ from tastes import Adapters, run
 from thread_team import on_team
 from written_out import assert_close, local, recorded
 
-from fedlight.callbacks.loop.parts.limits import Limits
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.byzantine import whole_updates
-from fedlight.federation.byzantine.whole_updates import Bulyan, FLTrust, GeometricMedian, Krum
-from fedlight.federation.client import Update
+from fedlight import CoordinateMedian, FedAvg, FedBiscuit, Limits, Update
+from fedlight.federation.byzantine import Bulyan, FLTrust, GeometricMedian, Krum, whole_updates
 from fedlight.processes import current_team
 
 KINDS = {

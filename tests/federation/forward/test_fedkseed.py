@@ -1,5 +1,3 @@
-"""FedKSeed: its code by hand, a visit and a round written out, its bytes, and a model that another process rebuilds."""
-
 import hashlib
 import subprocess
 import sys
@@ -14,14 +12,11 @@ from plain_lightning import assert_equal, federate, module, weights
 from safetensors.torch import save
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.channel import Wire
+from fedlight import CoordinateMedian, FedAdam, FedAvg, Wire
+from fedlight.federation import Average
 from fedlight.federation.client import Identity, SharedDirections, serialized_bytes
+from fedlight.federation.forward import ZerothOrder
 from fedlight.federation.forward.fedkseed import INDICES, SCALARS, SUMS, FedKSeed, decode, encode
-from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.server import FedAdam
 
 FORWARD = {"forward": ZerothOrder(1e-2)}
 
@@ -240,17 +235,11 @@ def test_bytes_are_known_before_a_round(settings, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"forward": None},
-            "not all visits of this run are such: set forward=ZerothOrder",
-        ),
+        ({"forward": None}, "not all visits of this run are such: set forward=ZerothOrder"),
         ({"channel": Wire()}, "channel=Wire would round the indices: leave channel out"),
         ({"server": FedAdam(0.1)}, "server=FedAdam with lr=0.1 would undo: take Average with lr=1"),
         ({"server": Average(0.5)}, "server=Average with lr=0.5 would undo"),
-        (
-            {"aggregation": CoordinateMedian()},
-            "the weighted sum of the clients' scalars: leave agg",
-        ),
+        ({"aggregation": CoordinateMedian()}, "the weighted sum of the clients' scalars: leave agg"),
         ({"forward": ZerothOrder(weight_decay=0.1)}, "weight_decay=0.1 goes another way: set it to 0"),
         (
             {"settings": {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}},

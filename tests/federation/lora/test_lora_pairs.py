@@ -1,5 +1,3 @@
-"""Pairs of LoRA factors are found by the names that PEFT gives them, and cut or padded without changing a product."""
-
 import pytest
 import torch
 from torch import nn

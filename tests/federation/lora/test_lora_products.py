@@ -1,5 +1,3 @@
-"""Sums of products of LoRA factors against the same sums multiplied out."""
-
 import copy
 import random
 
@@ -7,12 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedlight.federation.aggregation import CoordinateMedian
+from fedlight import CoordinateMedian, FedAvg, Update
 from fedlight.federation.algorithm import WeightedSum, aggregation_of
-from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.lora.product_average import ProductAverage, new_factors
-from fedlight.federation.client import Update
-from fedlight.federation.lora.pairs import find_pairs
+from fedlight.federation.lora import find_pairs
 from fedlight.federation.lora.products import (
     ProductSums,
     Term,

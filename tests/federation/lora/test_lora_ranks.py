@@ -1,16 +1,10 @@
-"""Ranks of clients: who has which, slices and zeros, what goes over the wire, and what is refused."""
-
 import pytest
 import torch
 from plain_lightning import Uploads
 
 from fedlight.callbacks.loop.visits.visit import RankedExchange
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.channel import Wire
-from fedlight.federation.client import Client, Identity, Visit, Work
-from fedlight.federation.codecs import Quantize, TopK
+from fedlight.federation import Algorithm, Client, Identity, Quantize, TopK, Visit, Wire, Work
+from fedlight.federation.algorithms.lora import FlexLoRA, HetLoRA
 from fedlight.federation.lora.ranks import (
     PRUNED,
     cut_module,

@@ -1,5 +1,3 @@
-"""Rank collapse by itself: clients that learn nothing shrink what few of them have, unless means are over those."""
-
 from types import SimpleNamespace
 
 import numpy as np

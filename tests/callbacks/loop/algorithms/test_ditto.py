@@ -1,5 +1,3 @@
-"""Ditto in the federated loop against Algorithm 1 of the paper written out, and against FedAvg and local training."""
-
 import pytest
 from plain_lightning import assert_equal
 from stacked import CLIENTS, Points, fit
@@ -14,14 +12,8 @@ from two_parts import (
     weights,
 )
 
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
+from fedlight import Ditto, FedAvg, FedProx, LocalOnly, Quantize, Scaffold, Wire
 from fedlight.federation.client import Client, serialized_bytes
-from fedlight.federation.codecs import Quantize
 
 LAMBDA = 0.7
 

@@ -1,5 +1,3 @@
-"""FedBiscuit in the federated loop: linear models as adapters, clients whose targets contradict each other."""
-
 import lightning as L
 import numpy as np
 import pytest
@@ -9,11 +7,8 @@ from plain_lightning import Numbers, assert_equal, ten_clients, trainer, weights
 from tastes import SIGNS, Adapters, Spread, Tastes, run
 from torch import nn
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.algorithms.assignments import NearestGroups, OptimalGroups
-from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight import Algorithm, FedAvg, FederatedLoop, FederatedWrapper
+from fedlight.federation.algorithms import NearestGroups, OptimalGroups
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit, greedy
 from fedlight.federation.client import Client, Visit, serialized_bytes
 

@@ -1,5 +1,3 @@
-"""FedRep and FedPer in the federated loop against the papers' algorithms written out."""
-
 import pytest
 import torch
 from plain_lightning import assert_equal
@@ -15,8 +13,7 @@ from two_parts import (
     weights,
 )
 
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms import FedAvg, FedRep
 from fedlight.federation.client import serialized_bytes
 
 HEAD, BODY = {"head.weight", "head.bias"}, {"body.weight", "body.bias"}

@@ -1,5 +1,3 @@
-"""FewFedPIT in whole runs: what is trained from where, what leaves a client, and what does not."""
-
 import random
 
 import numpy as np
@@ -10,10 +8,8 @@ from plain_lightning import Numbers, Uploads, assert_equal, module, ten_clients,
 from synthesizing import Batches, Synthesizing, run, trained_on
 from torch.utils.data import TensorDataset
 
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.client import Identity
+from fedlight import FedAvg, FederatedWrapper, FewFedPIT
+from fedlight.federation import Identity
 
 SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items()}
 

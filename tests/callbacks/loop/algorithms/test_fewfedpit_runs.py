@@ -1,5 +1,3 @@
-"""Runs of FewFedPIT that are stopped and go on, lose clients, have lossy wires or other servers."""
-
 import lightning as L
 import pytest
 import torch
@@ -9,13 +7,8 @@ from plain_lightning import Regression, assert_equal, module, weights
 from synthesizing import Batches, Synthesizing, run
 from torch import nn
 
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.channel import Wire
+from fedlight import CoordinateMedian, FedAdam, FedAvg, FewFedPIT, Quantize, Wire
 from fedlight.federation.client import read
-from fedlight.federation.codecs import Quantize
-from fedlight.federation.server import FedAdam
 
 
 def made_in(data):

@@ -1,7 +1,4 @@
-"""Rounds of FewFedPIT with real weights on real instructions: mechanics alone, as the model knows children's stories.
-
-FEDLIGHT_SHARED names a folder with ``models/stories260k`` and ``data/natural_instructions``.
-"""
+"""FEDLIGHT_SHARED names a folder with ``models/stories260k`` and ``data/natural_instructions``."""
 
 import dataclasses
 import gzip
@@ -16,18 +13,12 @@ import lightning as L
 import pytest
 from tiny_world import write_rows
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.clients.few_shot import FewShot
-from fedlight.datamodules.clients.partition import Partition
+from fedlight import FederatedLoop, FewFedPIT, HashedEncoder, Lora, SFTModule, SyntheticInstructionDataModule
+from fedlight.datamodules.clients import FewShot, Partition
 from fedlight.datamodules.instructions.taught_rows import TaughtRows
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
 from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
-from fedlight.datamodules.vectors.encoders import HashedEncoder
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
 
 SHARED = Path(os.environ.get("FEDLIGHT_SHARED", "nowhere"))
 STORIES, TASKS = SHARED / "models/stories260k", SHARED / "data/natural_instructions/training.jsonl.gz"

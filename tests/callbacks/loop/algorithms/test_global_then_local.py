@@ -1,14 +1,11 @@
-"""Rounds of FedAvg and then of local training, each as the one and the other would be."""
-
 import pytest
 from plain_lightning import assert_equal
 from stacked import CLIENTS, Points, fit
 from two_parts import Recorder, TwoParts, close, resumed_equals_uninterrupted, trained, weights
 
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
+from fedlight import FedAdam, FedAvg, FedAvgM
+from fedlight.federation.algorithms import GlobalThenLocal
 from fedlight.federation.client import serialized_bytes
-from fedlight.federation.server import FedAdam, FedAvgM
 
 
 def test_global_rounds_are_fedavg_and_local_rounds_go_on_from_there():

@@ -1,15 +1,11 @@
-"""Local training alone: a client's model is what plain training of that client gives, whoever else there is."""
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from memories import loop_with
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.client_state import ClientMemories
+from fedlight import FedAvg, FederatedWrapper, LocalOnly
+from fedlight.federation import ClientMemories
 
 
 def test_the_global_model_stays_and_each_client_has_its_own():

@@ -1,5 +1,3 @@
-"""Averages of LoRA adapters in the federated loop against the papers' equations written out."""
-
 import copy
 import warnings
 from itertools import pairwise
@@ -25,23 +23,13 @@ from stacked import CLIENTS, Lora, Points, fit
 from torch import nn
 from two_parts import TwoParts, close
 
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import Algorithm, Average
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
-from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.algorithms.lora.product_average import ProductAverage
-from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
+from fedlight import ClipAndNoise, CoordinateMedian, FedAdam, FedAvg, FedProx, Quantize, Scaffold, TopK, Wire
+from fedlight.federation import Algorithm, Average
+from fedlight.federation.algorithms import FedRep
+from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, ProductAverage, RoLoRA
 from fedlight.federation.client import serialized_bytes
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.federation.forward import ZerothOrder
 from fedlight.federation.lora.pairs import factor_of, find_pairs
-from fedlight.federation.privacy import ClipAndNoise
-from fedlight.federation.server import FedAdam
 
 ALL = {
     "FFALoRA": FFALoRA(),

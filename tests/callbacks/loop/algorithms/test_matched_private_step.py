@@ -1,13 +1,10 @@
-"""FewFedPIT's private step: what a server learning rate makes of it, and which FedAvg takes the same step."""
-
 import pytest
 import torch
 from plain_lightning import module, ten_clients, weights
 from synthesizing import Synthesizing, run
 
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
+from fedlight import FedAvg, FewFedPIT
+from fedlight.federation import Average
 
 BETAS = (0.25, 0.5, 0.75)
 

@@ -1,5 +1,3 @@
-"""Personalised algorithms on emulated devices: costs of each visit are known before the round, and nothing else changes."""
-
 import pytest
 from fleets import make_fleet
 from plain_lightning import assert_equal
@@ -7,11 +5,7 @@ from stacked import Points, fit
 from tastes import Spread, run
 from two_parts import TwoParts, weights
 
-from fedlight.federation.algorithms.assignments import SoftGroups
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
+from fedlight.federation.algorithms import Ditto, FedBiscuit, FedRep, GlobalThenLocal, SoftGroups
 
 ALGORITHMS = {
     "Ditto": lambda: Ditto(0.5, personal_epochs=2),

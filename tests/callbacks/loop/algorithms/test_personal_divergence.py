@@ -1,12 +1,8 @@
-"""Clients that diverge under an algorithm with own models: they are left out as a whole, and keep what they had."""
-
 import pytest
 from plain_lightning import assert_equal
 from stacked import Lora, Points, fit, furthest
 
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedrep import FedRep
+from fedlight.federation.algorithms import Ditto, FedAvg, FedRep
 
 NAN = float("nan")
 ALGORITHMS = {

@@ -1,5 +1,3 @@
-"""Personalised algorithms on heads over frozen features: clients that contradict each other, alone and side by side."""
-
 import numpy as np
 import pytest
 import torch
@@ -7,17 +5,9 @@ from plain_lightning import assert_equal, trainer
 from stacked import furthest
 from two_parts import weights
 
-from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.modules.feature_selector import FeatureSelectorModule
-from fedlight.modules.language.optimizers import Optimization
+from fedlight import Ditto, FeatureSelectorModule, FedAvg, FederatedDataModule, FederatedLoop, Optimization
+from fedlight.callbacks.logs import ClientAccuracy
+from fedlight.federation.algorithms import FedBiscuit, FedRep, GlobalThenLocal, NearestGroups, SoftGroups
 
 DIMENSION, CLIENTS = 8, [f"p{i}" for i in range(8)]
 

@@ -1,5 +1,3 @@
-"""FedMIT and local self-generation: what FewFedPIT is compared with, on the same candidates."""
-
 from dataclasses import replace
 
 import pytest
@@ -7,11 +5,8 @@ import torch
 from plain_lightning import Numbers, assert_equal, module, ten_clients, weights
 from synthesizing import Batches, Synthesizing, run
 
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.self_made.fedmit import FedMIT
-from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
+from fedlight import FedAvg, FederatedWrapper, LocalOnly
+from fedlight.federation.algorithms.self_made import FedMIT, LocalSelfGeneration
 
 EVERYONE = [*ten_clients(None)]
 

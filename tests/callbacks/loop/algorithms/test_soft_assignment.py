@@ -1,5 +1,3 @@
-"""FedBiscuit with weights over all selectors: rounds, weights and predictions written out."""
-
 import csv
 
 import numpy as np
@@ -11,15 +9,11 @@ from plain_lightning import assert_equal, weights
 from tastes import SIGNS, Adapters, Spread, Tastes, run
 from two_parts import Recorder
 
-from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
+from fedlight import ClipAndNoise, CoordinateMedian, FedAvg, FedBiscuit, Wire
+from fedlight.callbacks.logs import ClientAccuracy
 from fedlight.callbacks.logs.group_log import GroupLog, read_selectors
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithms.assignments import NearestGroups, SoftGroups
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.channel import Wire
+from fedlight.federation.algorithms import NearestGroups, SoftGroups
 from fedlight.federation.client import serialized_bytes
-from fedlight.federation.privacy import ClipAndNoise
 
 LR = 0.05
 

@@ -1,5 +1,3 @@
-"""Fleets in which the small devices train by forward passes alone, and the smallest not at all."""
-
 import lightning as L
 import pytest
 import torch
@@ -8,14 +6,10 @@ from plain_lightning import Regression, assert_equal, federate, module, weights
 from stacked import fit
 from tiny_world import VOTES
 
+from fedlight import FedProx, Lora, Optimization, PreferenceDataModule, SFTModule
 from fedlight.callbacks.loop.fitted_step import FittedStep
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.split import Split
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
-from fedlight.modules.sft import SFTModule
+from fedlight.federation.forward import ZerothOrder
 
 GIB = 2**30
 SETTINGS = {"forward": ZerothOrder(1e-2, perturbations=2, only_where_needed=True)}
@@ -50,11 +44,7 @@ def test_each_device_trains_as_it_can(tmp_path, peaks):
     numel = sum(p.numel() for p in model.parameters())
     rows, _, _, _ = rounds_of(2, model=model, fleet=fleet, clients_per_round=10, **SETTINGS)
     how = {(row["device"], row["train"], row["reason"]) for row in rows}
-    assert how == {
-        ("large", "backprop", ""),
-        ("small", "forward", ""),
-        ("none", "forward", "out_of_memory"),
-    }
+    assert how == {("large", "backprop", ""), ("small", "forward", ""), ("none", "forward", "out_of_memory")}
     for row in rows:
         assert row["peak_bytes"] <= row["budget_bytes"] or row["device"] == "none"
         resting = tuple(row[f"{part}_bytes"] for part in ("base", "adapter", "gradient", "moment"))

@@ -1,5 +1,3 @@
-"""Visits that are trained by forward passes alone: against MeZO written out, and in the company of everything else."""
-
 import copy
 import random
 from hashlib import blake2b
@@ -10,38 +8,13 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from plain_lightning import (
-    Numbers,
-    Regression,
-    assert_equal,
-    federate,
-    module,
-    ten_clients,
-    trainer,
-    weights,
-)
+from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 from tastes import Adapters, run
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
-from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.algorithms.lora.product_average import ProductAverage
-from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.codecs import Quantize
+from fedlight import CoordinateMedian, FederatedLoop, FederatedWrapper, LocalOnly, Quantize, Scaffold, Wire
+from fedlight.federation.algorithms import Ditto, FedAvg, FedBiscuit, FedProx, FedRep, GlobalThenLocal
+from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, FlexLoRA, HetLoRA, ProductAverage, RoLoRA
 from fedlight.federation.forward.zeroth_order import ZerothOrder, direction, estimate, perturb
 
 LR, EPS = 0.02, 0.01
@@ -389,14 +362,7 @@ def test_forward_only_training_learns():
     loop = {"clients_per_round": 10, "local_steps": 5, "algorithm": FedAvg("normalized")}
     forward = ZerothOrder(perturbations=2, lr_scale=0.5)
     model = module(optimizer="SGD", dropout=0.0)
-    federate(
-        4,
-        model=model,
-        callbacks=[Logged()],
-        settings=settings,
-        forward=forward,
-        **loop,
-    )
+    federate(4, model=model, callbacks=[Logged()], settings=settings, forward=forward, **loop)
     assert numbers[-1] < 0.7 * numbers[0]
 
 
@@ -474,10 +440,7 @@ def test_a_class_that_says_so_is_taken():
             "only_where_needed=True asks the memory of each client's device, and there are no dev",
         ),
         (
-            {
-                "forward": ZerothOrder(forward_weight=0.5),
-                "aggregation": CoordinateMedian(),
-            },
+            {"forward": ZerothOrder(forward_weight=0.5), "aggregation": CoordinateMedian()},
             "forward_weight=0.5 is a factor on weights, and CoordinateMedian has none",
         ),
     ],

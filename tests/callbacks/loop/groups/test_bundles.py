@@ -1,5 +1,3 @@
-"""Groups and bundles of a round's visits."""
-
 import random
 
 from fedlight.callbacks.loop.groups.bundles import form_bundles

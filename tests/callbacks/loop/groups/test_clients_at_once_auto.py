@@ -1,5 +1,3 @@
-"""``clients_at_once: auto``: the number is found in a trial, said once, and changes no result beyond rounding."""
-
 import logging
 import sys
 
@@ -9,10 +7,9 @@ from plain_lightning import assert_equal
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 from thread_team import on_team
 
+from fedlight import FedProx, Visit
 from fedlight.callbacks.loop.groups import at_once
 from fedlight.callbacks.loop.groups.at_once import AtOnce
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.client import Visit
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""Clients that are trained in one batch, of a user's own module: as if each had trained alone."""
-
 import copy
 
 import pytest
@@ -7,25 +5,11 @@ import torch
 from plain_lightning import assert_equal
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 
+from fedlight import CoordinateMedian, Ditto, FedAdam, FedAvg, FedProx, LocalOnly, Quantize, Scaffold, Wire
 from fedlight.callbacks.loop.groups.side_by_side import clip_by_client
-from fedlight.callbacks.loop.parts.optimizers import StepSchedules
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
-from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.algorithms.lora.product_average import ProductAverage
-from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.codecs import Quantize
-from fedlight.federation.server import FedAdam
+from fedlight.callbacks.loop.parts import StepSchedules
+from fedlight.federation.algorithms import FedRep, GlobalThenLocal
+from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, FlexLoRA, HetLoRA, ProductAverage, RoLoRA
 
 ALGORITHMS = {
     "FedAvg": {"algorithm": FedAvg()},

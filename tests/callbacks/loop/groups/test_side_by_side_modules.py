@@ -1,24 +1,12 @@
-"""fedlight's modules with clients side by side, under its algorithms: as if each client had trained alone."""
-
 import pytest
 import torch
 from nested import nested
 from stacked import assert_same_rows, fit, furthest
 from tiny_world import VOTES
 
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from fedlight.federation.algorithms.assignments import SoftGroups
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
-from fedlight.modules.reward import RewardModule
-from fedlight.modules.selector import SelectorModule
-from fedlight.modules.sft import SFTModule
+from fedlight import Lora, Optimization, PreferenceDataModule, RewardModule, SelectorModule, SFTModule
+from fedlight.federation.algorithms import FedAvg, FedBiscuit, FedProx, LocalOnly, Scaffold, SoftGroups
+from fedlight.modules import DPOModule
 
 MODULES = {"selector": SelectorModule, "sft": SFTModule, "dpo": DPOModule, "reward": RewardModule}
 ALGORITHMS = {"FedAvg": FedAvg, "FedProx": lambda: FedProx(0.5), "Scaffold": Scaffold, "LocalOnly": LocalOnly}

@@ -1,5 +1,3 @@
-"""What cannot be trained for several clients at once is refused before anything is trained, with the remedy."""
-
 import lightning as L
 import pytest
 import torch

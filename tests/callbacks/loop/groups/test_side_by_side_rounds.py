@@ -1,5 +1,3 @@
-"""Rounds with clients side by side that diverge, are stopped, go on, are attacked, or run on devices."""
-
 import lightning as L
 import pytest
 from fleets import make_fleet
@@ -8,15 +6,10 @@ from plain_lightning import assert_equal
 from stacked import Lora, Points, assert_same_rows, by_visit, fit, furthest
 from tiny_world import VOTES
 
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight import FedAdam, FedProx, Optimization, PreferenceDataModule, Scaffold, SFTModule
 from fedlight.datamodules.rows.split import Split
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.forward.zeroth_order import ZerothOrder
-from fedlight.federation.server import FedAdam
+from fedlight.federation.forward import ZerothOrder
 from fedlight.modules.language import adapters
-from fedlight.modules.language.optimizers import Optimization
-from fedlight.modules.sft import SFTModule
 
 NAN, INF = float("nan"), float("inf")
 

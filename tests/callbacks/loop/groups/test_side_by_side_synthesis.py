@@ -1,19 +1,10 @@
-"""Clients that make training data for themselves, side by side: each visit trains on what the client chose alone."""
-
 import pytest
 from nested import nested
 from stacked import assert_same_rows, fit, furthest
 from synthetic_data import Words
 
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.federation.algorithms.self_made.fedmit import FedMIT
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
-from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
-from fedlight.modules.sft import SFTModule
+from fedlight import FewFedPIT, Lora, Optimization, Partition, SFTModule, SyntheticInstructionDataModule
+from fedlight.federation.algorithms.self_made import FedMIT, FewFedWeight, LocalSelfGeneration
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 SETTINGS = {"columns": COLUMNS, "template": "POST : {instruction} {input}\nCHOICE :", "max_tokens": 64}

@@ -1,5 +1,3 @@
-"""Settings and parts that do not go with buffered rounds: refused with setting, value and remedy before work starts."""
-
 import lightning as L
 import pytest
 import torch
@@ -7,30 +5,14 @@ from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from plain_lightning import Numbers, Regression, module, ten_clients, trainer
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import ClipAndNoise, FederatedLoop, FederatedWrapper, FewFedPIT, PrivateMean, Visit, Wire
+from fedlight.callbacks.loop.parts import AveragedBuffers, ProductError
 from fedlight.callbacks.loop.parts.buffered import Buffered
-from fedlight.callbacks.loop.parts.buffers import AveragedBuffers
-from fedlight.callbacks.loop.parts.product_error import ProductError
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.algorithms.lora.product_average import ProductAverage
-from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.algorithms.self_made.fedmit import FedMIT
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
-from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.asynchronous.schedule import ServerStep
-from fedlight.federation.channel import Wire
-from fedlight.federation.client import Visit
-from fedlight.federation.forward.fedkseed import FedKSeed
-from fedlight.federation.privacy import ClipAndNoise, PrivateMean
+from fedlight.federation.algorithms import FedAvg, FedBiscuit, GlobalThenLocal, LocalOnly, Scaffold
+from fedlight.federation.algorithms.lora import FlexLoRA, HetLoRA, ProductAverage, RoLoRA
+from fedlight.federation.algorithms.self_made import FedMIT, FewFedWeight, LocalSelfGeneration
+from fedlight.federation.asynchronous import FedBuff, ServerStep
+from fedlight.federation.forward import FedKSeed
 
 MODE = r"buffered rounds: "
 
@@ -61,14 +43,8 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint, tmp_path):
             {"clients_per_round": 11},
             "clients_per_round=11 is more than the 10 clients of the data: set clients_per_round=10 or less",
         ),
-        (
-            {"buffered": FedBuff(2, concurrency=11)},
-            "concurrency=11 is more than the 10 clients of the data",
-        ),
-        (
-            {"buffered": FedBuff(11)},
-            "buffer_size=11 is more than the 10 clients of the data",
-        ),
+        ({"buffered": FedBuff(2, concurrency=11)}, "concurrency=11 is more than the 10 clients of the data"),
+        ({"buffered": FedBuff(11)}, "buffer_size=11 is more than the 10 clients of the data"),
         ({"parts": [AveragedBuffers()]}, MODE + "AveragedBuffers .* take LocalBuffers"),
         ({"aggregation": PrivateMean(1.0, 0.5, delta=0.01)}, MODE + "epsilon is computed for cohorts"),
         ({"channel": Wire(up=ClipAndNoise(1.0, 0.5, delta=0.01))}, MODE + "epsilon is computed for cohorts"),

@@ -1,5 +1,3 @@
-"""Buffered runs that go on from a checkpoint: who is at work, and the models that they received, are in it."""
-
 import shutil
 
 import lightning as L
@@ -9,15 +7,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.channel import Wire
-from fedlight.federation.client_state import ClientMemories
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.server import FedAdam
+from fedlight import Ditto, FedAdam, FederatedWrapper, FedProx, Quantize, TopK, VisitLog, Wire
+from fedlight.federation import ClientMemories
+from fedlight.federation.asynchronous import FedBuff
 
 pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 DEVICES = {

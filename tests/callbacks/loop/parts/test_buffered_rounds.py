@@ -1,5 +1,3 @@
-"""Buffered rounds: equal to synchronous ones where they have to be, to FedBuff's equations, and to a trace by hand."""
-
 import warnings
 from types import SimpleNamespace
 
@@ -14,24 +12,14 @@ from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer,
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, TwoParts, close, trained
 
-from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight import Ditto, FedAdam, FedAvg, FederatedLoop, FederatedWrapper, FedProx, Visit, VisitLog, Wire
 from fedlight.callbacks.loop.devices import DeviceEmulation
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts import LocalBuffers
 from fedlight.callbacks.loop.parts.buffered import Buffered
-from fedlight.callbacks.loop.parts.buffers import LocalBuffers
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
-from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.channel import Wire
-from fedlight.federation.client import Visit
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.server import FedAdam
+from fedlight.federation import Average, Quantize, TopK
+from fedlight.federation.algorithms import FedRep
+from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA
+from fedlight.federation.asynchronous import FedBuff
 
 OF_BUFFERED = ("asked_round", "staleness", "start_seconds", "arrival_seconds")
 """Columns of visits.csv that synchronous rounds do not have."""
@@ -71,10 +59,7 @@ def seconds_of_upload(folder, **seconds):
         (lambda: Ditto(0.5, 2), {}),
         (lambda: FedRep(["net.3"]), {"clients_per_round": lambda: 10}),  # who comes again is sent less
         (FFALoRA, {"model": lambda: with_lora()}),
-        (
-            FedSALoRA,
-            {"model": lambda: with_lora(), "clients_per_round": lambda: 10},
-        ),
+        (FedSALoRA, {"model": lambda: with_lora(), "clients_per_round": lambda: 10}),
     ],
 )
 def test_buffer_cohort_and_concurrency_of_one_size_on_equal_devices_are_the_synchronous_run(
@@ -153,9 +138,7 @@ def test_the_whole_schedule_is_known_before_the_first_batch(tmp_path):
                     foreseen.append((idx, one.client_id, one.asked, one.start_seconds, one.reason, now))
 
     made = FederatedLoop(
-        clients_per_round=5,
-        local_steps=None,
-        fleet=make_fleet(tmp_path, buffered=FedBuff(2), **devices),
+        clients_per_round=5, local_steps=None, fleet=make_fleet(tmp_path, buffered=FedBuff(2), **devices)
     )
     rows = []
 

@@ -1,14 +1,11 @@
-"""Advice to use fewer threads: when it is given, how often, and what looking costs."""
-
 import logging
 
 import pytest
 import torch
 from plain_lightning import Numbers, Regression, ten_clients, trainer
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import FederatedLoop, FederatedWrapper
 from fedlight.callbacks.loop.parts.core_watch import PERIOD_SECONDS, CoreWatch, fewer_threads, waited_seconds
-from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 LOGGER = "lightning.pytorch.utilities.rank_zero"
 

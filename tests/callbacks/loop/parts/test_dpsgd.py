@@ -1,5 +1,3 @@
-"""DP-SGD in whole runs: the steps written out example by example, what is counted, and what is refused."""
-
 import math
 from collections import Counter
 from pathlib import Path
@@ -22,23 +20,14 @@ from torch import nn
 from torch.utils.data import WeightedRandomSampler
 from two_parts import Recorder, TwoParts
 
+from fedlight import FederatedLoop, FederatedWrapper, FedProx, FewFedPIT, Scaffold, SFTModule, derive_seed
 from fedlight.augmentation.less.example_gradients import example_gradients
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.parts.buffers import LocalBuffers
-from fedlight.callbacks.loop.parts.dpsgd import DPSGD
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.assignments import SoftGroups
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.callbacks.loop.parts import DPSGD, LocalBuffers
+from fedlight.federation.algorithms import FedBiscuit, SoftGroups
+from fedlight.federation.algorithms.lora import FFALoRA, HetLoRA
+from fedlight.federation.forward import ZerothOrder
+from fedlight.modules import ProjectorModule
 from fedlight.modules.language.adapters import Lora, trained_parameters
-from fedlight.modules.projector import ProjectorModule
-from fedlight.modules.sft import SFTModule
-from fedlight.support.seeding import derive_seed
 
 LR = 0.1
 
@@ -88,13 +77,7 @@ def test_a_visit_equals_a_loop_over_examples(clip_norm, noise):
     """Of clients with whole batches, with less than one, and at several steps; with a large norm it is plain training."""
     seen, recorder, made = {}, Recorder(), TwoParts(lr=LR)
     start = weights(made)
-    fit(
-        made,
-        Points(),
-        rounds=1,
-        callbacks=[recorder, uploads_of(seen)],
-        parts=[DPSGD(clip_norm, noise)],
-    )
+    fit(made, Points(), rounds=1, callbacks=[recorder, uploads_of(seen)], parts=[DPSGD(clip_norm, noise)])
     assert {visit.client_id for visit, _ in recorder.visits[0]} == {*CLIENTS}
     for visit, batches in recorder.visits[0]:
         seed = derive_seed(0, "visit", 0, visit.client_id, "train")

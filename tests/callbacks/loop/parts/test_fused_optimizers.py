@@ -1,5 +1,3 @@
-"""A project's Adam and AdamW on torch's fused kernel: who gets it, and that the steps are the same."""
-
 import copy
 
 import lightning as L
@@ -11,11 +9,8 @@ from plain_lightning import Numbers, Regression, ten_clients, trainer
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper, FedProx
 from fedlight.callbacks.loop.parts.optimizers import use_fused_kernels
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
 
 SETTINGS = {
     "AdamW": {"lr": 0.02, "weight_decay": 0.1},

@@ -1,5 +1,3 @@
-"""Limits of one client's part in a round: numbers by hand, and the word of a run that only warns."""
-
 import itertools
 from types import SimpleNamespace
 
@@ -8,14 +6,10 @@ import torch
 from fleets import make_fleet, rounds_of, with_buffer
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import CoordinateMedian, FederatedLoop, FederatedWrapper, PrivateMean, Update
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import WeightedSum
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.client import Update
-from fedlight.federation.privacy import PrivateMean
+from fedlight.federation import WeightedSum
+from fedlight.federation.asynchronous import FedBuff
 
 FIVE = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0**62}
 """Norm of each update; the median is 2."""

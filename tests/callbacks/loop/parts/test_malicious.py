@@ -1,5 +1,3 @@
-"""Clients that lie in whole runs: what reaches the server, under other algorithms, side by side, in processes, resumed."""
-
 import logging
 
 import lightning as L
@@ -14,20 +12,11 @@ from tastes import run as run_selectors
 from thread_team import on_team
 from written_out import SHARES, assert_close, local, recorded
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.parts.limits import Limits
-from fedlight.callbacks.loop.parts.malicious import Malicious
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.byzantine.liars import Liars
-from fedlight.federation.byzantine.whole_updates import FLTrust, Krum
-from fedlight.federation.forward.fedkseed import FedKSeed
-from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight import CoordinateMedian, Ditto, FedAvg, FedBiscuit, FederatedLoop, FederatedWrapper, Scaffold
+from fedlight.callbacks.loop.parts import Limits, Malicious
+from fedlight.federation.algorithms.lora import HetLoRA
+from fedlight.federation.byzantine import FLTrust, Krum, Liars
+from fedlight.federation.forward import FedKSeed, ZerothOrder
 from fedlight.flower.parts import refuse_unsupported
 
 GIVEN = Liars(clients=["c1", "c4", "c6"])

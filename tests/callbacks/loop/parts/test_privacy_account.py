@@ -1,5 +1,3 @@
-"""What a run says of its privacy: epsilon at the delta that was asked for, and that delta beside it."""
-
 import itertools
 import logging
 import math
@@ -11,13 +9,10 @@ import pytest
 from fleets import make_fleet
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight import FederatedLoop, FederatedWrapper, Quantize, Wire
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.asynchronous.fedbuff import FedBuff
-from fedlight.federation.channel import Wire
+from fedlight.federation.asynchronous import FedBuff
 from fedlight.federation.client import Identity, Update, cohort_in_turn, uniform_cohort
-from fedlight.federation.codecs import Quantize
 from fedlight.federation.privacy import (
     ClipAndNoise,
     PrivateMean,

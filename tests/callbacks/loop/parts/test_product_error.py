@@ -1,5 +1,3 @@
-"""fed/product_error against the clients' and the server's products multiplied out, and where it is left out."""
-
 import copy
 from itertools import pairwise
 
@@ -24,26 +22,12 @@ from tastes import run as train_selectors
 from torch import nn
 from two_parts import TwoParts
 
-from fedlight.callbacks.loop.parts.product_error import ProductError
-from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
-from fedlight.federation.algorithms.lora.ffa_lora import FFALoRA
-from fedlight.federation.algorithms.lora.ro_lora import RoLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.client import Visiting
-from fedlight.federation.codecs import Quantize
-from fedlight.federation.lora.pairs import find_pairs
-from fedlight.federation.privacy import PrivateMean
-from fedlight.federation.server import FedAdam
+from fedlight import FedAdam, FedBiscuit, FedProx, LocalOnly, PrivateMean, Quantize, Scaffold, Visiting, Wire
+from fedlight.callbacks.loop.parts import ProductError
+from fedlight.federation import Algorithm, CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithms import Ditto, FedAvg, FedRep, GlobalThenLocal
+from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, RoLoRA
+from fedlight.federation.lora import find_pairs
 
 
 class Uploads(L.Callback):

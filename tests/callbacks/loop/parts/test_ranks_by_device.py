@@ -1,5 +1,3 @@
-"""Ranks by device and the largest that fits: costs at the client's own rank, one byte that decides, rows and tables."""
-
 import pytest
 from fleets import make_fleet
 from ranked import Ranked, run, trained_of
@@ -8,11 +6,9 @@ from safetensors.torch import save
 from stacked import CLIENTS, Points
 
 from fedlight.callbacks.progress.run_summary import device_table
-from fedlight.devices.cost import CostMeter
+from fedlight.devices import BatchShape, CostMeter
 from fedlight.devices.memory import resting_footprint
-from fedlight.devices.shape import BatchShape
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
+from fedlight.federation.algorithms.lora import FlexLoRA, HetLoRA
 
 
 def costs(rank):

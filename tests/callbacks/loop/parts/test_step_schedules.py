@@ -1,5 +1,3 @@
-"""Schedules that step within a round: each client goes through the same piece of them, whatever the order of the clients."""
-
 from itertools import pairwise
 
 import lightning as L
@@ -11,11 +9,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from written_out import LR, assert_close, combined, gradients, recorded
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.parts.optimizers import StepSchedules
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper, Scaffold
+from fedlight.callbacks.loop.parts import StepSchedules
 
 DECAY = 0.9
 
@@ -188,11 +183,7 @@ def test_a_schedule_that_manual_optimization_steps_by_round_goes_on_whoever_is_l
 def test_scaffold_is_exact_under_a_schedule_by_step():
     """It divides by the sum of the rates of a visit."""
     start, found, rounds = recorded(
-        rounds=5,
-        clients_per_round=7,
-        model=Scheduled(by_step),
-        algorithm=Scaffold(),
-        parts=[StepSchedules()],
+        rounds=5, clients_per_round=7, model=Scheduled(by_step), algorithm=Scaffold(), parts=[StepSchedules()]
     )
     zero = {name: torch.zeros_like(value) for name, value in start.items()}
     state, control, controls = start, zero, dict.fromkeys(ten_clients(None), zero)
@@ -338,10 +329,7 @@ def every_second_batch(optimizer):
     ("make", "message"),
     [
         (plateau_by_step, "ReduceLROnPlateau with interval 'step' would compare .* set interval 'epoch'"),
-        (
-            every_second_batch,
-            "ExponentialLR steps every 2 batches .* local_steps to a multiple of 2",
-        ),
+        (every_second_batch, "ExponentialLR steps every 2 batches .* local_steps to a multiple of 2"),
     ],
 )
 def test_schedules_that_depend_on_the_order_of_clients_are_refused(make, message):

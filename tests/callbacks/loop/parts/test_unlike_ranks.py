@@ -1,5 +1,3 @@
-"""HetLoRA and FlexLoRA in the federated loop against their equations, with clients trained in modules of their own ranks."""
-
 import copy
 import warnings
 
@@ -26,19 +24,13 @@ from safetensors.torch import save
 from stacked import CLIENTS, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, close, share_of
 
-from fedlight.callbacks.loop.parts.product_error import ProductError
-from fedlight.federation.aggregation import CoordinateMedian
-from fedlight.federation.algorithm import Average
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.channel import Wire
+from fedlight import CoordinateMedian, FedAdam, FedAvg, FedProx, Quantize, TopK, Wire
+from fedlight.callbacks.loop.parts import ProductError
+from fedlight.federation import Average
+from fedlight.federation.algorithms.lora import FlexLoRA, HetLoRA
 from fedlight.federation.client import DIVERGED
-from fedlight.federation.codecs import Quantize, TopK
-from fedlight.federation.forward.zeroth_order import ZerothOrder
+from fedlight.federation.forward import ZerothOrder
 from fedlight.federation.lora.ranks import PRUNED
-from fedlight.federation.server import FedAdam
 
 
 def zero_padded(sparsity):
@@ -434,16 +426,8 @@ class TwoOptimizers(Ranked):
 @pytest.mark.parametrize(
     ("algorithm", "settings", "message"),
     [
-        (
-            HetLoRA(),
-            {"aggregation": CoordinateMedian()},
-            "HetLoRA is an average .* take out aggregation",
-        ),
-        (
-            FlexLoRA(),
-            {"aggregation": CoordinateMedian()},
-            "aggregation combines coordinates: take it",
-        ),
+        (HetLoRA(), {"aggregation": CoordinateMedian()}, "HetLoRA is an average .* take out aggregation"),
+        (FlexLoRA(), {"aggregation": CoordinateMedian()}, "aggregation combines coordinates: take it"),
         (FlexLoRA(), {"server": FedAdam()}, "take Average with lr=1, or HetLoRA"),
         (FlexLoRA(), {"server": Average(0.5)}, "take Average with lr=1, or HetLoRA"),
         (FlexLoRA(), {"channel": Wire(up=TopK(0.1, error_feedback=True))}, "set error_feedback=false"),

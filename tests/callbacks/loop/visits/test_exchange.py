@@ -1,14 +1,9 @@
-"""What goes over the wire in a visit, and what of it the server can be asked about."""
-
 import torch
 from plain_lightning import Uploads
 
+from fedlight import Algorithm, Scaffold, TopK, Wire
 from fedlight.callbacks.loop.visits.visit import Exchange
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.client import Client, Identity, Visit, Work
-from fedlight.federation.codecs import TopK
+from fedlight.federation import Client, Identity, Visit, Work
 
 WORK = Work(num_steps=1, lr=1.0, mean_loss=0.0, seconds=0.0, lr_sums={"w": 1.0})
 STATE = {"w": torch.tensor([1.0, 2.0])}

@@ -1,5 +1,3 @@
-"""What a visit is said to have done: losses as the module gave them, steps of every kind of optimizer, their rates."""
-
 import csv
 from contextlib import nullcontext
 
@@ -10,13 +8,7 @@ from plain_lightning import Numbers, Regression, assert_equal, federate, module,
 from torch import nn
 from written_out import LR, assert_close, combined, doubled, gradients, recorded
 
-from fedlight.callbacks.logs.visit_log import VisitLog
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.progress.round_progress import RoundProgress
-from fedlight.datamodules.federated.by_client import FederatedWrapper
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight import FedAvg, FederatedLoop, FederatedWrapper, FedProx, RoundProgress, Scaffold, VisitLog
 
 
 def seeded(kind, *args):

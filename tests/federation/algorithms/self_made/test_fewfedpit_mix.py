@@ -1,5 +1,3 @@
-"""FewFedPIT's settings, the mix, and which visits a client has before it has been asked for candidates."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""FewFedWeight: weights of clients by hand, and a run with pseudo responses against its rounds written out."""
-
 import math
 from collections import defaultdict
 
@@ -11,17 +9,11 @@ from plain_lightning import trainer
 from tiny_world import write_rows
 from torch.nn import functional
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import FederatedLoop, InstructionDataModule, Lora, Optimization, Partition, SFTModule
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.datamodules.synthesis.pseudo_responses import PseudoResponses
-from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
-from fedlight.federation.client import Client, Visit, Work
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
-from fedlight.modules.sft import SFTModule
+from fedlight.datamodules.synthesis import PseudoResponses, SyntheticInstructionDataModule
+from fedlight.federation import Client, Visit, Work
+from fedlight.federation.algorithms.self_made import FewFedWeight
 
 LR = 0.05
 
