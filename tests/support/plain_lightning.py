@@ -43,6 +43,29 @@ class Uploads(L.Callback):
         self.seen.append(upload)
 
 
+class States(L.Callback):
+    """What reached the server of each client: (round, client) -> parameters."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_upload(self, upload):
+        assert (upload.round_idx, upload.client_id) not in self.seen
+        self.seen[upload.round_idx, upload.client_id] = upload.state
+
+
+class Metrics(L.Callback):
+    """What is logged after each round, of names with one of ``parts`` in them."""
+
+    def __init__(self, *parts):
+        self.parts, self.rounds = parts or ("",), []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        metrics = trainer.callback_metrics
+        names = [name for name in metrics if any(part in name for part in self.parts)]
+        self.rounds.append({name: float(metrics[name]) for name in names})
+
+
 class Numbers(L.LightningDataModule):
     def setup(self, stage):
         generator = torch.Generator().manual_seed(0)

@@ -267,9 +267,9 @@ KINDS = {
 }
 
 
-def train(name, root, label, processes, resumes=False, rounds=None):
+def train(name, root, label, processes, resumes=False, rounds=None, kind=None):
     """Train one kind of run in this process, of ``processes``, in ``root/label/name``; return what it leaves."""
-    kind, folder = KINDS[name](root), folder_of(root, name, label)
+    kind, folder = kind or KINDS[name](root), folder_of(root, name, label)
     ckpt_path = newest(folder) if resumes else None
     L.seed_everything(0, verbose=False)
     fleet = kind.loop.get("fleet")

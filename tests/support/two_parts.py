@@ -1,11 +1,7 @@
 """A network with a body and a head, runs of it whose batches are recorded, and local training written out for references."""
 
-import warnings
-
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from stacked import Points, fit
 from torch import nn
 from torch.func import functional_call
 
@@ -104,46 +100,3 @@ def close(found, expected, tolerance=2e-6):
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=tolerance, msg=name)
-
-
-def resumed_equals_uninterrupted(make_algorithm, folder, rounds=4, **more):
-    """Check weights, own models and what the algorithm remembers of a run resumed from each of its checkpoints."""
-
-    def run(label, ckpt_path=None):
-        save = ModelCheckpoint(
-            folder / label, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True
-        )
-        settings = {"enable_checkpointing": True, "default_root_dir": folder / label}
-        module = TwoParts("AdamW", lr=0.02)
-        *_, loop = fit(
-            module,
-            Points(),
-            algorithm=make_algorithm(),
-            rounds=rounds,
-            clients_per_round=2,
-            callbacks=[save],
-            settings=settings,
-            ckpt_path=ckpt_path,
-            **more,
-        )
-        return (
-            weights(module),
-            {name: loop.own_state(name) for name in loop.clients},
-            loop.algorithm.state_dict(),
-        )
-
-    whole = run("whole")
-    files = sorted((folder / "whole").glob("*.ckpt"))
-    assert len(files) == rounds
-    for file in files[:-1]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The dirpath has changed")
-            again = run(file.stem, file)
-        assert again[2] == whole[2]
-        for name, value in whole[0].items():
-            assert torch.equal(value, again[0][name]), name
-        for client, own in whole[1].items():
-            assert (own is None) == (again[1][client] is None)
-            for name, value in (own or {}).items():
-                assert torch.equal(value, again[1][client][name]), (client, name)
-    return whole

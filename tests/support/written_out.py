@@ -68,6 +68,28 @@ def combined(state, trained, weighting="unbiased"):
     return {name: sum(weight[c] * (trained[c][name] - state[name]) for c in trained) for name in state}
 
 
+def scaffold(start, rounds, visit, rates, weighting="unbiased"):
+    """The end of rounds of SCAFFOLD.
+
+    ``visit(round_idx, state, batches, change)`` trains a client as `local` does; ``rates(round_idx, name)`` is the sum of
+    the learning rates of its steps.
+    """
+    zero = {name: torch.zeros_like(value) for name, value in start.items()}
+    state, control, controls = start, zero, dict.fromkeys(SHARES, zero)
+    for idx, of_clients in enumerate(rounds):
+        trained, new = {}, {}
+        for client, batches in of_clients.items():
+            own, common = controls[client], control
+            now = visit(idx, state, batches, lambda n, g, _, own=own, common=common: g + common[n] - own[n])
+            trained[client] = now
+            new[client] = {n: own[n] - control[n] + (state[n] - w) / rates(idx, n) for n, w in now.items()}
+        change = {n: sum(new[c][n] - controls[c][n] for c in new) / len(SHARES) for n in state}
+        control = {n: c + change[n] for n, c in control.items()}
+        controls |= new
+        state = {n: w + combined(state, trained, weighting)[n] for n, w in state.items()}
+    return state
+
+
 def assert_close(found, expected):
     """As close as fp32 training can be to fp64."""
     assert found.keys() == expected.keys()
