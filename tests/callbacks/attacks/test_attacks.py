@@ -6,6 +6,7 @@ import pytest
 import torch
 from attacked import BOTH, attacks, files, fit, found, loop, make_data, random_rows
 from lightning.pytorch.loggers import CSVLogger
+from refusals import refusal
 from tiny_world import table
 
 from fedlight import SFTModule
@@ -176,9 +177,7 @@ def test_a_resumed_run_leaves_the_same_files(tiny_model, tmp_path, federated):
         (at,) = [number for number, row in enumerate(later) if row.startswith("1,global")]
         other = [*later[:at], f"{later[at]}1", *later[at + 1 :]]
         table_file.write_text("\n".join(other))
-        with pytest.raises(
-            ValueError, match=r"attacks\.csv is damaged or of another run: what memory_extraction found"
-        ):
+        with refusal(r"attacks\.csv is damaged or of another run: what memory_extraction found"):
             fit(tiny_model, cut, *callbacks(), ckpt_path=tmp_path / f"{at_end}.ckpt")
         table_file.write_text("\n".join(later[:-2]) + "\n")
         (cut / f"attacks/round_3/{NAMES[0]}.jsonl").write_text("{}\n")
@@ -232,28 +231,24 @@ def test_what_cannot_be_is_refused_before_any_work(kind, tiny_model, tmp_path):
         ({"targets": ()}, "must name `global`, `uploads` or both"),
         ({"targets": ["clients"]}, r"targets=\['clients'\] must be a Sequence"),
     ):
-        with pytest.raises(ValueError, match=f"{kind.__name__}.{said}" if "every_n" in said else said):
+        with refusal(f"{kind.__name__}.{said}" if "every_n" in said else said):
             kind(**settings)
-    with pytest.raises(
-        ValueError, match=r"targets=\['uploads'\] needs uploads, and so a federated loop: add one"
-    ):
+    with refusal(r"targets=\['uploads'\] needs uploads, and so a federated loop: add one"):
         fit(tiny_model, tmp_path, kind(targets=["uploads"]))
     callback = kind()
     trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[callback])
     trainer.datamodule = L.LightningDataModule()
-    with pytest.raises(
-        ValueError, match="needs a datamodule that knows the clients' rows, such as Instruction"
-    ):
+    with refusal("needs a datamodule that knows the clients' rows, such as Instruction"):
         callback.setup(trainer, L.LightningModule(), "fit")
     trainer.datamodule = make_data()
-    with pytest.raises(ValueError, match=r"needs a module with .*, such as SFTModule, not LightningModule"):
+    with refusal(r"needs a module with .*, such as SFTModule, not LightningModule"):
         callback.setup(trainer, L.LightningModule(), "fit")
     named = make_data(random_rows(tmp_path / "rows.jsonl"))
     named.setup("fit")
     named.client_rows["global"] = named.client_rows.pop("c0")
     trainer.datamodule, callback.targets = named, BOTH
     trainer.callbacks.append(loop())
-    with pytest.raises(ValueError, match="a client is called 'global', as the server's model; rename it"):
+    with refusal("a client is called 'global', as the server's model; rename it"):
         callback.setup(trainer, SFTModule(tiny_model), "fit")
     assert not (tmp_path / "attacks").exists()
 
@@ -275,24 +270,20 @@ def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
         ({"samples": 0}, r"MemoryExtraction\.samples=0 must be at least 1"),
         ({"clients": ["c9"]}, r"MemoryExtraction\.clients: 'c9' has no rows; there are c0, c1, c2"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with refusal(said):
             fit(tiny_model, tmp_path, MemoryExtraction(**settings))
-    with pytest.raises(ValueError, match="has no text in front of its first slot"):
+    with refusal("has no text in front of its first slot"):
         fit(
             tiny_model,
             tmp_path,
             MemoryExtraction(),
             data=make_data(template="{instruction} {input}\nCHOICE :"),
         )
-    with pytest.raises(ValueError, match=r"random_secrets=-1 must be at least 0"):
+    with refusal(r"random_secrets=-1 must be at least 0"):
         DiscoverableMemorization(random_secrets=-1)
-    with pytest.raises(
-        ValueError, match=r"random_secrets=5 is for the exposure of canaries, but Instruction.* none"
-    ):
+    with refusal(r"random_secrets=5 is for the exposure of canaries, but Instruction.* none"):
         fit(tiny_model, tmp_path, DiscoverableMemorization(random_secrets=5), data=make_data(canaries=None))
-    with pytest.raises(
-        ValueError, match=r"nobody trained on, and there are none: set data\.split\.val_share above 0"
-    ):
+    with refusal(r"nobody trained on, and there are none: set data\.split\.val_share above 0"):
         fit(tiny_model, tmp_path, MembershipInference(), data=make_data(val_share=0.0))
 
 

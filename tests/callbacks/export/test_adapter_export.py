@@ -2,6 +2,8 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from plain_lightning import trainer as make_trainer
+from refusals import refusal
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.export.adapter_export import AdapterExport
@@ -31,15 +33,7 @@ class FullDisk(NoAdapter):
 
 
 def fit(module, folder):
-    trainer = L.Trainer(
-        max_epochs=1,
-        callbacks=[AdapterExport(str(folder))],
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(1, [AdapterExport(str(folder))])
     trainer.fit(module, DataLoader(torch.ones(3, 1)))
 
 
@@ -70,7 +64,7 @@ def test_a_failed_export_leaves_the_older_folder(tmp_path):
 def test_a_module_without_an_adapter_is_refused_before_training(tmp_path):
     module = NoAdapter()
     before = module.layer.weight.item()
-    with pytest.raises(ValueError, match=r"NoAdapter has no method save_adapter\(folder\)"):
+    with refusal(r"NoAdapter has no method save_adapter\(folder\)"):
         fit(module, tmp_path / "adapter")
     assert module.layer.weight.item() == before
 
@@ -91,13 +85,10 @@ def fit_scored(folder, scores, epochs, checkpoint=None, monitor="score/x"):
     )
     module = WithAdapter()
     module.layer.weight.data.fill_(9.0)
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        callbacks=[AdapterExport(str(folder / "adapter"), monitor=monitor), Scored(scores), keeper],
-        logger=False,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = make_trainer(
+        epochs,
+        [AdapterExport(str(folder / "adapter"), monitor=monitor), Scored(scores), keeper],
+        enable_checkpointing=True,
     )
     trainer.fit(module, DataLoader(torch.ones(1, 1)), ckpt_path=checkpoint)
     return trainer, module
@@ -124,7 +115,5 @@ def test_the_best_epoch_of_a_resumed_run_is_that_of_the_whole_run(tmp_path):
 
 
 def test_a_metric_by_which_no_checkpoint_is_kept_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"AdapterExport.monitor='score/y': no ModelCheckpoint has this monitor"
-    ):
+    with refusal(r"AdapterExport.monitor='score/y': no ModelCheckpoint has this monitor"):
         fit_scored(tmp_path, [0.5], epochs=1, monitor="score/y")

@@ -3,6 +3,8 @@ import json
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
+from refusals import refusal
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
@@ -43,14 +45,7 @@ class LogProbs(Echo):
 
 
 def predict(module, path, data=None, fields=("completions",), copy=("index", "prompt")):
-    trainer = L.Trainer(
-        callbacks=[PredictionWriter(str(path), fields, copy)],
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(callbacks=[PredictionWriter(str(path), fields, copy)])
     trainer.predict(module, datamodule=data or Prompts(), return_predictions=False)
 
 
@@ -96,7 +91,7 @@ def test_lines_of_another_model_are_refused(tmp_path, other):
     path = tmp_path / "completions.jsonl"
     with pytest.raises(KeyError):
         predict(Echo(dies_at=3), path)
-    with pytest.raises(ValueError, match="begun with another model, other data or other settings: remove it"):
+    with refusal("begun with another model, other data or other settings: remove it"):
         predict(other, path)
     assert other.seen == []
 
@@ -140,13 +135,11 @@ def test_a_full_disk_is_named(tmp_path):
 
 
 def test_a_missing_key_and_a_wrong_shape_name_the_setting(tmp_path):
-    with pytest.raises(ValueError, match=r"copy=\['post'\]: the batch has no 'post', it has"):
+    with refusal(r"copy=\['post'\]: the batch has no 'post', it has"):
         predict(Echo(), tmp_path / "a.jsonl", copy=["post"])
-    with pytest.raises(ValueError, match=r"names 2 numbers per example, but predict_step returns list"):
+    with refusal(r"names 2 numbers per example, but predict_step returns list"):
         predict(Echo(), tmp_path / "b.jsonl", fields=["logp_a", "logp_b"])
-    with pytest.raises(
-        ValueError, match=r"names 3 numbers per example, but predict_step returns \(2, 2, 3\)"
-    ):
+    with refusal(r"names 3 numbers per example, but predict_step returns \(2, 2, 3\)"):
         predict(ThreeLogProbs(), tmp_path / "c.jsonl", fields=["a", "b", "c"])
 
 

@@ -3,6 +3,7 @@ import logging
 import lightning as L
 import numpy as np
 import torch
+from plain_lightning import trainer as make_trainer
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.logs.client_data import ClientData
@@ -39,17 +40,7 @@ class Fruit(FederatedDataModule):
 
 
 def fit(folder, data):
-    trainer = L.Trainer(
-        max_epochs=1,
-        callbacks=[ClientData()],
-        default_root_dir=folder,
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-    )
+    trainer = make_trainer(1, [ClientData()], default_root_dir=folder, limit_val_batches=0)
     trainer.fit(Line(), data)
 
 

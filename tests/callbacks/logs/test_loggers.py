@@ -1,6 +1,6 @@
-import lightning as L
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from plain_lightning import trainer as make_trainer
 from tiny_world import EVAL_PROMPTS, HELDOUT, VOTES, table
 
 from fedlight import DPOModule, FederatedLoop, Judge, PreferenceDataModule, PromptDataModule, WinRate
@@ -44,20 +44,16 @@ def logged(tiny_model, tmp_path_factory):
     loggers = [CSVLogger(folder, name="csv"), TensorBoardLogger(folder, name="tensorboard")]
     loggers += [WandbLogger(experiment=run, save_dir=folder)]
     prompts = PromptDataModule(EVAL_PROMPTS, tokenizer=tiny_model, max_tokens=128, eval_batch_size=12)
-    trainer = L.Trainer(
-        max_epochs=2,
-        callbacks=[
+    trainer = make_trainer(
+        2,
+        [
             FederatedLoop(clients_per_round=2, local_steps=2),
             WinRate(prompts, {"alphabet": LaterInTheAlphabet()}, max_new_tokens=4),
         ],
-        logger=loggers,
         log_every_n_steps=1,
         default_root_dir=folder,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
+        logger=loggers,
     )
     data = PreferenceDataModule(
         VOTES, split=Split(test_source=HELDOUT, val_share=0.2), view="dpo", tokenizer=tiny_model, batch_size=2

@@ -1,6 +1,7 @@
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.logs.visit_log import VisitLog
@@ -62,16 +63,7 @@ class Line(L.LightningModule):
 
 
 def fit(folder, callbacks, rounds, ckpt_path=None):
-    trainer = L.Trainer(
-        max_epochs=rounds,
-        callbacks=callbacks,
-        default_root_dir=folder,
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(rounds, callbacks, default_root_dir=folder)
     loader = DataLoader(torch.ones(2, 1), batch_size=1)
     trainer.fit(Line(), loader, loader, ckpt_path=ckpt_path, weights_only=True)
 

@@ -4,6 +4,7 @@ from itertools import accumulate
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
@@ -256,16 +257,7 @@ class Fits(L.Callback):
 
 def fit(on, **options):
     module, callback = make(), Fits(on)
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-        **options,
-    )
+    trainer = make_trainer(2, [callback], **options)
     batches = [make_batch(n, seed=n) for n in (7, 5, 6, 4)]
     trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
     return module, callback, {name: value.item() for name, value in trainer.callback_metrics.items()}

@@ -1,9 +1,8 @@
 import lightning as L
-import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
+from refusals import refusal
 
 from fedlight import FedAvg, FederatedLoop, FederatedWrapper, FedProx
 from fedlight.callbacks.loop.parts.optimizers import scaler_of
@@ -61,21 +60,8 @@ def test_algorithms_see_gradients_that_are_not_multiplied():
         torch.testing.assert_close(value, found[1][name], rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_resumed_equals_uninterrupted(tmp_path):
-    def saved(folder, ckpt_path=None):
-        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
-        return weights(run(callbacks=[save], ckpt_path=ckpt_path, enable_checkpointing=True)[0])
-
-    whole = saved(tmp_path / "whole")
-    for epoch in range(2):
-        assert_equal(whole, saved(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
-
-
 def test_optimizers_that_divide_by_the_scale_themselves_are_refused_where_gradients_are_changed():
-    with pytest.raises(
-        ValueError, match=r"SGD with fused=True divides .* after FedProx has added .* leave fused out"
-    ):
+    with refusal(r"SGD with fused=True divides .* after FedProx has added .* leave fused out"):
         run(FedProx(0.5), fused=True)
 
 

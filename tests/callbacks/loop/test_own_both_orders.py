@@ -1,9 +1,9 @@
 import csv
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
 from tiny_world import make_encoder, write_rows
 
 from fedlight import FederatedLoop, LocalOnly, Optimization, PreferenceDataModule, SelectorModule
@@ -75,17 +75,7 @@ def test_after_local_training(tmp_path):
     )
     loop = FederatedLoop(LocalOnly(), clients_per_round=2, local_steps=4)
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        callbacks=[loop, accuracy],
-    )
+    trainer = make_trainer(1, [loop, accuracy], limit_val_batches=0, default_root_dir=tmp_path)
     trainer.fit(module, data)
     module.eval()
     right, of, own_states, by_client = [], [], 0, {}

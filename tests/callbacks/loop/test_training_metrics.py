@@ -3,6 +3,7 @@ import math
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
 from tiny_world import HELDOUT, VOTES
 
 from fedlight import DPOModule, FedAvg, FederatedLoop, Lora, Optimization, PreferenceDataModule
@@ -51,16 +52,7 @@ def fit(tiny_model, broken=None, callbacks=(), **loop):
     )
     module.broken = broken
     loop = FederatedLoop(FedAvg(), clients_per_round=3, local_steps=2, **loop)
-    trainer = L.Trainer(
-        max_epochs=2,
-        callbacks=[loop, each, *callbacks],
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    trainer = make_trainer(2, [loop, each, *callbacks], num_sanity_val_steps=0)
     data = PreferenceDataModule(
         VOTES, split=Split(test_source=HELDOUT), view="dpo", tokenizer=tiny_model, batch_size=3
     )

@@ -6,6 +6,7 @@ import time
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
 from rich.console import Console
 from torch.utils.data import DataLoader
 
@@ -57,14 +58,7 @@ LOADER = DataLoader(torch.arange(1.0, 11.0))
 def trainer_with(terminal, callbacks=(), max_epochs=2):
     bar = RoundProgress(refresh_seconds=0.0)
     bar.console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-    return bar.console.file, L.Trainer(
-        max_epochs=max_epochs,
-        callbacks=[bar, *callbacks],
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
+    return bar.console.file, make_trainer(max_epochs, [bar, *callbacks], enable_progress_bar=True)
 
 
 def without_times(text):

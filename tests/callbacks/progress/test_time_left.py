@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
 from rich.console import Console
 from torch.utils.data import DataLoader
 
@@ -128,15 +129,8 @@ def test_a_log_says_that_validation_comes_on_top_until_one_was_timed():
     """Of six rounds the third and the last are validated."""
     bar = RoundProgress()
     bar.console = Console(file=io.StringIO(), force_terminal=False, width=100)
-    silent = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    trainer = L.Trainer(
-        max_epochs=6,
-        callbacks=[bar],
-        accelerator="cpu",
-        check_val_every_n_epoch=3,
-        num_sanity_val_steps=0,
-        **silent,
-    )
+    settings = {"check_val_every_n_epoch": 3, "num_sanity_val_steps": 0, "enable_progress_bar": True}
+    trainer = make_trainer(6, [bar], **settings)
     data = DataLoader(torch.arange(10.0))
     trainer.fit(Slow(), data, data)
     lines = [line for line in bar.console.file.getvalue().splitlines() if line.startswith("epoch ")]

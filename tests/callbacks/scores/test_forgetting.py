@@ -3,21 +3,14 @@ import math
 import lightning as L
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
+from refusals import refusal
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.scores.forgetting import Forgetting, measure
 from fedlight.evaluation.tasks.forgetting import QUESTIONS, TEXTS
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.sft import SFTModule
-
-
-def make_trainer(folder):
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    return L.Trainer(
-        default_root_dir=folder, accelerator="cpu", max_epochs=1, callbacks=[Forgetting()], **quiet
-    )
 
 
 class Forgets:
@@ -57,7 +50,9 @@ def test_a_test_logs_both_and_a_fresh_adapter_has_lost_nothing(tiny_model, tmp_p
     module = SFTModule(tiny_model)
     ids = torch.tensor([[1, 5, 6, 2]])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    [found] = make_trainer(tmp_path).test(module, DataLoader([batch], batch_size=None), verbose=False)
+    [found] = make_trainer(1, [Forgetting()], default_root_dir=tmp_path).test(
+        module, DataLoader([batch], batch_size=None), verbose=False
+    )
     assert found["forgetting/perplexity"] == found["forgetting/perplexity_raw"] > 1
     assert found["forgetting/knowledge"] == found["forgetting/knowledge_raw"]
     with torch.no_grad():
@@ -70,7 +65,7 @@ def test_a_test_logs_both_and_a_fresh_adapter_has_lost_nothing(tiny_model, tmp_p
 def test_training_logs_both(tiny_model, tmp_path):
     ids = torch.tensor([[1, 5, 6, 2]])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(1, [Forgetting()], default_root_dir=tmp_path)
     batches = DataLoader([batch], batch_size=None)
     trainer.fit(SFTModule(tiny_model, lr=0.1), batches, batches)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -78,7 +73,7 @@ def test_training_logs_both(tiny_model, tmp_path):
 
 
 def test_a_module_without_likelihoods_is_refused_before_any_work(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"Forgetting needs a module with log_likelihoods.* not LightningModule"
-    ):
-        Forgetting().setup(make_trainer(tmp_path), L.LightningModule(), "fit")
+    with refusal(r"Forgetting needs a module with log_likelihoods.* not LightningModule"):
+        Forgetting().setup(
+            make_trainer(1, [Forgetting()], default_root_dir=tmp_path), L.LightningModule(), "fit"
+        )

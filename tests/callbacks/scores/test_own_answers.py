@@ -5,6 +5,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from plain_lightning import trainer as make_trainer
 from tiny_world import table, write_rows
 
 from fedlight import FederatedLoop, InstructionDataModule, LocalOnly, Lora, Partition, SFTModule, TaskScores
@@ -44,15 +45,8 @@ def fit(model, rows, folder, *callbacks, rounds=2, **options):
         batch_size=1,
         split=Split(val_share=0),
     )
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(
-        **quiet
-        | {"accelerator": "cpu", "logger": False, "max_epochs": rounds, "log_every_n_steps": 1}
-        | options,
-        limit_val_batches=0,
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-    )
+    settings = {"log_every_n_steps": 1, "limit_val_batches": 0, "default_root_dir": folder}
+    trainer = make_trainer(rounds, callbacks, **settings | options)
     L.seed_everything(1, verbose=False)
     module = SFTModule(model, lr=0.05, lora=Lora(dropout=0.1), seed=1)
     trainer.fit(module, datamodule=data)

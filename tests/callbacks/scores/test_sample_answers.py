@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from plain_lightning import trainer as make_trainer
 from tiny_world import write_rows
 
 from fedlight import InstructionDataModule, Lora, SFTModule
@@ -32,16 +33,8 @@ def fit(model, folder, *callbacks, val_share=0.2, **options):
         batch_size=8,
         split=Split(val_share=val_share),
     )
-    settings = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "accelerator": "cpu",
-        "limit_val_batches": 1.0 if val_share else 0,
-    }
-    trainer = L.Trainer(
-        max_epochs=2, callbacks=[*callbacks], default_root_dir=folder, enable_model_summary=False, **settings
-    )
+    limits = {"limit_val_batches": 1.0 if val_share else 0}
+    trainer = make_trainer(2, callbacks, default_root_dir=folder, **limits)
     L.seed_everything(0)
     module = SFTModule(model, lora=Lora(rank=2, alpha=4), lr=0.05, **options)
     trainer.fit(module, datamodule=data)

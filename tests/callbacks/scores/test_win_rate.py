@@ -7,6 +7,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
+from plain_lightning import trainer as make_trainer
+from refusals import refusal
 from tiny_world import EVAL_PROMPTS, table, write_rows
 
 from fedlight import DPOModule, Judge, Lora, PreferenceDataModule, PromptDataModule, WinRate
@@ -53,11 +55,8 @@ def fit(model, folder, *callbacks, epochs=2, ckpt_path=None, **options):
         batch_size=4,
         split=Split(val_share=0.0),
     )
-    settings = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu", "log_every_n_steps": 1}
-    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
-    trainer = L.Trainer(
-        max_epochs=epochs, callbacks=[*callbacks], default_root_dir=folder, **settings | options
-    )
+    settings = {"log_every_n_steps": 1, "limit_val_batches": 0, "default_root_dir": folder}
+    trainer = make_trainer(epochs, callbacks, **settings | options)
     L.seed_everything(1, verbose=False)
     module = DPOModule(model, lr=0.05, lora=Lora(dropout=0.1))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
@@ -179,9 +178,7 @@ def test_a_resumed_run_judges_against_the_same_answers(run, tiny_model, tmp_path
 )
 def test_other_prompts_or_draws_are_refused_on_resuming(changes, data, run, tiny_model, tmp_path):
     callback = WinRate(make_prompts(tiny_model, **data), {"alphabet": Notes()}, **SHORT | changes)
-    with pytest.raises(
-        ValueError, match="the raw answers in the checkpoint are to other prompts, or were drawn"
-    ):
+    with refusal("the raw answers in the checkpoint are to other prompts, or were drawn"):
         fit(tiny_model, tmp_path, callback, ckpt_path=run[0] / "0.ckpt")
 
 
@@ -227,17 +224,17 @@ def test_errors_come_before_training(tiny_model, tmp_path):
         (make_prompts(tiny_model, columns={"prompt": "post"}), Notes(), "post"),
         (make_prompts(tiny_model), Broken(), "no such adapter"),
     ):
-        with pytest.raises(ValueError, match=why):
+        with refusal(why):
             fit(tiny_model, tmp_path, WinRate(prompts, {"judge": judge}, **SHORT), Trained())
 
 
 def test_what_does_not_fit_is_refused(tiny_model):
     prompts, judges = make_prompts(tiny_model), {"judge": Notes()}
-    with pytest.raises(ValueError, match="every_n_epochs=0 must be at least 1"):
+    with refusal("every_n_epochs=0 must be at least 1"):
         WinRate(prompts, judges, every_n_epochs=0)
     for wrong in ({}, {"words": Notes()}):
-        with pytest.raises(ValueError, match="name one or more"):
+        with refusal("name one or more"):
             WinRate(prompts, wrong)
     trainer = L.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
-    with pytest.raises(ValueError, match=r"needs a module with generate.*not LightningModule"):
+    with refusal(r"needs a module with generate.*not LightningModule"):
         WinRate(prompts, judges).setup(trainer, L.LightningModule(), "fit")

@@ -6,7 +6,6 @@ from two_parts import (
     TwoParts,
     close,
     mean,
-    resumed_equals_uninterrupted,
     share_of,
     trained,
     weights,
@@ -119,11 +118,6 @@ def test_the_personal_visit_sends_nothing():
     whole = serialized_bytes(weights(module))
     assert sizes == {("train", whole, whole), ("personal", 0, 0)}
     assert [row["split"] for row in rows[:4]] == ["train", "personal"] * 2
-
-
-def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
-    _, own, _ = resumed_equals_uninterrupted(Ditto, tmp_path)
-    assert any(own.values())
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import Numbers, assert_equal, ten_clients, trainer, weights
+from plain_lightning import Metrics, Numbers, assert_equal, ten_clients, trainer, weights
 from tastes import SIGNS, Adapters, Spread, Tastes, run
 from torch import nn
 
@@ -119,49 +118,15 @@ def test_a_selector_without_sampled_members_does_not_move():
 
 
 def test_bytes_of_visits_and_of_the_grouping_are_exact():
-    rows = []
-
-    class Watch(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            rows.append({k: v.item() for k, v in trainer.callback_metrics.items() if "bytes" in k})
-
-    module, _ = run(FedBiscuit(1, 2), rounds=6, callbacks=[Watch()])
+    metrics = Metrics("bytes")
+    module, _ = run(FedBiscuit(1, 2), rounds=6, callbacks=[metrics])
     everything = {name: p.detach() for name, p in module.named_parameters()}
     one = {name: p for name, p in everything.items() if "adapter1" in name}
-    for round_idx, row in enumerate(rows):
+    for round_idx, row in enumerate(metrics.rounds):
         assert row["fed/bytes_down"] == row["fed/bytes_up"] == 4 * serialized_bytes(one)
         grouping = round_idx in (3, 5)
         assert row["fed/grouping_bytes_down"] == grouping * 9 * serialized_bytes(everything)
         assert row["fed/grouping_bytes_up"] == grouping * 9 * serialized_bytes({"losses": torch.zeros(3)})
-
-
-def test_the_order_of_the_visits_does_not_matter():
-    class Reversed(FedBiscuit):
-        def plan(self, *args):
-            return super().plan(*args)[::-1]
-
-    forward, _ = run(FedBiscuit(1, 2), module=Adapters(3, "AdamW"), rounds=7)
-    backward, _ = run(Reversed(1, 2), module=Adapters(3, "AdamW"), rounds=7)
-    assert_equal(weights(forward), weights(backward))
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
-    def saved(folder):
-        return ModelCheckpoint(
-            tmp_path / folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True
-        )
-
-    whole, loop = run(FedBiscuit(1, 3), rounds=8, module=Adapters(3, "AdamW"), callbacks=[saved("whole")])
-    checkpoints = sorted((tmp_path / "whole").glob("*.ckpt"))
-    assert len(checkpoints) == 8
-    for checkpoint in checkpoints[:7]:
-        again, resumed = run(
-            FedBiscuit(1, 3), 8, Adapters(3, "AdamW"), [saved(checkpoint.stem)], ckpt_path=checkpoint
-        )
-        assert_equal(weights(whole), weights(again))
-        assert resumed.algorithm.groups == loop.algorithm.groups
-        assert resumed.algorithm.losses == loop.algorithm.losses
 
 
 def test_grouping_leaves_the_weights_and_the_mode_alone():
@@ -207,15 +172,10 @@ def test_nearest_groups_by_the_least_loss_on_the_examples_asked_for_with_any_num
     module = Spread(count)
     expected = expected_losses(module.start(), ROWS_BY[group_by])
     other = expected_losses(module.start(), ROWS_BY["val" if group_by == "own" else "own"])
-    algorithm, logged = FedBiscuit(0, 5, assignment=NearestGroups(), group_by=group_by), {}
-
-    class Watch(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            logged.update(trainer.callback_metrics)
-
-    _, loop = run(algorithm, rounds=1, module=module, callbacks=[Watch()])
+    algorithm, metrics = FedBiscuit(0, 5, assignment=NearestGroups(), group_by=group_by), Metrics()
+    _, loop = run(algorithm, rounds=1, module=module, callbacks=[metrics])
     found = loop.algorithm
-    assert logged["fed/selectors_used"] == count
+    assert metrics.rounds[0]["fed/selectors_used"] == count
     for client, losses in found.losses.items():
         assert losses == pytest.approx(expected[client], rel=1e-5)
         assert losses != pytest.approx(other[client], rel=1e-3)

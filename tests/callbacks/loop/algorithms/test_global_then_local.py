@@ -1,7 +1,7 @@
 import pytest
 from plain_lightning import assert_equal
 from stacked import CLIENTS, Points, fit
-from two_parts import Recorder, TwoParts, close, resumed_equals_uninterrupted, trained, weights
+from two_parts import Recorder, TwoParts, close, trained, weights
 
 from fedlight import FedAdam, FedAvg, FedAvgM
 from fedlight.federation.algorithms import GlobalThenLocal
@@ -41,11 +41,6 @@ def test_a_momentum_of_the_server_does_not_coast_in_local_rounds():
     fit(two, Points(), rounds=2, algorithm=GlobalThenLocal(1), server=FedAvgM())
     fit(five, Points(), rounds=5, algorithm=GlobalThenLocal(1), server=FedAvgM())
     assert_equal(weights(two), weights(five))
-
-
-def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
-    _, own, _ = resumed_equals_uninterrupted(lambda: GlobalThenLocal(2), tmp_path)
-    assert any(own.values())
 
 
 def test_runs_without_a_round_of_either_kind_are_refused():

@@ -1,11 +1,7 @@
-import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from memories import loop_with
-from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from plain_lightning import assert_equal, federate, module, ten_clients, weights
 
-from fedlight import FedAvg, FederatedWrapper, LocalOnly
-from fedlight.federation import ClientMemories
+from fedlight import FedAvg, LocalOnly
 
 
 def test_the_global_model_stays_and_each_client_has_its_own():
@@ -38,24 +34,3 @@ def test_the_model_is_sent_once_and_nothing_comes_back():
     _, loop = federate(rounds=2, algorithm=LocalOnly(), clients_per_round=10)
     assert all(r["bytes_down"] == r["bytes_up"] == 0 for r in loop.visit_records)
     assert federate(rounds=1, algorithm=LocalOnly(), clients_per_round=1)[1].own_state("c5") is None
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.parametrize("limit_mib", [256, 0])
-def test_resumed_equals_uninterrupted_with_models_in_ram_and_on_disk(tmp_path, limit_mib):
-    def run(folder, ckpt_path=None):
-        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True)
-        memory = ClientMemories(str(tmp_path / "clients"), limit_mib)
-        loop = loop_with(algorithm=LocalOnly(), clients_per_round=5, local_steps=2, memory=memory)
-        t = trainer(4, [loop, save], enable_checkpointing=True)
-        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
-        return {client: loop.own_state(client) for client in loop.clients}
-
-    whole = run(tmp_path / "whole")
-    assert any((tmp_path / "clients").glob("*")) == (limit_mib == 0)
-    for checkpoint in sorted((tmp_path / "whole").glob("*.ckpt"))[:3]:
-        for client, state in run(tmp_path / checkpoint.stem, checkpoint).items():
-            if whole[client] is None:
-                assert state is None
-            else:
-                assert_equal(whole[client], state)

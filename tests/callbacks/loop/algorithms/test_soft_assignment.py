@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from judges import MARGINS, Judge, Margins, trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import assert_equal, weights
 from tastes import SIGNS, Adapters, Spread, Tastes, run
 from two_parts import Recorder
@@ -122,43 +121,29 @@ def test_each_visit_sends_one_selector():
     ] * 4
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_resumed_from_every_checkpoint_equals_uninterrupted(tmp_path):
-    def saved(folder):
-        return ModelCheckpoint(
-            tmp_path / folder, save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=True
-        )
-
-    def soft():
-        return FedBiscuit(1, 2, SoftGroups(), group_by="own")
-
-    whole, loop = run(soft(), 7, Adapters(3, "AdamW"), [saved("whole")])
-    for checkpoint in sorted((tmp_path / "whole").glob("*.ckpt"))[:6]:
-        again, resumed = run(soft(), 7, Adapters(3, "AdamW"), [saved(checkpoint.stem)], ckpt_path=checkpoint)
-        assert_equal(weights(whole), weights(again))
-        assert resumed.algorithm.state_dict() == loop.algorithm.state_dict()
-    assert loop.algorithm.weights.keys() == SIGNS.keys()
+EQUAL = "all 3 selectors are equal, so assignment={} cannot tell"
 
 
-@pytest.mark.parametrize("assignment", [NearestGroups, SoftGroups])
-def test_equal_selectors_are_refused_before_training(assignment):
-    with pytest.raises(
-        ValueError, match=rf"all 3 selectors are equal, so assignment={assignment.__name__} cannot tell"
-    ):
-        run(FedBiscuit(0, 2, assignment()))
-
-
-def test_a_robust_aggregation_is_refused():
-    with pytest.raises(ValueError, match="SoftGroups weights the clients' movements"):
-        run(FedBiscuit(0, 2, SoftGroups()), module=Spread(), aggregation=CoordinateMedian())
-
-
-def test_noise_at_the_client_is_refused():
-    with pytest.raises(ValueError, match="ClipAndNoise is accounted for one in a round"):
-        run(FedBiscuit(0, 2, SoftGroups()), module=Spread(), channel=Wire(up=[ClipAndNoise(1.0, 1.0)]))
-
-
-# Predictions
+@pytest.mark.parametrize(
+    ("assignment", "message", "settings"),
+    [
+        (NearestGroups, EQUAL.format("NearestGroups"), {}),
+        (SoftGroups, EQUAL.format("SoftGroups"), {}),
+        (
+            SoftGroups,
+            "SoftGroups weights the clients' movements",
+            {"module": Spread(), "aggregation": CoordinateMedian()},
+        ),
+        (
+            SoftGroups,
+            "ClipAndNoise is accounted for one in a round",
+            {"module": Spread(), "channel": Wire(up=[ClipAndNoise(1.0, 1.0)])},
+        ),
+    ],
+)
+def test_what_does_not_go_with_selectors_for_all_is_refused_before_training(assignment, message, settings):
+    with pytest.raises(ValueError, match=message):
+        run(FedBiscuit(0, 2, assignment()), **settings)
 
 
 class Odds(Judge):

@@ -168,16 +168,6 @@ def test_clients_keep_their_own_models(name, optimizer):
     assert furthest(kept[0]["a"], kept[0]["b"]) > 1e-2
 
 
-def test_any_order_of_the_clients_gives_the_same_bits():
-    class Reversed(FedProx):
-        def plan(self, *args):
-            return super().plan(*args)[::-1]
-
-    forward, *_ = fit(Lora("AdamW", 0.01), Points(), 3, algorithm=FedProx(0.1))
-    backward, *_ = fit(Lora("AdamW", 0.01), Points(), 3, algorithm=Reversed(0.1))
-    assert_equal(forward, backward)
-
-
 def test_visits_of_unlike_length_are_trained_with_their_like():
     clients = {"a": 8, "b": 12, "c": 8, "d": 12}
     alone, rows, *_ = fit(Lora(), Points(clients), local_steps=None)

@@ -2,7 +2,7 @@ import lightning as L
 import pytest
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import assert_equal
+from plain_lightning import Metrics, States, assert_equal
 from stacked import Lora, Points, assert_same_rows, by_visit, fit, furthest
 from tiny_world import VOTES
 
@@ -175,21 +175,10 @@ def test_clients_that_drop_out_are_in_no_group(tmp_path):
     assert_same_rows(others, rows)
 
 
-class Uploads(L.Callback):
-    """Every upload, as an attacker at the server sees it."""
-
-    def __init__(self):
-        self.seen = {}
-
-    def on_upload(self, upload):
-        assert (upload.round_idx, upload.client_id) not in self.seen
-        self.seen[upload.round_idx, upload.client_id] = upload.state
-
-
 def test_every_upload_is_seen_also_in_groups_and_none_of_a_client_that_diverged():
     found = []
     for at_once in (1, 3):
-        uploads = Uploads()
+        uploads = States()
         fit(Lora(), Points(broken={"b": NAN}), at_once, callbacks=[uploads])
         found.append(uploads.seen)
     one, three = found
@@ -199,13 +188,7 @@ def test_every_upload_is_seen_also_in_groups_and_none_of_a_client_that_diverged(
 
 
 def test_training_metrics_are_means_over_the_examples_of_a_round(tiny_model):
-    logged = []
-
-    class Metrics(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            named = trainer.callback_metrics.items()
-            logged.append({name: float(value) for name, value in named if name.startswith("train/")})
-
+    metrics = Metrics("train/")
     for at_once in (1, 3):
         module = SFTModule(
             tiny_model, lora=adapters.Lora(rank=2), dtype="fp32", optimizer=Optimization(name="SGD"), lr=0.05
@@ -213,8 +196,8 @@ def test_training_metrics_are_means_over_the_examples_of_a_round(tiny_model):
         data = PreferenceDataModule(
             VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=4, split=Split(val_share=0)
         )
-        fit(module, data, at_once, local_steps=2, rounds=1, callbacks=[Metrics()])
-    alone, beside = logged
+        fit(module, data, at_once, local_steps=2, rounds=1, callbacks=[metrics])
+    alone, beside = metrics.rounds
     assert alone.keys() == beside.keys() == {"train/loss"}
     assert beside == pytest.approx(alone, abs=1e-5)
 

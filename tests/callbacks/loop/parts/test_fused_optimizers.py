@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from plain_lightning import Numbers, Regression, ten_clients, trainer
+from refusals import refusal
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -180,9 +181,7 @@ def test_parameters_with_gaps_are_left_to_the_loop_or_refused():
     theirs = make("AdamW", [weight], fused=True)
     use_fused_kernels([theirs])
     weight.grad = torch.ones(6, 3)
-    with pytest.raises(
-        ValueError, match=r"shape \(6, 3\) and strides \(6, 1\).* make it contiguous, or leave"
-    ):
+    with refusal(r"shape \(6, 3\) and strides \(6, 1\).* make it contiguous, or leave"):
         theirs.step()
 
 
@@ -196,7 +195,7 @@ def test_parameters_with_gaps_that_join_later_name_a_remedy_that_helps():
         optimizer.step()
         return late.detach()
 
-    with pytest.raises(ValueError, match=r"strides \(6, 1\).* or leave the kernel out with fused=False"):
+    with refusal(r"strides \(6, 1\).* or leave the kernel out with fused=False"):
         step()
     expected = 1 - 0.02 * 0.1 - 0.02  # weight decay of AdamW, and a first step of the rate
     torch.testing.assert_close(step(fused=False), torch.full((6, 3), expected), rtol=0, atol=1e-6)

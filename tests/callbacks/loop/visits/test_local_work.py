@@ -5,8 +5,9 @@ import lightning as L
 import pytest
 import torch
 from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
+from refusals import refusal
 from torch import nn
-from written_out import LR, assert_close, combined, doubled, gradients, recorded
+from written_out import LR, assert_close, combined, doubled, gradients, recorded, scaffold
 
 from fedlight import FedAvg, FederatedLoop, FederatedWrapper, FedProx, RoundProgress, Scaffold, VisitLog
 
@@ -151,21 +152,7 @@ def test_fedprox_under_several_optimizers_equals_a_loop_written_out():
 def test_scaffold_under_several_optimizers_and_rates_equals_a_loop_written_out():
     """Batches of a visit: 3; the first layer steps 3 times at LR, the second 6 times at LR / 2."""
     start, found, rounds = recorded(rounds=5, clients_per_round=6, model=seeded(Manual), algorithm=Scaffold())
-    zero = {name: torch.zeros_like(value) for name, value in start.items()}
-    state, control, controls = start, zero, dict.fromkeys(ten_clients(None), zero)
-    for of_clients in rounds:
-        trained, new = {}, {}
-        for client, own in of_clients.items():
-            mine, common = controls[client], control
-            trained[client] = two_optimizers(state, own, lambda n, g, w, c=common, m=mine: g + c[n] - m[n])
-            new[client] = {
-                n: mine[n] - control[n] + (state[n] - w) / (3 * LR) for n, w in trained[client].items()
-            }
-        change = {n: sum(new[c][n] - controls[c][n] for c in new) / 10 for n in state}
-        control = {n: c + change[n] for n, c in control.items()}
-        controls |= new
-        state = {name: state[name] + value for name, value in combined(state, trained).items()}
-    assert_close(found, state)
+    assert_close(found, scaffold(start, rounds, lambda _, *given: two_optimizers(*given), lambda *_: 3 * LR))
 
 
 class Groups(Regression):
@@ -177,28 +164,18 @@ class Groups(Regression):
 
 
 def test_scaffold_with_a_rate_for_each_group_equals_a_loop_written_out():
-    rate = {"net.0": LR, "net.3": LR / 4}
     start, found, rounds = recorded(
         rounds=4, clients_per_round=8, model=seeded(Groups, "", 0, 0.0), algorithm=Scaffold()
     )
-    zero = {name: torch.zeros_like(value) for name, value in start.items()}
-    state, control, controls = start, zero, dict.fromkeys(ten_clients(None), zero)
-    for of_clients in rounds:
-        trained, new = {}, {}
-        for client, own in of_clients.items():
-            now, mine = dict(state), controls[client]
-            for batch in own:
-                grads = gradients(now, batch)
-                now = {n: w - rate[n[:5]] * (grads[n] + control[n] - mine[n]) for n, w in now.items()}
-            trained[client] = now
-            new[client] = {
-                n: mine[n] - control[n] + (state[n] - w) / (3 * rate[n[:5]]) for n, w in now.items()
-            }
-        change = {n: sum(new[c][n] - controls[c][n] for c in new) / 10 for n in state}
-        control = {n: c + change[n] for n, c in control.items()}
-        controls |= new
-        state = {name: state[name] + value for name, value in combined(state, trained).items()}
-    assert_close(found, state)
+    rate = {"net.0": LR, "net.3": LR / 4}
+
+    def visit(_, now, batches, change):
+        for batch in batches:
+            grads = gradients(now, batch)
+            now = {n: w - rate[n[:5]] * change(n, grads[n], w) for n, w in now.items()}
+        return now
+
+    assert_close(found, scaffold(start, rounds, visit, lambda _, name: 3 * rate[name[:5]]))
 
 
 class Lbfgs(Regression):
@@ -248,9 +225,7 @@ def test_a_step_past_lightning_is_refused_where_the_algorithm_changes_gradients(
             for optimizer in self.optimizers(use_pl_optimizer=False):
                 optimizer.step()
 
-    with pytest.raises(
-        ValueError, match=r"SGD past Lightning, so FedProx could not .* without use_pl_optimizer"
-    ):
+    with refusal(r"SGD past Lightning, so FedProx could not .* without use_pl_optimizer"):
         federate(model=seeded(Past), algorithm=FedProx(0.1))
     _, loop = federate(rounds=1, model=seeded(Past))
     assert [row["steps"] for row in loop.visit_records] == [4, 4, 4]
@@ -331,10 +306,10 @@ def test_an_optimizer_without_a_rate_trains_and_scaffold_refuses_it():
     plain, _ = federate(rounds=2, model=module(optimizer="SGD", lr=LR, dropout=0.0))
     model, _ = federate(rounds=2, model=with_optimizer(WithoutRate))
     assert_equal(weights(plain), weights(model))
-    with pytest.raises(ValueError, match="learning rates, and WithoutRate has none"):
+    with refusal("learning rates, and WithoutRate has none"):
         federate(model=with_optimizer(WithoutRate), algorithm=Scaffold())
 
 
 def test_an_optimizer_whose_steps_cannot_be_counted_is_refused():
-    with pytest.raises(ValueError, match=r"Around does not call torch.optim.Optimizer.__init__"):
+    with refusal(r"Around does not call torch.optim.Optimizer.__init__"):
         federate(model=with_optimizer(Around))
