@@ -1,15 +1,16 @@
 import io
 import math
-import threading
 from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from thread_team import on_team
 
 from fedlight.federation import Update, WeightedSum
 from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums, layouts_of_all
+from fedlight.processes import current_team
 
 NAN, INF = float("nan"), float("inf")
 
@@ -299,31 +300,6 @@ def test_a_partial_goes_out_in_pieces_of_one_block(monkeypatch):
     assert torch.equal(ours.result()["w"], theirs.result()["w"])
 
 
-def in_threads(size, work):
-    """Return ``work(rank, gather, add)`` of each of some threads that stand for processes."""
-    meeting, held, results = threading.Barrier(size), [None] * size, [None] * size
-
-    def run(rank):
-        def gather(value, what=""):
-            held[rank] = value
-            meeting.wait(10)
-            everyones = [*held]
-            meeting.wait(10)
-            return everyones
-
-        def add(tensor):
-            tensor.copy_(sum(gather(tensor.clone())))
-
-        results[rank] = work(rank, gather, add)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    return results
-
-
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_processes_add_up_to_the_bits_of_one(size, monkeypatch):
     """Tensors of unlike ranges, infinities, one that a single process has, and an addend that comes later."""
@@ -338,19 +314,19 @@ def test_processes_add_up_to_the_bits_of_one(size, monkeypatch):
         whole.add(value, 0.1 * (number + 1))
     expected = whole.result()
 
-    def work(rank, gather, add):
+    def work(rank):
         sums = ExactSums()
         for number, value in enumerate(values):
             if number % size == rank:
                 sums.add(value, 0.1 * (number + 1))
         if rank == size - 1:
             sums.add(own, 0.1 * 41)
-        sums.add_up(SimpleNamespace(rank=rank, gather=lambda value, _: gather(value), add=add))
+        sums.add_up(current_team())
         assert sums.partial() == []  # nothing is left to send
         sums.add(later, 0.1 * 42)
         return sums.result()
 
-    for found in in_threads(size, work):
+    for found in on_team(monkeypatch, size, work):
         assert found.keys() == expected.keys()
         assert all(bits(found[name]) == bits(expected[name]) for name in expected)
 

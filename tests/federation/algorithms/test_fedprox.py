@@ -2,12 +2,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from plain_lightning import assert_equal, federate, module, weights
+from refusals import refusal
 from torch import nn
 from written_out import assert_close, combined, local, recorded
 
-from fedlight import Client, FederatedLoop, FederatedWrapper, FedProx, Visit
+from fedlight import Client, FedProx, Visit
 
 CLIENT, VISIT = Client("a", 1, 1.0), Visit("a", 1)
 
@@ -83,33 +83,9 @@ def test_a_large_mu_keeps_clients_near_what_they_received():
     assert moved(50.0) < 0.5 * moved(0.0)
 
 
-def test_client_order_does_not_matter():
-    class Reversed(FedProx):
-        def plan(self, round_idx, cohort, num_batches):
-            return super().plan(round_idx, cohort, num_batches)[::-1]
-
-    forward, _ = federate(algorithm=FedProx(0.5, "normalized"))
-    backward, _ = federate(algorithm=Reversed(0.5, "normalized"))
-    assert_equal(weights(forward), weights(backward))
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_resumed_equals_uninterrupted(tmp_path):
-    def run(folder, ckpt_path=None):
-        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
-        loop = FederatedLoop(FedProx(0.5), clients_per_round=3, local_steps=2)
-        model = module()
-        fit = trainer(3, [loop, save], enable_checkpointing=True).fit
-        fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
-        return weights(model)
-
-    whole = run(tmp_path / "whole")
-    assert_equal(whole, run(tmp_path / "again", tmp_path / "whole/epoch=1.ckpt"))
-
-
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
 def test_mu_out_of_range(mu):
-    with pytest.raises(ValueError, match=rf"mu={mu} must be at least 0"):
+    with refusal(rf"mu={mu} must be at least 0"):
         FedProx(mu)
 
 
@@ -121,10 +97,8 @@ def test_optimizers_that_would_make_something_else_of_the_term_are_refused():
 
     check(torch.optim.LBFGS(weight))
     searching = torch.optim.LBFGS(weight, line_search_fn="strong_wolfe")
-    with pytest.raises(
-        ValueError, match=r"LBFGS with line_search_fn='strong_wolfe' .* set line_search_fn=None"
-    ):
+    with refusal(r"LBFGS with line_search_fn='strong_wolfe' .* set line_search_fn=None"):
         check(searching)
     check(searching, mu=0.0)
-    with pytest.raises(ValueError, match="Adam has maximize=True"):
+    with refusal("Adam has maximize=True"):
         check(torch.optim.Adam(weight, maximize=True))

@@ -2,8 +2,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from plain_lightning import federate, module, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -84,17 +83,3 @@ def test_a_change_that_was_not_sent_is_sent_once(feedback):
     assert own == [[4.0, 0.0], [4.0, 3.0], [4.0, 3.0], [4.0, 3.0]]
     assert loop.algorithm.state_dict()["control"]["w"].tolist() == [4.0, 3.0]
     assert all(list(memory.get("wire", {})) == (["w"] if feedback else []) for memory in found)
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_resumed_equals_uninterrupted(tmp_path):
-    def run(folder, ckpt_path=None):
-        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
-        loop = FederatedLoop(Scaffold(), clients_per_round=5, local_steps=2, channel=Wire(up=TopK(0.2)))
-        model = module()
-        fit = trainer(4, [loop, save], enable_checkpointing=True, default_root_dir=folder)
-        fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
-        return weights(model)
-
-    whole = run(tmp_path / "whole")
-    assert_equal(whole, run(tmp_path / "resumed", tmp_path / "whole/epoch=1.ckpt"))

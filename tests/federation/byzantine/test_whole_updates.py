@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain_lightning import assert_equal, federate, weights
+from refusals import refusal
 from scipy.optimize import minimize
 from tastes import Adapters, run
 from thread_team import on_team
@@ -234,17 +235,6 @@ def test_the_number_of_threads_changes_no_bit():
     assert found[0] == found[1]
 
 
-def test_client_order_does_not_matter():
-    class Reversed(FedAvg):
-        def plan(self, round_idx, cohort, num_batches):
-            return super().plan(round_idx, cohort, num_batches)[::-1]
-
-    for make in (Krum, GeometricMedian):
-        forward, _ = federate(clients_per_round=6, aggregation=make())
-        backward, _ = federate(clients_per_round=6, aggregation=make(), algorithm=Reversed())
-        assert_equal(weights(forward), weights(backward))
-
-
 @pytest.mark.parametrize("kind", ["krum", "multi", "bulyan"])
 def test_a_federation_equals_a_loop_written_out(kind):
     make = {"krum": Krum(0.15), "multi": Krum(0.15, multi=True), "bulyan": Bulyan(0.15)}[kind]
@@ -287,7 +277,7 @@ def test_each_selector_is_combined_over_its_group():
     ],
 )
 def test_a_small_round_is_refused(aggregation, number, message):
-    with pytest.raises(ValueError, match=message):
+    with refusal(message):
         result(aggregation, updates_of(np.eye(number)))
 
 
@@ -305,7 +295,7 @@ def test_a_small_round_is_refused_before_it_trains():
             seen.append(args)
             return super().start_visit(*args)
 
-    with pytest.raises(ValueError, match="Bulyan needs 4 f"):
+    with refusal("Bulyan needs 4 f"):
         federate(algorithm=Seen(), clients_per_round=5, aggregation=Bulyan(0.2))
     assert not seen
 
@@ -321,15 +311,13 @@ def test_a_small_round_is_refused_before_it_trains():
     ],
 )
 def test_settings_out_of_range(make, message):
-    with pytest.raises(ValueError, match=message):
+    with refusal(message):
         make()
 
 
 def test_a_tensor_beside_different_others_is_refused():
     updates = [update("a", x=[1.0]), update("b", x=[1.0], y=[1.0])]
-    with pytest.raises(
-        ValueError, match="GeometricMedian compares whole updates, and clients have sent x beside"
-    ):
+    with refusal("GeometricMedian compares whole updates, and clients have sent x beside"):
         result(GeometricMedian(), updates)
 
 
@@ -367,7 +355,7 @@ def test_fltrust_of_a_server_that_has_not_moved():
 @pytest.mark.parametrize(("root", "number"), [("other", 3), ("000", 1)])
 def test_fltrust_without_its_root_or_others_is_refused(root, number):
     message = f"aggregation.root='{root}' in every round, and some would lack it, or others: set root"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with refusal(re.escape(message)):
         result(FLTrust(root), updates_of(np.eye(number)))
 
 
@@ -395,6 +383,6 @@ def test_fltrust_is_refused_before_training_where_a_round_would_lack_its_root(ro
             seen.append(args)
             return super().start_visit(*args)
 
-    with pytest.raises(ValueError, match="some would lack it"):
+    with refusal("some would lack it"):
         federate(algorithm=Seen(), clients_per_round=cohort, aggregation=FLTrust(root))
     assert not seen

@@ -226,9 +226,6 @@ def test_a_factor_of_a_clients_own_is_known_by_its_value_and_merged():
     assert elsewhere.is_known
 
 
-# New factors of ProductAverage
-
-
 def test_new_factors_are_the_best_of_their_rank():
     """Eckart and Young, 1936: what is cut off has the norm of the singular values that are left out."""
     terms, a = some_terms(12, 10, 3, 4), torch.randn(3, 10, dtype=torch.float64)

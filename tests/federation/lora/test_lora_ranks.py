@@ -1,6 +1,7 @@
 import pytest
 import torch
 from plain_lightning import Uploads
+from refusals import refusal
 
 from fedlight.callbacks.loop.visits.visit import RankedExchange
 from fedlight.federation import Algorithm, Client, Identity, Quantize, TopK, Visit, Wire, Work
@@ -92,14 +93,12 @@ def test_a_client_comes_before_its_device_and_both_before_the_rest():
         "c": 8,
         "d": 8,
     }
-    with pytest.raises(
-        ValueError, match=r"ranks\.tablet: there is no such client or device; clients are a, b"
-    ):
+    with refusal(r"ranks\.tablet: there is no such client or device; clients are a, b"):
         ranks_by_hand({"tablet": 2}, devices, ["phone", "board"], 8)
 
 
 def test_a_name_of_a_client_and_a_device_is_refused():
-    with pytest.raises(ValueError, match=r"ranks\.a: there is a client and a device of this name"):
+    with refusal(r"ranks\.a: there is a client and a device of this name"):
         ranks_by_hand({"a": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8)
     assert ranks_by_hand({"c": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8) == {"a": 8, "c": 2}
 
@@ -110,13 +109,13 @@ def test_a_name_of_a_client_and_a_device_is_refused():
     [({}, "ranks={} must give a rank"), ([], r"ranks=\[\] must give a rank"), ({"a": 0}, "0 is no rank")],
 )
 def test_what_gives_no_ranks_is_refused(make, ranks, message):
-    with pytest.raises(ValueError, match=message):
+    with refusal(message):
         make(ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks", ["auto", 4, {"a": True}, [2, 1.5]])
 def test_what_is_no_rank_is_refused_by_its_type(ranks):
-    with pytest.raises(ValueError, match=r"ranks=.* must be a dict\[str, int\] or a list\[int\] or None"):
+    with refusal(r"ranks=.* must be a dict\[str, int\] or a list\[int\] or None"):
         HetLoRA(ranks=ranks)
 
 
@@ -130,11 +129,11 @@ def test_names_of_digits_are_those_of_clients():
 
 
 def test_what_is_refused_when_the_parameters_are_known():
-    with pytest.raises(ValueError, match=r"4 is above the rank 3 .* model.lora.rank to 5"):
+    with refusal(r"4 is above the rank 3 .* model.lora.rank to 5"):
         largest_rank(state(), {"a": 4, "b": 5})
-    with pytest.raises(ValueError, match="no trained parameter is the A or B"):
+    with refusal("no trained parameter is the A or B"):
         largest_rank({"head.weight": torch.ones(2, 2)})
-    with pytest.raises(ValueError, match=r"lora_B.default.weight cannot be cut .* no lora_A"):
+    with refusal(r"lora_B.default.weight cannot be cut .* no lora_A"):
         largest_rank({B: torch.ones(2, 3)})
 
 
@@ -145,7 +144,7 @@ def test_factors_that_moved_beyond_the_rank_are_refused():
     for name, place in ((A, (2, 0)), (B, (0, 2))):
         moved = {n: value.clone() for n, value in padded.items()}
         moved[name][place] = 1e-30
-        with pytest.raises(ValueError, match="q was trained beyond the client's rank 2"):
+        with refusal("q was trained beyond the client's rank 2"):
             refuse_moved_zeros(moved, 2)
 
 
@@ -199,7 +198,7 @@ def test_over_the_wire_goes_the_slice_and_hooks_see_zeros_beyond_it(wire):
 def test_an_optimizer_that_moves_what_has_no_gradient_is_refused():
     exchange = RankedExchange(Whole(), Identity(), seed=0, round_idx=0, state=state())
     visiting, _ = exchange.down(Visit("a", 1), Client("a", 1, 1.0, lora_rank=1), None)
-    with pytest.raises(ValueError, match="Take an optimizer that steps each number by itself"):
+    with refusal("Take an optimizer that steps each number by itself"):
         exchange.up(visiting, {name: value + 0.1 for name, value in visiting.start.items()}, WORK)
 
 

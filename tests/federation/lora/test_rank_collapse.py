@@ -105,9 +105,6 @@ def test_after_zero_padding_it_cannot_be_learned_again_and_after_flexlora_it_can
         assert bool(new[A][1].abs().max() > 0.1) is alive
 
 
-# The factors of a mean product
-
-
 def factors(out, rank, inner, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(*shape, generator=generator).double() for shape in ((out, rank), (rank, inner)))
