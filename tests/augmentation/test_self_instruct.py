@@ -1,4 +1,5 @@
 import pytest
+from refusals import refusal
 from scripted_generator import CLIENTS, Scripted, made, unlike
 
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
@@ -141,15 +142,13 @@ def test_whoever_sends_private_rows_out_is_told_so_once(tmp_path):
     ],
 )
 def test_bad_settings_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
+    with refusal(words):
         SelfInstruct(**{"number": 1, "generator": Scripted(), **options})
 
 
 def test_a_slot_that_the_rows_lack_is_refused_before_anything_is_asked():
     generator = Scripted()
-    with pytest.raises(
-        ValueError, match="slot='instruction', but the clients' rows have post, title: set slot"
-    ):
+    with refusal("slot='instruction', but the clients' rows have post, title: set slot"):
         SelfInstruct(1, generator).augment({"c": [{"post": "x", "title": "y", "response": "z"}]}, [], seed=0)
     assert not generator.calls
     found = SelfInstruct(1, generator, slot="post").augment(

@@ -1,8 +1,8 @@
 from collections import namedtuple
 
-import pytest
 import torch
 from lightning import LightningModule
+from refusals import refusal
 from torch import nn
 from torchmetrics import SumMetric
 
@@ -51,9 +51,7 @@ def test_metrics_do_not_see_the_batch_that_is_counted():
 def test_a_step_that_optimizes_by_itself_is_refused_and_not_run():
     module, made = Line(), []
     module.automatic_optimization = False
-    with pytest.raises(
-        ValueError, match=r"automatic_optimization=False of Line: .* set it to True and return the"
-    ):
+    with refusal(r"automatic_optimization=False of Line: .* set it to True and return the"):
         CostMeter(module, lambda examples: made.append(examples))
     assert not made
 

@@ -281,9 +281,6 @@ def untrained(folder):
     ).model
 
 
-# Shares of secrets
-
-
 @pytest.mark.parametrize(("threshold", "number"), [(2, 3), (4, 6), (66, 100)])
 def test_any_shares_from_the_threshold_on_give_the_secret_and_fewer_do_not(threshold, number):
     secret = masks.new_secret()
@@ -307,9 +304,6 @@ def test_shares_are_those_of_flowers_own_sharing():
         )
         == secret
     )
-
-
-# A node
 
 
 def three(tmp_path, run="r", round_idx=1, until="visit"):
@@ -454,9 +448,6 @@ def test_shared_noise_is_refused_without_masks(tmp_path, end):
         deploy("four_share_noise", tmp_path / "server", there, 1, secure=end == "node")
 
 
-# What goes with it
-
-
 def settings(**changes):
     own = {
         "algorithm": FedAvg(),
@@ -499,9 +490,6 @@ def test_a_callback_that_looks_at_uploads_is_refused():
 def test_what_a_sum_is_enough_for_is_not_refused():
     refuse_unsummable(settings())
     refuse_unsummable(settings(channel=Wire(up=ClipAndNoise(1.0, 1.0), down=Quantize("int8"))))
-
-
-# The ring
 
 
 @pytest.mark.parametrize("divide_by", ["weight", "count", "one"])

@@ -5,6 +5,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from plain_lightning import trainer as make_trainer
 from plain_lightning import trainer as quiet_trainer
 from thread_team import on_team
 from tiny_world import EVAL_PROMPTS, write_rows
@@ -51,14 +52,9 @@ class Echo(L.LightningModule):
 
 def predict(path, dies_at=None):
     model, data = Echo(dies_at), Prompts()
-    L.Trainer(
-        callbacks=[PredictionWriter(str(path), ["text"], ["index"])],
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).predict(model, datamodule=data, return_predictions=False)
+    make_trainer(callbacks=[PredictionWriter(str(path), ["text"], ["index"])]).predict(
+        model, datamodule=data, return_predictions=False
+    )
     assert "predict_step" not in vars(model)
     return model.seen
 

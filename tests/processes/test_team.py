@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from refusals import refusal
 from thread_team import on_team
 
 from fedlight.processes import ALONE, Team, current_team, share
@@ -56,9 +57,7 @@ def test_broadcast_gives_the_value_of_the_first(run_team):
 
 def test_processes_at_different_places_notice_it(run_team):
     def work(team):
-        with pytest.raises(
-            ValueError, match=r"at '(round|checkpoint)' and process . at '(round|checkpoint)'"
-        ):
+        with refusal(r"at '(round|checkpoint)' and process . at '(round|checkpoint)'"):
             team.gather(1, "round" if team.rank else "checkpoint")
         return True
 
@@ -84,12 +83,12 @@ def test_the_current_team_is_that_of_the_run():
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 1), (0, 0)])
 def test_a_rank_outside_of_the_team_is_refused(rank, size):
-    with pytest.raises(ValueError, match=rf"rank={rank} must be in \[0, {size}\)"):
+    with refusal(rf"rank={rank} must be in \[0, {size}\)"):
         Team(rank, size, lambda data: [data])
 
 
 def test_a_team_of_several_needs_a_way():
-    with pytest.raises(ValueError, match="2 processes needs a way"):
+    with refusal("2 processes needs a way"):
         Team(0, 2)
 
 
