@@ -1,9 +1,11 @@
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from holding import end, in_another_process
+from killed import at
 from memories import disk, files, saved, through_a_file, values, w
 
 from fedlight.federation import ClientMemories, unsaved_files
@@ -131,19 +133,7 @@ def test_a_run_with_checkpoints_every_so_often_loses_nothing(tmp_path, every):
 
 
 def dies(owner, name, when=lambda *args, **kwargs: True):
-    """Has the process end, as a SIGKILL ends it, right before ``owner.name(...)`` does its work, the first time ``when``."""
-
-    def prepare():
-        original = getattr(owner, name)
-
-        def sabotaged(*args, **kwargs):
-            if when(*args, **kwargs):
-                os._exit(9)
-            return original(*args, **kwargs)
-
-        setattr(owner, name, sabotaged)
-
-    return prepare
+    return at(owner, name, when, signal.SIGKILL)
 
 
 def second_memory(file, **kwargs):

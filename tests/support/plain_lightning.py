@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.algorithms.fedavg import FedAvg
 
 
 class Regression(L.LightningModule):
@@ -41,6 +42,13 @@ class Uploads(L.Callback):
 
     def on_upload(self, upload):
         self.seen.append(upload)
+
+
+class Backwards(FedAvg):
+    """Clients in the other order."""
+
+    def plan(self, round_idx, cohort, num_batches):
+        return super().plan(round_idx, cohort, num_batches)[::-1]
 
 
 class States(L.Callback):

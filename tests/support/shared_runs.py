@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from memories import loop_with
 from peft import LoraConfig, get_peft_model
-from plain_lightning import Numbers, Regression, ten_clients
+from plain_lightning import Backwards, Numbers, Regression, ten_clients
 from ranked import RANKS, Ranked
 from stacked import Points
 from synthesizing import Synthesizing
@@ -53,13 +53,6 @@ from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean
 from fedlight.federation.server import FedAdam
-
-
-class Backwards(FedAvg):
-    """Clients in the other order."""
-
-    def plan(self, round_idx, cohort, num_batches):
-        return super().plan(round_idx, cohort, num_batches)[::-1]
 
 
 class Scheduled(Regression):
