@@ -115,7 +115,7 @@ def test_with_nobody_at_all_the_server_waits_and_the_model_stays():
 
 
 def test_a_server_that_does_not_wait_asks_on_until_somebody_is_there():
-    takes = {name: (0.0, "absent") for name in "abcdefg"} | {"h": (2.0, "")}
+    takes = dict.fromkeys("abcdefg", (0.0, "absent")) | {"h": (2.0, "")}
     for step in play(4, takes, buffer_size=1, concurrency=2, idle_seconds=0.0):
         assert [one.client_id for one in step.arrivals] == ["h"]
     del takes["h"]
