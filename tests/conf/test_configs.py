@@ -33,6 +33,7 @@ PARTS = {
     "parts/toy_augmentations": "feddca",
     "parts/toy_few_shot": "fewfedpit",
     "parts/debates": "fedbis_real",
+    "parts/few_real_rows": "fewfedpit_real",
 }  # part of recipes -> one that has it
 REAL_VOTES = ("ukpconvarg", "ukpconvarg_choice")
 BY_THE_RECIPES = ("dpo", "votes", "mtbench")
@@ -109,7 +110,7 @@ def test_every_file_is_run_somewhere():
     for recipe, file in RECIPES.items():
         assert f'"{recipe}"' in (TESTS / file).read_text()
     for part, recipe in PARTS.items():
-        assert re.search(rf"extends: \[?{part}.yaml", conf.path(f"recipes/{recipe}.yaml").read_text())
+        assert re.search(rf"extends: .*\b{part}.yaml", conf.path(f"recipes/{recipe}.yaml").read_text())
         here.add(f"recipes/{part}")
     for config, file in ELSEWHERE.items():
         name = config.rpartition("/")[2].removesuffix("_instructions")
