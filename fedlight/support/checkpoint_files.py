@@ -1,5 +1,6 @@
 """Checkpoint files of Lightning: whether they are whole, and whether training can go on from them."""
 
+import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -46,9 +47,13 @@ def check_resumable(path: str | Path, federated: bool | None = None) -> None:
 def newest_checkpoint(files: Iterable[Path], federated: bool | None = None) -> Path | None:
     """Return the newest of the checkpoints that training can go on from; print the name of one that is passed over.
 
-    ``federated`` is as for `check_resumable`.
+    Of files of one tick of the clock the last by the numbers in its name. ``federated`` is as for `check_resumable`.
     """
-    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
+
+    def age(file: Path) -> tuple[int, list[int]]:
+        return file.stat().st_mtime_ns, [int(number) for number in re.findall(r"\d+", file.name)]
+
+    for file in sorted(files, key=age, reverse=True):
         try:
             check_resumable(file, federated)
             return file

@@ -176,3 +176,10 @@ def test_what_training_cannot_go_on_from_is_passed_over(tmp_path, capsys):
     ):
         assert line.startswith("passed over: checkpoint '")
         assert said in line
+
+
+def test_of_checkpoints_of_one_tick_the_last_round_is_the_newest(tmp_path):
+    for name in ("epoch=9-step=90", "epoch=10-step=100", "epoch=8-step=80"):
+        torch.save({"state_dict": {}, "optimizer_states": []}, tmp_path / f"{name}.ckpt")
+        os.utime(tmp_path / f"{name}.ckpt", (9, 9))
+    assert newest_checkpoint(tmp_path.iterdir()) == tmp_path / "epoch=10-step=100.ckpt"
