@@ -222,7 +222,7 @@ def test_mistakes_in_a_recipe_are_told_before_any_stage_runs(run_small, recipe, 
 
 def test_the_command_line_of_recipes(tmp_path):
     assert (
-        "there is no recipe 'demoo'; did you mean 'demo'?; there are curious, demo, fedbis"
+        "there is no recipe 'demoo'; did you mean 'demo'?; there are curious, curious_real, demo"
         in fedlight("run", "demoo").err
     )
     assert "has no value 'roundss'" in fedlight("run", "demo", "roundss=3").err

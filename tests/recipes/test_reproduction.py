@@ -213,7 +213,7 @@ def test_settings_of_another_class_are_replaced_and_others_joined():
 
 def test_a_recipe_without_a_twin_says_who_has_one():
     line = refused(fedlight("run", "demo", "--twin"))
-    assert "the recipe demo has no twin; fedbis_real, fedbiscuit_table1, " in line
+    assert "the recipe demo has no twin; curious_real, fedbis_real, " in line
 
 
 def test_a_stage_that_there_is_not_cannot_be_changed():
