@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
@@ -35,10 +35,8 @@ def _spread(values: list[float]) -> str:
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
-def summary(
-    rows: Sequence[Mapping[str, Any]], spread: Callable[[list[Any]], str] = _spread
-) -> dict[str, dict[str, str]]:
-    """Return method -> metric -> ``mean ± standard deviation`` over its rows, by ``spread``, in order of appearance.
+def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return method -> metric -> ``mean ± standard deviation`` over its rows, in order of appearance.
 
     Examples:
         >>> summary([{"method": "m", "seed": seed, "x": 1.0 + seed, "pairs": 1207} for seed in (0, 1)])
@@ -49,7 +47,7 @@ def summary(
         of_method = [row for row in rows if row["method"] == method]
         metrics = dict.fromkeys(key for row in of_method for key in row if key not in ("method", "seed"))
         table[method] = {
-            key: spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics
+            key: _spread([row[key] for row in of_method if row.get(key) is not None]) for key in metrics
         }
     return table
 
@@ -68,11 +66,9 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" if row[0] != "---" else "|---" * len(row) + "|" for row in rows)
 
 
-def cells(
-    rows: Sequence[Mapping[str, Any]], spread: Callable[[list[Any]], str] = _spread
-) -> tuple[list[str], list[list[str]]]:
-    """Return column names, and a line of texts for each method; ``spread`` makes a text of a metric's values."""
-    methods = summary(rows, spread)
+def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return column names, and a line of texts for each method."""
+    methods = summary(rows)
     metrics = without_ends(key for row in methods.values() for key in row)
     header = ["method", *(metric.replace("_", " ") for metric in metrics)]
     lines = []

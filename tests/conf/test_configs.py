@@ -110,7 +110,7 @@ def test_every_file_is_run_somewhere():
     for recipe, file in RECIPES.items():
         assert f'"{recipe}"' in (TESTS / file).read_text()
     for part, recipe in PARTS.items():
-        assert re.search(rf"extends: .*\b{part}.yaml", conf.path(f"recipes/{recipe}.yaml").read_text())
+        assert re.search(rf"(?m)^extends: .*\b{part}\.yaml", conf.path(f"recipes/{recipe}.yaml").read_text())
         here.add(f"recipes/{part}")
     for config, file in ELSEWHERE.items():
         name = config.rpartition("/")[2].removesuffix("_instructions")

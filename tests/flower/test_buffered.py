@@ -239,12 +239,13 @@ def test_clients_of_a_node_that_fails_or_lies_are_free_at_once_and_the_run_goes_
         assert int(row["bytes_down"]) > 0
 
 
-def test_clients_whose_node_is_away_are_absent(tmp_path, monkeypatch):
-    use(monkeypatch, rounds=8)
+@pytest.mark.parametrize("fedbuff", [FedBuff(2), FedBuff(1, concurrency=1)])
+def test_clients_whose_node_is_away_are_absent(tmp_path, monkeypatch, fedbuff):
+    use(monkeypatch, rounds=8, fedbuff=fedbuff)
     there = Slow(two_nodes("buffered", tmp_path))
 
     def go():
-        if len(there.of("visit")) >= 9:
+        if len(there.of("visit")) >= 3:
             there.homes.pop(2, None)
 
     there.before = go
