@@ -5,7 +5,6 @@ The end of a round moves, for P trained numbers, K clients and N processes, to e
     sums              32 P (N - 1) / N bytes: a ring sends two digits of 8 bytes twice
     median            8 P (K - k) / N bytes of updates, k of the clients being its own, and 8 P (N - 1) / N of the result
     before            8 P (K - k): a median of whole uploads, as it was before each process had a share of the coordinates
-    memories          4 P (K - k): of an algorithm that keeps one model with each client, such as SCAFFOLD
     messages          1300 bytes from each other process in each of 8 small messages
 
 Seconds are bytes over the bandwidth, plus the steps of a ring of a block, 2 (N - 1), or of a tree, log2(N), times the
@@ -45,7 +44,6 @@ def megabytes(size: int, numbers: float, clients: int) -> dict[str, float]:
         "sums": 4 * model,
         "median": model * (clients / size + 1),
         "before": model * clients,
-        "memories": model * clients / 2,
         "messages": MESSAGES * MESSAGE * (size - 1) / 1e6,
     }
 
@@ -60,7 +58,6 @@ def seconds(size: int, options: argparse.Namespace) -> dict[str, float]:
         "sums": wire["sums"] + 2 * math.ceil(options.numbers / BLOCK) * 2 * (size - 1) * options.latency,
         "median": wire["median"] + (depth - 1) * wire["sums"] / 4 + size * tree + 2 * message,
         "before": depth * wire["before"] + options.clients * tree,
-        "memories": depth * wire["memories"] + options.clients * tree,
         "messages": wire["messages"] + MESSAGES * message,
     }
 

@@ -77,7 +77,7 @@ from fedlight.federation.algorithm import (
 )
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import Channel, Client, Identity, State, build_clients, read
-from fedlight.federation.client_state import ClientMemories, PassingMemories
+from fedlight.federation.client_state import ClientMemories, FollowingMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.team import current_team
@@ -173,8 +173,8 @@ class FederatedLoop(LoopView):
         self._round = None
         guard.refuse_cut_rounds(trainer, self.rounds_done)
         guard.refuse_own_iteration(pl_module)
-        if current_team().rank > 0 and not isinstance(self.memory, PassingMemories):
-            self.memory = PassingMemories(self.memory.limit_mib)  # process 0 has the store
+        if current_team().rank > 0 and not isinstance(self.memory, FollowingMemories):
+            self.memory = FollowingMemories(self.memory.folder, self.memory.limit_mib)
         self._data = federated_data(trainer)
         self._parts = [*parts_in_order(self, trainer, current_team())]
         run = self._run = self.run_type(trainer, pl_module, self.clients, self)

@@ -7,27 +7,30 @@ checkpoint without them is on the disk. Files that a killed run wrote after its 
 are removed when the next run opens the folder (`fedlight.federation.unsaved_files`). A file's name has a hash of the
 client's id, the round, a mark of the process, so that two runs in one folder never share a file, and a digest of the bytes,
 which reveals damage.
+
+Of several processes each writes the files of the clients that it trains, in one folder, and the others get their names. The
+first one alone writes checkpoints and removes files: once the others have their names in its note, they drop theirs.
 """
 
 import io
+import math
 import os
 import re
 import secrets
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
-from weakref import finalize
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlight.federation.unsaved_files import Checkpoint, UnsavedFiles, remove_unsaved
-from fedlight.support.files import full_disk_named, read_bytes, temporary_folder, write_whole
+from fedlight.support.files import full_disk_named, read_bytes, write_whole
 
 Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
@@ -45,6 +48,7 @@ class _BeforeRound:
     held: dict[str, Memory]
     versions: dict[str, str]
     on_disk: bool
+    num_bytes: int = 0
 
 
 class ClientMemories:
@@ -59,6 +63,7 @@ class ClientMemories:
     Attributes:
         resumed_from: path of the checkpoint whose state is loaded next; empty for another state.
         in_use: whether a client has had a memory; until then there is nothing to load.
+        on_disk: whether memories are in files.
 
     Examples:
         >>> memories = ClientMemories()
@@ -67,10 +72,10 @@ class ClientMemories:
         ({'seen': 3}, {})
     """
 
-    recent: ClassVar[int] = 2
+    recent = 2
     """Newest rounds whose versions stay, whether a checkpoint of them is known or not."""
 
-    def __init__(self, folder: str | None = None, limit_mib: float | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, limit_mib: float | None = None) -> None:
         self.limit_mib = LIMIT_MIB if limit_mib is None else limit_mib
         self.resumed_from, self.in_use = "", False
         self._folder = None if folder is None else Path(folder).absolute()
@@ -85,7 +90,7 @@ class ClientMemories:
         self._before: _BeforeRound | None = None
         self._origin: Path | None = None
         self._unsaved: UnsavedFiles | None = None
-        self._on_disk = self._opened = False
+        self.on_disk = self._opened = self._is_shared = False
 
     @property
     def folder(self) -> Path | None:
@@ -116,9 +121,8 @@ class ClientMemories:
         Raises:
             ValueError: its file is gone or damaged.
         """
-        if self._on_disk:
-            name = self._versions.get(client_id)
-            return {} if name is None else read_memory(self._find(name), client_id)
+        if (name := self._versions.get(client_id)) is not None:
+            return read_memory(self._find(name), client_id)
         return {key: _own(value) for key, value in self._held.get(client_id, {}).items()}
 
     def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
@@ -131,9 +135,9 @@ class ClientMemories:
         owned = {key: _own(value) for key, value in memory.items()}
         size = _num_bytes(owned) if owned else 0
         others = self.bytes_in_ram - self._sizes.get(client_id, 0)
-        if not self._on_disk and others + size > self.limit_mib * 2**20:
+        if not self.on_disk and others + size > self.limit_mib * 2**20:
             self._move_to_disk(round_idx)
-        if self._on_disk:
+        if self.on_disk:
             self._write(client_id, owned, round_idx)
         elif owned:
             self._held[client_id], self._sizes[client_id] = owned, size
@@ -144,13 +148,55 @@ class ClientMemories:
     def begin_round(self) -> None:
         """Let checkpoints until `end_round` hold the memories of this moment, whose files stay."""
         # Memories and versions are replaced by every save and never changed, so shallow copies are enough.
-        self._before = _BeforeRound(dict(self._held), dict(self._versions), self._on_disk)
+        self._before = _BeforeRound(dict(self._held), dict(self._versions), self.on_disk, self.bytes_in_ram)
 
     def end_round(self) -> None:
         """Let a checkpoint hold the memories of the moment when it is made."""
         before, self._before = self._before, None
         if before is not None:
             self._unlink({*before.versions.values()} - self._named() - self._obsolete)
+
+    def use(self) -> tuple[float, bool]:
+        """Return the bytes by which RAM has grown since `begin_round`, infinite on disk, and whether it began on disk."""
+        assert self._before is not None
+        return math.inf if self.on_disk else self.bytes_in_ram - self._before.num_bytes, self._before.on_disk
+
+    def move_if_over(self, growth: float, round_idx: int) -> dict[str, str]:
+        """Move to disk if RAM would grow over the limit by ``growth`` in all processes; return all clients' versions."""
+        assert self._before is not None
+        if self._before.num_bytes + growth > self.limit_mib * 2**20:
+            self._move_to_disk(round_idx)
+        return dict(self._versions)
+
+    def sent(self, client_id: str) -> Memory | str:
+        """Return what the other processes get of a client's memory: the name of its file, or on RAM itself."""
+        return self._versions.get(client_id) or self._held.get(client_id, {})
+
+    def take(self, client_id: str, sent: Memory | str, round_idx: int) -> None:
+        """Keep what `sent` has returned in another process.
+
+        Raises:
+            ValueError: that process writes to another folder.
+        """
+        if not isinstance(sent, str):
+            self.save(client_id, sent, round_idx)
+            return
+        if self._versions.get(client_id) == sent:
+            return
+        if not self._is_shared and not self._find(sent).exists():
+            raise ValueError(
+                f"{self._find(sent)} is not here, and another process has written it: the clients' memories are more than "
+                f"{self.limit_mib} MiB, so the processes share them in this folder. Set trainer.default_root_dir to a "
+                "folder that all hosts see"
+            )
+        self._is_shared = self.in_use = True
+        self._held.pop(client_id, None)
+        self._sizes.pop(client_id, None)
+        self._note(sent)
+        self._replace(client_id, sent)
+
+    def hand_over(self) -> None:
+        """Leave the files of this process to the first one, which has noted them; it is the first one here."""
 
     def state_dict(self, round_idx: int) -> dict[str, Any]:
         """Return the memories or the names of their versions, and keep these as the snapshot of ``round_idx``.
@@ -160,7 +206,7 @@ class ClientMemories:
         Args:
             round_idx: number of finished rounds; after `begin_round`, the number at that moment.
         """
-        now = self._before or _BeforeRound(self._held, self._versions, self._on_disk)
+        now = self._before or _BeforeRound(self._held, self._versions, self.on_disk)
         if not now.on_disk:
             return {"memories": dict(now.held)}
         # Without begin_round a snapshot only grows: an earlier checkpoint of the same round must stay complete.
@@ -241,15 +287,15 @@ class ClientMemories:
         """
         self._held = dict(state.get("memories", {}))
         self._sizes = {client_id: _num_bytes(memory) for client_id, memory in self._held.items()}
-        self._on_disk = "versions" in state
+        self.on_disk = "versions" in state
         self._versions = dict(state.get("versions", {}))
         self._snapshots = {idx: set(names) for idx, names in state.get("snapshots", {}).items()}
         self._saved = {idx: set(paths) for idx, paths in state.get("saved", {}).items()}
-        if self._on_disk and self.resumed_from:
+        if self.on_disk and self.resumed_from:
             self._saved.setdefault(state["round"], set()).add(os.path.abspath(self.resumed_from))
         self.resumed_from = ""  # states that are loaded later are of other rounds
         self._before, self.in_use = None, bool(self._held or self._versions)
-        self._origin = Path(state["folder"]) if self._on_disk else None
+        self._origin = Path(state["folder"]) if self.on_disk else None
         for name in {*self._versions.values()}.union(*self._snapshots.values()):
             if not _VERSION.fullmatch(name):
                 raise ValueError(f"the checkpoint names {name!r}, which is no file of clients' memories")
@@ -279,13 +325,13 @@ class ClientMemories:
         return (self._origin or self._path(name).parent) / name
 
     def _move_to_disk(self, round_idx: int) -> None:
-        self._on_disk = True
+        self.on_disk = True
         for client_id in list(self._held):
             self._write(client_id, self._held[client_id], round_idx)
             del self._held[client_id], self._sizes[client_id]
 
     def _write(self, client_id: str, memory: Memory, round_idx: int) -> None:
-        before = self._versions.get(client_id)
+        name = None
         if memory:
             buffer = io.BytesIO()
             torch.save(memory, buffer)
@@ -295,11 +341,19 @@ class ClientMemories:
             with full_disk_named(self._path(name).parent):
                 self._notes().add(name)
                 write_whole(self._path(name), data, synced=False)  # synced before a checkpoint names it
+        self._replace(client_id, name)
+
+    def _replace(self, client_id: str, name: str | None) -> None:
+        """Let a client have another version, or none."""
+        before = self._versions.pop(client_id, None)
+        if name is not None:
             self._versions[client_id] = name
-        else:
-            self._versions.pop(client_id, None)
         if before is not None and not self._is_named(client_id, before):
             self._unlink([before])
+
+    def _note(self, name: str) -> None:
+        """Note a file that another process has written."""
+        self._notes().add(name)
 
     def _notes(self) -> UnsavedFiles:
         """Return the note of files that a later run removes if this process is killed."""
@@ -335,28 +389,34 @@ class ClientMemories:
         return self._folder / name
 
 
-class PassingMemories(ClientMemories):
-    """Memories in a process that writes no checkpoint: above ``limit_mib`` in a temporary folder, until it ends.
+class FollowingMemories(ClientMemories):
+    """Memories in a process other than the first: it writes those of the clients that it trains, and removes none later."""
 
-    A process that is killed leaves its folder; the next one on the host removes it.
+    def open(self, folder: str) -> None:
+        """Take ``folder`` if none was given; the first process brings memories of a checkpoint there."""
+        self._folder = self._folder or Path(folder).absolute()
 
-    Args:
-        limit_mib: see `ClientMemories`.
-    """
+    def end_round(self) -> None:
+        self._before = None
 
-    recent = 1
+    def hand_over(self) -> None:
+        if self._unsaved is not None:
+            self._unsaved.drop()
 
-    def __init__(self, limit_mib: float) -> None:
-        stack = ExitStack()
-        super().__init__(str(stack.enter_context(temporary_folder("fedlight-memories"))), limit_mib)
-        finalize(self, stack.close)
+    def state_dict(self, round_idx: int) -> dict[str, Any]:
+        """Return nothing: the first process writes the checkpoint."""
+        return {}
 
-    @contextmanager
-    def being_saved(self, state: dict[str, Any], path: str | Path) -> Iterator[None]:
-        """Remove files that no later round needs; another process writes the checkpoint."""
-        yield
-        self._unlink(self._obsolete - self._named())
-        self._obsolete.clear()
+    def _move_to_disk(self, round_idx: int) -> None:
+        """Write the memories that this process has changed in the round; the others' stay in RAM until their names come."""
+        self.on_disk = True
+        held = self._before.held if self._before else {}
+        for client_id in [name for name, memory in self._held.items() if memory is not held.get(name)]:
+            self._write(client_id, self._held.pop(client_id), round_idx)
+            del self._sizes[client_id]
+
+    def _note(self, name: str) -> None:
+        """Do nothing: the first process notes it."""
 
 
 def _own(value: Any) -> Any:

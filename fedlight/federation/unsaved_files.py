@@ -124,9 +124,15 @@ class UnsavedFiles:
         if self._names:
             self._append(f"={checkpoint.mark}\n")
             return
-        self._is_held = False
-        _own.discard(self._lock.file)
-        self._lock.give_back()
+        self.drop()
+
+    def drop(self) -> None:
+        """Give up the note: the files are named by a checkpoint, or in the note of another process."""
+        self._names.clear()
+        if self._is_held:
+            self._is_held = False
+            _own.discard(self._lock.file)
+            self._lock.give_back()
 
     def _append(self, line: str, synced: bool = False) -> None:
         if not self._is_held:

@@ -1,14 +1,8 @@
-import os
-import signal
-import tempfile
-from pathlib import Path
-
 import pytest
-import torch
 from memories import disk, files, saved, through_a_file, values, w
 
 from fedlight.federation import client_state
-from fedlight.federation.client_state import ClientMemories, PassingMemories
+from fedlight.federation.client_state import ClientMemories
 
 
 def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
@@ -220,43 +214,6 @@ def test_a_write_that_fails_leaves_the_last_version(tmp_path, monkeypatch):
         memories.save("a", w(2), 1)
     assert values(memories, "a") == [1]
     assert len(files(tmp_path)) == 1
-
-
-def passing_child(pipe):
-    """Keep a memory in a temporary folder, in a process of its own; return its id and the folder."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            memories = PassingMemories(limit_mib=0)
-            memories.save("a", {"seen": torch.zeros(10)}, round_idx=0)
-            os.write(write, str(memories.folder).encode())
-            pipe()
-        finally:
-            os._exit(1)
-    return child, Path(os.read(read, 1000).decode())
-
-
-def test_temporary_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    children = [passing_child(signal.pause) for _ in range(2)]
-    (killed, _), (living, kept) = children
-    try:
-        os.kill(killed, signal.SIGKILL)
-        os.waitpid(killed, 0)
-        foreign = tmp_path / "fedlight-notes"
-        foreign.mkdir()
-        own = PassingMemories(limit_mib=0)
-        own.save("b", {"seen": 1}, round_idx=0)
-        PassingMemories(limit_mib=1)
-        assert {*tmp_path.iterdir()} == {kept, own.folder, foreign}
-        assert [len([*folder.glob("*.pt")]) for folder in (kept, own.folder)] == [1, 1]
-        assert foreign.exists()
-    finally:
-        os.kill(living, signal.SIGKILL)
-        os.waitpid(living, 0)
 
 
 def test_without_checkpoints_no_list_of_written_files_grows(tmp_path):

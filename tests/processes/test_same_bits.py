@@ -1,6 +1,7 @@
 """The same bits on any number of processes: weights, memories, tables, counts of steps, and where a resumed run ends."""
 
 import pytest
+import torch
 from ranks import run_ranks
 from shared_runs import KINDS, files_of, folder_of, train, write_devices
 
@@ -9,13 +10,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
-SIZES = {1: KINDS, 2: KINDS, 4: ("one_pass", "scaffold", "fewfedpit", "schedules", "fleet", "one_client")}
+ON_DISK = ("scaffold", "one_over_the_limit", "all_over_the_limit")
+SIZES = {1: KINDS, 2: KINDS, 4: ("one_pass", *ON_DISK, "fewfedpit", "schedules", "fleet", "one_client")}
 PRODUCTS = (
     *("adapters", "private_adapters", "ffa_lora", "ro_lora", "product_average"),
     *("hetlora", "flexlora", "forward_ranks"),
 )
 """Runs that average LoRA adapters of which the server knows both factors."""
-RESUMED = ("scaffold", "schedules", "average_buffers", "fleet", "buffered", "in_turn")
+RESUMED = (*ON_DISK, "schedules", "average_buffers", "fleet", "buffered", "in_turn")
 CHANGES = ((2, 1), (1, 2))
 
 
@@ -56,6 +58,26 @@ def test_tables_are_those_of_one_process(runs, name):
     assert alone["visits.csv"]
     for size in sizes_of(name):
         assert files_of(folder_of(root, name, size)) == alone
+
+
+def memories_in(file):
+    """Return the state of the clients' memories in a checkpoint."""
+    callbacks = torch.load(file, weights_only=True)["callbacks"]
+    [state] = [state["memory"] for key, state in callbacks.items() if key.startswith("FederatedLoop")]
+    return state
+
+
+@pytest.mark.parametrize("name", ON_DISK)
+def test_memories_on_disk_are_written_by_all_and_kept_by_the_first(runs, name):
+    """Each process writes those of its own clients; in the end there are the files that checkpoints name, and no notes."""
+    root, _ = runs
+    for size in sizes_of(name):
+        folder = folder_of(root, name, size)
+        states = [memories_in(file) for file in (folder / "checkpoints").glob("*.ckpt")]
+        files = [file.name for file in (folder / "clients").iterdir()]
+        assert {*files} == {version for state in states for version in state.get("versions", {}).values()}
+        writers = {name.split("-")[2] for name in files}
+        assert len(writers) == size
 
 
 @pytest.fixture(scope="module")

@@ -131,6 +131,10 @@ class LoggingFedAvg(FedAvg):
         return super().finish_visit(visiting, movement, work)
 
 
+MEMORY = 196
+"""Bytes of a client's memory under SCAFFOLD."""
+
+
 @dataclass
 class Kind:
     """A run: arguments of the loop and of the trainer, and functions that make the rest."""
@@ -159,6 +163,13 @@ def write_devices(root):
     make_fleet(Path(root) / "devices", **DEVICES)
 
 
+def growing(root, memories):
+    """Return a run with four clients' memories in round 1, six in round 2, and room in RAM for fewer."""
+    limit = memories * MEMORY / 2**20
+    settings = {"algorithm": Scaffold(), "memory": ClientMemories(limit_mib=limit)}
+    return Kind(settings, lambda: Regression(optimizer="SGD"))
+
+
 KINDS = {
     "fedavg": lambda root: Kind({"algorithm": FedAvg()}),
     "one_pass": lambda root: Kind({"local_steps": None, "clients_per_round": 5, "server": FedAdam()}),
@@ -168,6 +179,8 @@ KINDS = {
         {"algorithm": Scaffold(), "memory": ClientMemories(limit_mib=0), "clients_per_round": 6},
         lambda: Regression(optimizer="SGD"),
     ),
+    "one_over_the_limit": lambda root: growing(root, 4.5),
+    "all_over_the_limit": lambda root: growing(root, 5),
     "fedbiscuit": lambda root: Kind(
         {"algorithm": FedBiscuit(1, 2), "clients_per_round": 5}, Adapters, Tastes, rounds=5
     ),

@@ -162,19 +162,33 @@ class VisitsMade:
 
 
 class SavedMemories:
-    """Clients' memories that the visits of a round have changed."""
+    """Clients' memories that the visits of a round have changed: from RAM themselves, from the disk the names of files."""
 
-    def __init__(self, memory: ClientMemories, round_idx: int, saved: Mapping[str, None]) -> None:
-        self._memory, self._round_idx, self._saved = memory, round_idx, saved
+    def __init__(self, team: Team, memory: ClientMemories, round_idx: int, saved: Mapping[str, None]) -> None:
+        self._team, self._memory, self._round_idx = team, memory, round_idx
+        self._saved = saved if team.leads else {}  # a client's other processes take what the first has
+
+    def agree(self) -> None:
+        """Move all memories to the disk if those of all processes are over the limit."""
+        uses = self._team.gather([*self._memory.use()], "memories")[:: self._team.per_client]
+        versions = self._memory.move_if_over(sum(growth for growth, _ in uses), self._round_idx)
+        if self._memory.on_disk and not all(was_on_disk for _, was_on_disk in uses):
+            self.merge([self._team.broadcast(versions, "memories on disk")])
+
+    def hand_over(self) -> None:
+        """Leave the files of all processes to the first one, once it has noted them."""
+        if self._memory.on_disk:
+            self._team.barrier("memories noted")
+            self._memory.hand_over()
 
     def pieces(self) -> Iterator[Any]:
-        return ({client: self._memory.load(client)} for client in [*self._saved])
+        return ({client: self._memory.sent(client)} for client in [*self._saved])
 
     def merge(self, partials: Sequence[Any]) -> None:
         for partial in partials:
             for client, memory in partial.items():
                 if client not in self._saved:
-                    self._memory.save(client, memory, self._round_idx)
+                    self._memory.take(client, memory, self._round_idx)
 
 
 class StepCounts:
@@ -276,7 +290,8 @@ class Ranks(Part):
     def end_visits(self, run: Run, round: OpenRound) -> None:
         """Give every process the changes by all visits, here and in the other parts of the run."""
         self._say_what_is_partial()
-        memories = SavedMemories(self._memory, run.round_idx, round.saved)
+        memories = SavedMemories(self._team, self._memory, run.round_idx, round.saved)
+        memories.agree()
         others = [part for part in run.parts if part is not self]
         small: list[Any] = [self._made, self._counts, round.training, *others]
         large: list[Any] = [self._kept, memories, round.contributions]  # as large as the model, or as several
@@ -303,6 +318,7 @@ class Ranks(Part):
                 while sent:  # merged pieces are freed
                     place, piece = sent.pop(0)
                     large[place].merge([piece])
+        memories.hand_over()
 
     def _say_what_is_partial(self) -> None:
         """Say once, after the first visits, which values are of the clients of one process alone."""
