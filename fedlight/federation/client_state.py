@@ -139,11 +139,15 @@ class ClientMemories:
             self._move_to_disk(round_idx)
         if self.on_disk:
             self._write(client_id, owned, round_idx)
-        elif owned:
-            self._held[client_id], self._sizes[client_id] = owned, size
         else:
-            self._held.pop(client_id, None)
-            self._sizes.pop(client_id, None)
+            self._hold(client_id, owned)
+
+    def _hold(self, client_id: str, memory: Memory) -> None:
+        """Keep a memory in RAM; an empty one is none."""
+        self._held.pop(client_id, None)
+        self._sizes.pop(client_id, None)
+        if memory:
+            self._held[client_id], self._sizes[client_id] = memory, _num_bytes(memory)
 
     def begin_round(self) -> None:
         """Let checkpoints until `end_round` hold the memories of this moment, whose files stay."""
@@ -169,29 +173,30 @@ class ClientMemories:
         return dict(self._versions)
 
     def sent(self, client_id: str) -> Memory | str:
-        """Return what the other processes get of a client's memory: the name of its file, or on RAM itself."""
+        """Return what the other processes get of a client's memory: the name of its file, or the memory in RAM."""
         return self._versions.get(client_id) or self._held.get(client_id, {})
 
-    def take(self, client_id: str, sent: Memory | str, round_idx: int) -> None:
-        """Keep what `sent` has returned in another process.
+    def take(self, client_id: str, sent: Memory | str) -> None:
+        """Keep what `sent` has returned in another process; `move_if_over` has decided where.
 
         Raises:
             ValueError: that process writes to another folder.
         """
+        self.in_use = True
+        # The order of clients must not matter, so the limit is not looked at here.
+        self._hold(client_id, {} if isinstance(sent, str) else sent)
         if not isinstance(sent, str):
-            self.save(client_id, sent, round_idx)
+            self._replace(client_id, None)
             return
         if self._versions.get(client_id) == sent:
             return
-        if not self._is_shared and not self._find(sent).exists():
+        if not self._is_shared and not self._path(sent).exists():
             raise ValueError(
-                f"{self._find(sent)} is not here, and another process has written it: the clients' memories are more than "
+                f"{self._path(sent)} is not here, and another process has written it: the clients' memories are more than "
                 f"{self.limit_mib} MiB, so the processes share them in this folder. Set trainer.default_root_dir to a "
                 "folder that all hosts see"
             )
-        self._is_shared = self.in_use = True
-        self._held.pop(client_id, None)
-        self._sizes.pop(client_id, None)
+        self._is_shared = True
         self._note(sent)
         self._replace(client_id, sent)
 

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from memories import disk, files, saved, through_a_file, values, w
 
 from fedlight.federation import client_state
@@ -225,3 +226,22 @@ def test_without_checkpoints_no_list_of_written_files_grows(tmp_path):
             memories.save(client, {"seen": number}, number)
         memories.end_round()
     assert memories._unsaved._names == {*memories._versions.values()}
+
+
+def test_the_order_in_which_processes_send_memories_moves_none_to_disk(tmp_path):
+    """One grows before another shrinks; together they stay below the limit."""
+    memories = ClientMemories(str(tmp_path), limit_mib=900 / 2**20)
+    for client in ("a", "b"):
+        memories.save(client, {"w": torch.zeros(100)}, 0)
+    memories.take("a", {"w": torch.ones(150)})
+    memories.take("b", {"w": torch.ones(50)})
+    assert not memories.on_disk
+    assert memories.bytes_in_ram == 800
+    assert memories.load("b")["w"].sum() == 50
+
+
+def test_processes_that_do_not_see_one_folder_say_so(tmp_path):
+    first, other = disk(tmp_path / "one"), disk(tmp_path / "other")
+    first.save("a", w(1), 0)
+    with pytest.raises(ValueError, match=r"is not here, and another process .* a folder that all hosts see"):
+        other.take("a", first.sent("a"))

@@ -188,7 +188,7 @@ class SavedMemories:
         for partial in partials:
             for client, memory in partial.items():
                 if client not in self._saved:
-                    self._memory.take(client, memory, self._round_idx)
+                    self._memory.take(client, memory)
 
 
 class StepCounts:
