@@ -331,8 +331,8 @@ class Nodes:
             if time.monotonic() > end:
                 reasons = "; ".join(self.why_not()) or "no further node has come"
                 raise TimeoutError(
-                    f"{there} after {seconds:g} s ({reasons}): start more nodes, or raise wait-seconds or lower min-clients "
-                    "in the app's settings"
+                    f"{there} after {seconds:g} s ({reasons}): start more nodes, or raise wait-seconds, or lower a "
+                    "min-clients that you have set, in the app's settings"
                 )
             if not said:
                 logger.warning("waiting for nodes: %s", there)

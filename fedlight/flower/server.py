@@ -43,7 +43,7 @@ def serve(
     Args:
         args: arguments of ``fedlight fit``, such as ``["--config", "selector.yaml"]``.
         transport: way to the nodes.
-        min_clients: clients that have to be there for a start; 0: `clients_needed`.
+        min_clients: clients that have to be there for a start, at least `clients_needed`; 0: as many.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         wait_seconds: longest wait for the clients of a start.
         secure: secure aggregation, `fedlight.flower.secure`.
@@ -53,12 +53,17 @@ def serve(
         The trainer and its loop, with all rounds done.
 
     Raises:
-        ValueError: the config does not fit a deployment.
+        ValueError: the config does not fit a deployment, or ``min_clients`` are too few for a round.
         TimeoutError: too few clients are there.
     """
     parts = Parts(args, kept_by_server)
     settings = parts.settings()
     refuse_unsupported(settings)
+    if 0 < min_clients < (needed := clients_needed(settings)):
+        raise ValueError(
+            f"min-clients={min_clients} is less than the {needed} clients that a round asks, also of a run that goes on: set "
+            f"min-clients=0, or to {needed} or more"
+        )
     refuse_shared_noise(settings, secure)
     if secure:
         refuse_unsummable(settings, parts.callbacks)

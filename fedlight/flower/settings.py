@@ -13,7 +13,7 @@ from fedlight.support.checks import refuse_below
 OF_APP = {
     "config": "config of fedlight, relative to the app's folder",
     "set": "further settings as on the command line, such as --federated.local_steps 3",
-    "min-clients": "clients that have to be there for a start; 0: federated.clients_per_round, or what buffered rounds need",
+    "min-clients": "clients that have to be there for a start; 0: as many as a round asks, which is the least",
     "deadline-seconds": "wall time after which a round goes on without those that have not answered; 0: it waits",
     "wait-seconds": "longest wait for the clients of a start",
     "max-clients": "most clients of one node; a node that names more does not take part",
