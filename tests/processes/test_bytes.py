@@ -1,11 +1,13 @@
 import lightning as L
 import pytest
 import torch
+from memories import loop_with
 from plain_lightning import Numbers, ten_clients, trainer
 from ranks import run_ranks
 
-from fedlight import ByClient, CoordinateMedian, FederatedLoop
+from fedlight import ByClient, CoordinateMedian, Scaffold
 from fedlight.federation.byzantine import Krum, whole_updates
+from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import Others
 
 pytestmark = pytest.mark.slow  # teams of processes
@@ -37,7 +39,7 @@ class ManyNames(Wide):
         self.layers = torch.nn.ParameterList([torch.zeros(1) for _ in range(NAMES)])
 
 
-def received(size, folder, aggregation=None, model=Wide):
+def received(size, folder, model=Wide, **settings):
     """Return the most bytes of sums, swapped parts and other messages that a process receives in one round."""
 
     def work(rank):
@@ -60,7 +62,7 @@ def received(size, folder, aggregation=None, model=Wide):
 
         Others.exchange, Others.add, Others.swap = count_messages, count_sums, count_swapped
         L.seed_everything(0, verbose=False)
-        loop = FederatedLoop(clients_per_round=10, local_steps=1, aggregation=aggregation)
+        loop = loop_with(clients_per_round=10, local_steps=1, **settings)
         trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=size).fit(
             model(), Numbers()
         )
@@ -83,7 +85,7 @@ def test_a_process_receives_no_more_where_there_are_more_of_them(tmp_path):
 def test_a_process_receives_its_share_of_each_update_and_the_result(tmp_path, monkeypatch, make, size):
     """``(K - k) D / N`` of K clients, of which it trains k, with updates of D bytes, and ``(N - 1) / N`` of the result."""
     monkeypatch.setattr(whole_updates, "BLOCK", 4096)
-    found = received(size, tmp_path, make())
+    found = received(size, tmp_path, aggregation=make())
     update = 8 * (NUMBERS + 5)
     whole_blocks = 0.1 if make is Krum else 0.01  # of Krum's shares
     assert found["swapped"] == pytest.approx((10 - 10 / size) * update / size, rel=whole_blocks)
@@ -97,3 +99,14 @@ def test_names_of_tensors_do_not_travel(tmp_path):
     """Digests of them do; they were 120 bytes a name."""
     few, many = received(2, tmp_path / "few"), received(2, tmp_path / "many", model=ManyNames)
     assert many["messages"] - few["messages"] < NAMES
+
+
+def test_memories_on_disk_travel_as_names(tmp_path):
+    """In RAM, a process receives those of the clients that others have trained: 8 of 10, 4 bytes a number."""
+    memories = {name: ClientMemories(limit_mib=limit) for name, limit in (("disk", 0), ("ram", 256))}
+    found = {
+        name: received(5, tmp_path / name, algorithm=Scaffold(), memory=memory)["messages"]
+        for name, memory in memories.items()
+    }
+    assert found["ram"] - found["disk"] == pytest.approx(8 * 4 * (NUMBERS + 5), rel=0.01)
+    assert found["disk"] < 200_000
