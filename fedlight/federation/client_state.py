@@ -139,8 +139,7 @@ class ClientMemories:
             self._move_to_disk(round_idx)
         if self.on_disk:
             self._write(client_id, owned, round_idx)
-        else:
-            self._hold(client_id, owned)
+        self._hold(client_id, {} if self.on_disk else owned)
 
     def _hold(self, client_id: str, memory: Memory) -> None:
         """Keep a memory in RAM; an empty one is none."""

@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
-ON_DISK = ("scaffold", "one_over_the_limit", "all_over_the_limit")
+ON_DISK = ("scaffold", "one_over_the_limit", "all_over_the_limit", "emptied_on_disk")
 SIZES = {1: KINDS, 2: KINDS, 4: ("one_pass", *ON_DISK, "fewfedpit", "schedules", "fleet", "one_client")}
 PRODUCTS = (
     *("adapters", "private_adapters", "ffa_lora", "ro_lora", "product_average"),

@@ -131,6 +131,20 @@ class LoggingFedAvg(FedAvg):
         return super().finish_visit(visiting, movement, work)
 
 
+class Forgetful(Scaffold):
+    """A client's memory is large after its second visit, and empty after its third."""
+
+    def finish_visit(self, visiting, movement, work):
+        update = super().finish_visit(visiting, movement, work)
+        memory = visiting.client.memory
+        memory["visits"] = memory.get("visits", 0) + 1
+        if memory["visits"] == 2:
+            memory["much"] = torch.zeros(1000)
+        if memory["visits"] == 3:
+            memory.clear()
+        return update
+
+
 MEMORY = 196
 """Bytes of a client's memory under SCAFFOLD."""
 
@@ -181,6 +195,11 @@ KINDS = {
     ),
     "one_over_the_limit": lambda root: growing(root, 4.5),
     "all_over_the_limit": lambda root: growing(root, 5),
+    "emptied_on_disk": lambda root: Kind(
+        {"algorithm": Forgetful(), "memory": ClientMemories(limit_mib=3000 / 2**20), "clients_per_round": 10},
+        lambda: Regression(optimizer="SGD"),
+        rounds=5,
+    ),
     "fedbiscuit": lambda root: Kind(
         {"algorithm": FedBiscuit(1, 2), "clients_per_round": 5}, Adapters, Tastes, rounds=5
     ),
