@@ -363,6 +363,7 @@ class ClientMemories:
         """Return the note of files that a later run removes if this process is killed."""
         folder = self._path("note").parent
         if self._unsaved is None or self._unsaved.folder != folder:
+            _check_writable(folder)
             folder.mkdir(parents=True, exist_ok=True)
             self._unsaved = UnsavedFiles(folder, self._process)
         return self._unsaved

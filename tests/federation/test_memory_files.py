@@ -3,7 +3,7 @@ import torch
 from memories import disk, files, saved, through_a_file, values, w
 
 from fedlight.federation import client_state
-from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.client_state import ClientMemories, FollowingMemories
 
 
 def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
@@ -245,3 +245,11 @@ def test_processes_that_do_not_see_one_folder_say_so(tmp_path):
     first.save("a", w(1), 0)
     with pytest.raises(ValueError, match=r"is not here, and another process .* a folder that all hosts see"):
         other.take("a", first.sent("a"))
+
+
+def test_a_process_that_cannot_write_its_files_says_so(tmp_path):
+    (tmp_path / "file").touch()
+    memories = FollowingMemories(limit_mib=0)
+    memories.open(str(tmp_path / "file" / "clients"))
+    with pytest.raises(ValueError, match=r"nothing can be written in .*file\. Set trainer\.default_root_dir"):
+        memories.save("a", w(1), 0)
