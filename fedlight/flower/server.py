@@ -61,8 +61,8 @@ def serve(
     refuse_unsupported(settings)
     if 0 < min_clients < (needed := clients_needed(settings)):
         raise ValueError(
-            f"min-clients={min_clients} is less than the {needed} clients that a round asks, also of a run that goes on: set "
-            f"min-clients=0, or to {needed} or more"
+            f"min-clients={min_clients} is less than the {needed} clients that a round asks, also of a run that goes on: "
+            f"set min-clients=0, or to {needed} or more"
         )
     refuse_shared_noise(settings, secure)
     if secure:
