@@ -136,7 +136,7 @@ def settings_table(
     Returns:
         ``rows`` with ``method``; the score in each setting, under its name; ``NAME, SETTING`` of each of ``of_rounds``, mean
         over the rounds; ``kib_up`` and ``kib_down``, KiB of a visit, mean over the visits of all settings; ``epsilon``, the
-        largest that a run has logged.
+        largest finite one that a run has logged.
 
     Raises:
         ValueError: a run that is to be scored has logged none of the metrics, or ``unscored`` names no method.
@@ -158,8 +158,9 @@ def settings_table(
         for way in ("up", "down"):
             row[f"kib_{way}"] = mean(float(visit[f"bytes_{way}"]) for visit in visits) / 2**10
         names = ("fed/epsilon", "fed/epsilon_local", "fed/epsilon_sum")
-        if spent := [metrics[name] for metrics in logged.values() for name in names if name in metrics]:
-            row["epsilon"] = max(spent)
+        spent = (metrics[name] for metrics in logged.values() for name in names if name in metrics)
+        if finite := [epsilon for epsilon in spent if math.isfinite(epsilon)]:  # clipping alone has none
+            row["epsilon"] = max(finite)
         rows.append(row)
     return {"rows": rows}
 

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -32,7 +33,8 @@ def _spread(values: list[float]) -> str:
         return "-"
     if all(type(value) is int and value == values[0] for value in values):
         return f"{values[0]:,}"
-    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    spread = len(values) > 1 and all(map(isfinite, values))  # others have none
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if spread else "")
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:

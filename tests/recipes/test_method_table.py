@@ -197,10 +197,11 @@ def run(folder, sent, errors, **metrics):
 @pytest.fixture
 def runs(tmp_path):
     own = {"score/domain": 0.0, "own/domain/client_mean": 0.25}
+    clipped = {"score/domain": 0.875, "fed/epsilon": float("inf")}  # alone, without noise
     noised = {"score/domain": 0.5, "fed/epsilon_local": 7.0}
     return {
         "FedAvg": {
-            "iid": run(tmp_path / "a", [(1024, 2048), (1024, 0)], [0.25, 0.75], **{"score/domain": 0.875}),
+            "iid": run(tmp_path / "a", [(1024, 2048), (1024, 0)], [0.25, 0.75], **clipped),
             "noise": run(tmp_path / "b", [(1024, 1024)], [], **noised),
         },
         "FedSALoRA": {"iid": run(tmp_path / "c", [(512, 512)], [0.0], **own)},

@@ -12,7 +12,7 @@ from fedlight.judges.finding import finding
 from fedlight.recipes import steps
 from fedlight.report.sections import overview
 from fedlight.runs.run import read_runs
-from fedlight.support.results import at_chance, cells, chance_notes, show
+from fedlight.support.results import at_chance, cells, chance_notes, show, summary
 
 ENDS = {"both_orders_low": 0.37, "both_orders_high": 0.53}
 RAW = {
@@ -116,3 +116,8 @@ def test_the_table_of_a_recipe_has_both_orders_and_the_longer_answer(tmp_path):
     assert [row.get("both_orders") for row in table] == [None, 0.45, 0.6]
     assert (table[1]["both_orders_low"], table[1]["both_orders_high"]) == (0.37, 0.53)
     assert chance_notes(table) == [NOTE]
+
+
+def test_values_without_a_spread_are_shown():
+    rows = [{"method": "m", "seed": seed, "epsilon": float("inf")} for seed in (0, 1)]
+    assert summary(rows) == {"m": {"epsilon": "inf"}}
