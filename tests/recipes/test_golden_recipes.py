@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from golden_recipes import FILE, commands, digest, named, names, parsed, unlike
+from golden_recipes import FILE, digests, names, new_to_the_parser, parsed, unlike
 
 pytestmark = pytest.mark.slow  # parses the commands of every recipe
 
@@ -15,10 +15,8 @@ def test_every_recipe_has_its_golden_value():
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_what_a_recipe_says_is_what_its_commands_hear(name):
-    found = {}
-    for stage in commands(name):
-        settings = parsed(stage)
-        assert unlike(stage.config(), settings) == [], f"{name}, {stage.name}"
-        found[stage.name] = digest(named(stage, settings))
+    for stage in new_to_the_parser()[name]:
+        assert unlike(stage.config(), parsed(stage)) == [], f"{name}, {stage.name}"
+    found = digests(name)
     changed = {stage for stage in {*found, *GOLDEN[name]} if found.get(stage) != GOLDEN[name].get(stage)}
     assert not changed, f"{name}: other settings than when these were written down; {RENEW}"

@@ -1,4 +1,4 @@
-"""What the commands of every recipe are told, once parsed, as a digest for each stage: ``tests/golden/recipes.json``.
+"""What the commands of every recipe are told, as a digest, and once parsed: ``tests/golden/recipes.json``.
 
 ``python tests/support/golden_recipes.py`` writes the file anew; ``... NAME STAGE`` prints what is behind one digest, to
 compare two states of the code.
@@ -24,7 +24,7 @@ from fedlight.recipes.stages import CONFIG, Stage
 
 FILE = Path(__file__).parent.parent / "golden/recipes.json"
 FOLDER = Path("/run/seed0")
-RUN, CONF = "RUN", "CONF"
+RUN, CONF, TOLD = "RUN", "CONF", "told"
 CLASS = re.compile(r"\bfedlight\.(?:[a-z_0-9]+\.)+(?=[A-Z])|\bfedlight\.(?=[A-Z])")
 """What stands before the name of a class of fedlight: a moved file changes no setting."""
 OWN = ("model", "data", "federated", "seed_everything")
@@ -48,31 +48,41 @@ def loaded(name: str) -> recipes.Recipe:
     return recipes.load(name.removesuffix(" --twin"), twin=name.endswith(" --twin"))
 
 
+@functools.cache
 def commands(name: str, run: Path = FOLDER) -> list[Stage]:
-    """The stages of a recipe that are Lightning commands, for seed 0, but for those that say nothing new to the parser.
+    """The stages of a recipe that are Lightning commands, for seed 0."""
+    stages = [stage for stage in recipes.stages(loaded(name), run, 0) if stage.command != "call"]
+    for stage in stages:
+        stage.config = functools.cache(stage.config)  # it reads the files anew, and is asked several times
+    return stages
 
-    A grid of methods and settings has a stage for each pair; its first row and column say all that any stage says.
+
+@functools.cache
+def new_to_the_parser() -> dict[str, list[Stage]]:
+    """The stages of each recipe with a key, a type of number, a choice or a class that no stage before has at this place.
+
+    The parser understands the others as it understands these: another number or another folder is no news to it.
     """
-    found, said = [], set()
-    for stage in recipes.stages(loaded(name), run, 0):
-        if stage.command == "call":
-            continue
-        stage.config = functools.cache(stage.config)  # it reads the files anew, and is asked three times here
-        text = as_yaml(stage.config()).replace(str(stage.folder), "FOLDER")
-        lines = {(stage.command, *line) for line in leaves(yaml.safe_load(text))}
-        if not lines <= said:
-            found.append(stage)
-        said |= lines
+    found, said = {}, set()
+    for name in names():
+        found[name] = []
+        for stage in commands(name):
+            lines = {(stage.command, *line) for line in leaves(yaml.safe_load(as_yaml(stage.config())))}
+            if not lines <= said:
+                found[name].append(stage)
+            said |= lines
     return found
 
 
 def leaves(told, at: str = "") -> Iterator[tuple[str, str]]:
-    """Where each value stands, and the value."""
+    """Where each value stands, and the value, of a number its type alone, of a path in a run nothing."""
     if isinstance(told, (dict, list)) and told:
         for key, value in told.items() if isinstance(told, dict) else enumerate(told):
             yield from leaves(value, f"{at}.{key}")
+    elif type(told) in (int, float):
+        yield at, type(told).__name__
     else:
-        yield at, repr(told)
+        yield at, RUN if str(FOLDER) in str(told) else repr(told)
 
 
 @functools.cache  # a hundred commands of recipes are those of others
@@ -103,7 +113,11 @@ def named(stage: Stage, settings: dict) -> str:
             settings["trainer"]["callbacks"] or [], given.get("callbacks") or [], strict=True
         )
     ]
-    text = json.dumps(told, sort_keys=True, indent=1, default=str)
+    return without_places(stage, json.dumps(told, sort_keys=True, indent=1, default=str))
+
+
+def without_places(stage: Stage, text: str) -> str:
+    """A text without the folders of this machine and of fedlight's classes."""
     places = {str(stage.folder.parent): RUN, str(conf_path("recipes").parent): CONF}
     for place, name in places.items():
         text = text.replace(place, name)
@@ -142,7 +156,10 @@ def unlike(told, settings, at: str = "") -> list[str]:
 
 
 def digests(name: str) -> dict[str, str]:
-    return {stage.name: digest(named(stage, parsed(stage))) for stage in commands(name)}
+    """A digest of what all commands of a recipe are told, and one of what each that is new to the parser hears."""
+    told = [without_places(stage, f"{stage.name}: {as_yaml(stage.config())}") for stage in commands(name)]
+    heard = {stage.name: digest(named(stage, parsed(stage))) for stage in new_to_the_parser()[name]}
+    return {TOLD: digest("".join(told)), **heard}
 
 
 if __name__ == "__main__":
