@@ -479,7 +479,8 @@ def read_memory(path: Path, client_id: str) -> Memory:
     """Return the memory in a file; raise ValueError if it is gone, or other than the digest in its name says."""
     if not path.exists():
         raise ValueError(
-            f"{path}, the memory of client {client_id!r}, is gone: resume from an earlier checkpoint"
+            f"{path}, the memory of client {client_id!r}, is gone: resume from an earlier checkpoint; if it is on another "
+            "host, set trainer.default_root_dir to a folder that all hosts see"
         )
     data = read_bytes(path)
     if _digest(data) != path.stem.rpartition("-")[2]:

@@ -16,6 +16,7 @@ Whether a checkpoint was written that was begun and not ended, the file itself s
 import json
 import os
 import re
+import time
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ class UnsavedFiles:
 
     def _append(self, line: str, synced: bool = False) -> None:
         if not self._is_held:
-            self._lock.take()
+            while not self._lock.take():
+                time.sleep(0.01)  # a run that opens the folder looks at the new note
             _own.add(self._lock.file)
             self._is_held = True
         self._lock.append(line, synced)

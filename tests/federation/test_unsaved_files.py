@@ -249,3 +249,12 @@ def test_what_nobody_can_look_at_is_kept(tmp_path):
         disk(folder)
     assert len(files(folder)) == 2
     assert not list(folder.glob("*.unsaved"))
+
+
+def test_a_note_waits_for_a_run_that_looks_at_it(tmp_path, monkeypatch):
+    take, held = FileLock.take, iter([False, True])
+    monkeypatch.setattr(FileLock, "take", lambda lock: next(held) and take(lock))
+    note = UnsavedFiles(tmp_path, "a")
+    note.add("file")
+    assert (tmp_path / "a.unsaved").read_text() == "file\n"
+    note.drop()
