@@ -160,7 +160,7 @@ class ClientMemories:
             self._unlink({*before.versions.values()} - self._named() - self._obsolete)
 
     def use(self) -> tuple[float, bool]:
-        """Return the bytes by which RAM has grown since `begin_round`, infinite on disk, and whether it began on disk."""
+        """Return the growth of RAM since `begin_round` in bytes, infinite on disk, and whether the round began on disk."""
         assert self._before is not None
         return math.inf if self.on_disk else self.bytes_in_ram - self._before.num_bytes, self._before.on_disk
 
@@ -172,7 +172,7 @@ class ClientMemories:
         return dict(self._versions)
 
     def sent(self, client_id: str) -> Memory | str:
-        """Return what the other processes get of a client's memory: the name of its file, or the memory in RAM."""
+        """Return the name of a client's file, or its memory in RAM, for the other processes."""
         return self._versions.get(client_id) or self._held.get(client_id, {})
 
     def take(self, client_id: str, sent: Memory | str) -> None:
@@ -200,7 +200,7 @@ class ClientMemories:
         self._replace(client_id, sent)
 
     def hand_over(self) -> None:
-        """Leave the files of this process to the first one, which has noted them; it is the first one here."""
+        """Do nothing: this is the first process, and its note keeps all files."""
 
     def state_dict(self, round_idx: int) -> dict[str, Any]:
         """Return the memories or the names of their versions, and keep these as the snapshot of ``round_idx``.

@@ -99,7 +99,7 @@ MORE = {
     "sft": language(SFTModule, instructions),
 }
 LEFT_OUT = ("early_stopping", "one_over_the_limit", "all_over_the_limit", "emptied_on_disk")
-"""Kinds of runs whose weights say nothing new: they differ from another by when they stop, or where memories lie."""
+"""Kinds of runs for other tests: when a run stops, and where memories lie."""
 RUNS = {**{name: kind for name, kind in KINDS.items() if name not in LEFT_OUT}, **MORE}
 
 

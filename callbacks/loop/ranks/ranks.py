@@ -162,7 +162,7 @@ class VisitsMade:
 
 
 class SavedMemories:
-    """Clients' memories that the visits of a round have changed: from RAM themselves, from the disk the names of files."""
+    """Clients' memories that the visits of a round have changed: those in RAM, and the names of those in files."""
 
     def __init__(self, team: Team, memory: ClientMemories, round_idx: int, saved: Mapping[str, None]) -> None:
         self._team, self._memory, self._round_idx = team, memory, round_idx
