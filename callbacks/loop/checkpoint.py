@@ -348,7 +348,7 @@ def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
     """Return storage addresses of the parameters that no optimizer holds."""
     trained = {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
     # A state_dict holds other tensor objects at the same storage.
-    lies_at = {id(p): _storage(p) for p in module.parameters()}
+    lies_at = {id(getattr(p, "held_here", p)): _storage(p) for p in module.parameters()}
     return set(lies_at.values()) - {at for identity, at in lies_at.items() if identity in trained}
 
 

@@ -254,6 +254,8 @@ class Run:
         devices: the clients' devices.
         gather: function from a value and the name of an exchange to the values of all processes.
         logged: metrics that the algorithm has logged since the last round was over.
+        norm: function from the tensors here, by name, to the L2 norm of all; None where they are whole.
+        bytes_elsewhere: bytes of the parts of federated parameters in other processes.
     """
 
     def __init__(
@@ -291,6 +293,8 @@ class Run:
         self._validation: object = trainer.datamodule  # type: ignore[attr-defined]
         self.devices = NoDevices(loop.train == "forward")
         self.logged: dict[str, float] = {}
+        self.norm: Callable[[State], float] | None = None
+        self.bytes_elsewhere = 0
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:

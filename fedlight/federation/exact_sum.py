@@ -298,9 +298,11 @@ class ExactSums:
     def result(self) -> State:
         """Return the sums in fp64, correctly rounded, and start anew; a name without addends is absent."""
         for layout, totals in self._totals.items():
-            self._sums.setdefault(layout, {})
+            later = self._sums.setdefault(layout, {})
             for number, block in totals.items():
-                self._block(layout, number).add_elements(block, slice(None), slice(None))
+                if number in later:
+                    block.add_elements(later[number], slice(None), slice(None))
+                later[number] = block
         sums, self._sums, self._totals = self._sums, {}, {}
         times = Counter(name for layout in sums for name, _ in layout)
         shapes = {name: shape for layout in sums for name, shape in layout}

@@ -46,17 +46,23 @@ class Others:
         rank: number of this process.
         size: number of processes, at least 2.
         store: store of all processes.
+        per_client: processes that train each client together, a divisor of ``size``.
 
     Attributes:
         has_failed: whether this process ends by an error.
     """
 
-    def __init__(self, rank: int, size: int, store: Any) -> None:
+    def __init__(self, rank: int, size: int, store: Any, per_client: int = 1) -> None:
         self.rank, self.size, self._store = rank, size, store
         store.set(f"fedlight/here/{rank}", "")
         store.wait([f"fedlight/here/{other}" for other in range(size)], timedelta(seconds=JOIN_SECONDS))
         store.set_timeout(timedelta(seconds=GRACE_SECONDS))
-        self._group: Any = distributed.ProcessGroupGloo(store, rank, size, FOR_EVER)
+        groups: Any = distributed
+        self._group = self._same_place = groups.ProcessGroupGloo(store, rank, size, FOR_EVER)
+        if per_client > 1:
+            seat, place = divmod(rank, per_client)
+            store_here = groups.PrefixStore(f"place_{place}", store)
+            self._same_place = groups.ProcessGroupGloo(store_here, seat, size // per_client, FOR_EVER)
         self.begin(None)
 
     def begin(self, wait_seconds: float | None) -> None:
@@ -64,7 +70,8 @@ class Others:
         longest = _longest(wait_seconds)
         # Process 0 finds the missing ones, so the others wait for it for longer.
         self._wait = longest if self.rank == 0 else 2 * longest + timedelta(seconds=GRACE_SECONDS)
-        self._group.set_timeout(self._wait)
+        for group in (self._group, self._same_place):
+            group.set_timeout(self._wait)
         self.has_failed = False
 
     def exchange(self, data: memoryview) -> list[memoryview]:
@@ -90,8 +97,15 @@ class Others:
 
     def add(self, tensor: Tensor) -> None:
         """Add up a tensor over all processes, in place, in a ring; raise ConnectionError as `exchange` does."""
+        self._add(self._group, tensor)
+
+    def add_here(self, tensor: Tensor) -> None:
+        """Add up a tensor over the processes with the same place in the groups that train clients."""
+        self._add(self._same_place, tensor)
+
+    def _add(self, group: Any, tensor: Tensor) -> None:
         with self.reached():
-            self._group.allreduce([tensor]).wait()  # a sum, if not told otherwise
+            group.allreduce([tensor]).wait()  # a sum, if not told otherwise
 
     def swap(self, parts: Sequence[memoryview]) -> list[memoryview]:
         """Send each process its part, and return the parts for this one; raise ConnectionError as `exchange` does."""
@@ -197,8 +211,9 @@ def join(
             store = _store(rank, host, port)
             if per_client > 1:
                 take_seat(store, rank, per_client, device, _longest(wait_seconds))
-            others = Others(rank, size, store)
-        _joined.append((Team(rank, size, others.exchange, others.add, others.swap, per_client), others))
+            others = Others(rank, size, store, per_client)
+        ways = (others.exchange, others.add, others.swap, per_client, others.add_here)
+        _joined.append((Team(rank, size, *ways), others))
     team = _joined[0][0]
     if (team.size, team.per_client) != (size, per_client):
         raise ValueError(

@@ -3,6 +3,9 @@
 Repeated layers, the modules of an ``nn.ModuleList``, are split by torch's ``fully_shard`` (FSDP2): a layer's frozen weights
 are put together while it computes, and freed after it. Trained weights, such as LoRA adapters, embeddings and heads stay
 whole in each process, so messages, aggregation and checkpoints are as ever.
+
+With ``split_trained`` a layer whose weights are all trained is split too. The module then holds such a weight as a
+``DTensor``; optimizers and the federated loop hold its part in this process, `held_here`, as a parameter of its own.
 """
 
 import warnings
@@ -10,6 +13,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, distributed, nn
 
 from fedlight.support.pokes import never_sync_metrics
@@ -50,10 +54,10 @@ def take_seat(store: Any, rank: int, per_client: int, device: str, wait: timedel
     warnings.filterwarnings("ignore", "It is recommended to use `self.log\\(.*sync_dist=True")
 
 
-def split_layers(module: nn.Module) -> int:
+def split_layers(module: nn.Module, trained: bool = False) -> int:
     """Split the frozen weights of repeated layers among the processes of the default group, and return their number.
 
-    Layers that are split already stay as they are.
+    ``trained`` splits layers of trained weights alone too. Layers that are split already stay as they are.
 
     Raises:
         ValueError: a weight is quantized.
@@ -62,7 +66,9 @@ def split_layers(module: nn.Module) -> int:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     layers = [
-        layer for layer in repeated_layers(module) if any(not p.requires_grad for p in layer.parameters())
+        layer
+        for layer in repeated_layers(module)
+        if any(trained or not weight.requires_grad for weight in layer.parameters())
     ]
     for name, weight in ((n, p) for layer in layers for n, p in layer.named_parameters()):
         if not weight.requires_grad and not weight.is_floating_point():
@@ -74,10 +80,13 @@ def split_layers(module: nn.Module) -> int:
     for layer in layers:
         if not isinstance(layer, FSDPModule):
             mesh = mesh or init_device_mesh(_device_type(), (distributed.get_world_size(),))
-            stay = {
-                p for p in layer.parameters() if p.requires_grad or not p.dim()
-            }  # trained ones, single numbers
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=stay)
+            weights = [*layer.parameters()]
+            tuned = trained and all(weight.requires_grad for weight in weights)
+            # Those that are trained beside frozen ones, such as LoRA adapters, and single numbers stay whole.
+            stay = {weight for weight in weights if not weight.dim() or (weight.requires_grad and not tuned)}
+            split: Any = fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=stay)
+            split.set_gradient_divide_factor(1.0)  # each process has its share of the mean already
+            split.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     return len(layers)
 
 
@@ -104,9 +113,46 @@ def repeated_layers(module: nn.Module, listed: bool = False) -> list[nn.Module]:
     return layers
 
 
+def is_split(weight: Any) -> bool:
+    """Return whether the processes of a client have a part each of a weight."""
+    return hasattr(weight, "full_tensor")
+
+
+def held_here(weight: Any) -> Any:
+    """Return the part of a trained weight in this process, always the same parameter; a whole weight itself.
+
+    Both have the same memory. The loop and the optimizers see the part alone.
+    """
+    if not is_split(weight) or not weight.requires_grad:
+        return weight
+    if not hasattr(weight, "held_here"):
+        weight.held_here = nn.Parameter(weight.detach().to_local())
+    return weight.held_here
+
+
+def hold_parts(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer the parts of split weights in their place.
+
+    Raises:
+        ValueError: it moves a number by others than its own gradient and state.
+    """
+    kinds = [getattr(torch.optim, name) for name in ELEMENTWISE]
+    for group in optimizer.param_groups:
+        if any(map(is_split, group["params"])) and type(optimizer) not in kinds:
+            raise ValueError(
+                f"{type(optimizer).__name__} may look at whole weights, and trainer.strategy.split_trained gives it parts: "
+                f"take one of {', '.join(ELEMENTWISE)}, or set trainer.strategy.split_trained=false"
+            )
+        group["params"] = [*map(held_here, group["params"])]
+
+
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax")
+"""Optimizers of torch that move each number by its own gradient and state alone."""
+
+
 def whole(value: Any) -> Any:
     """Return a split tensor as a whole, on the CPU, else the value itself; all processes of the client call it."""
-    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+    return value.full_tensor().cpu() if is_split(value) else value
 
 
 def split_as(state: Mapping[str, Any], held: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -115,7 +161,7 @@ def split_as(state: Mapping[str, Any], held: Mapping[str, Tensor]) -> dict[str, 
     for name, value in state.items():
         mate: Any = held.get(name)
         parts[name] = value
-        if hasattr(mate, "full_tensor"):
+        if is_split(mate):
             from torch.distributed.tensor import distribute_tensor
 
             parts[name] = distribute_tensor(value.to(mate.device), mate.device_mesh, mate.placements)

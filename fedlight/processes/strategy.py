@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from fedlight.federation.protocols import TrainsRounds
 from fedlight.processes.joining import explain, fail, join, joined
-from fedlight.processes.seat import split_as, split_layers, whole
+from fedlight.processes.seat import hold_parts, is_split, split_as, split_layers, whole
 from fedlight.processes.team import ALONE, begin, end
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.pokes import process_launcher, share_threads
@@ -42,6 +42,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         checkpoint_io, precision_plugin: see Lightning's ``Strategy``.
         processes_per_client: processes that train each client together, a divisor of their number: each computes a part of
             the rows of a batch, and holds a part of the frozen weights in repeated layers (`fedlight.processes.seat`).
+        split_trained: whether layers whose weights are all trained are split too, as in full fine-tuning; embeddings and
+            heads stay whole. What works on whole updates, such as a lossy channel, is refused.
         wait_seconds: longest wait of a process for the others at the end of a round, in a step of a client of several
             processes, or at another meeting, above 0; then all end. None: any, since a visit may take hours; a process that
             is stopped is noticed without it.
@@ -65,8 +67,14 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         precision_plugin: Precision | None = None,
         wait_seconds: float | None = None,
         processes_per_client: int = 1,
+        split_trained: bool = False,
     ) -> None:
         refuse_below(1, processes_per_client=processes_per_client)
+        if split_trained and processes_per_client == 1:
+            raise ValueError(
+                "trainer.strategy.split_trained=true divides weights among the processes of a client: set "
+                "trainer.strategy.processes_per_client to 2 or more"
+            )
         if wait_seconds is not None and not wait_seconds > 0:
             raise ValueError(
                 f"trainer.strategy.wait_seconds={wait_seconds} must be above 0; None waits for any time"
@@ -77,6 +85,7 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         self.num_nodes = 1
         self.size = 1
         self.wait_seconds, self.processes_per_client = wait_seconds, processes_per_client
+        self.split_trained = split_trained
         self.team = ALONE
 
     @property
@@ -140,12 +149,28 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         """Move the model, or the parts of it that this process keeps."""
         if self.team.per_client > 1:
             assert self.model is not None
-            split_layers(self.model)  # first, or a device would have to hold the whole model
+            split_layers(
+                self.model, self.split_trained
+            )  # first, or a device would have to hold the whole model
         super().model_to_device()
 
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            hold_parts(optimizer)
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the module's state with whole tensors, also of layers that are split; all processes call it."""
-        return {name: whole(value) for name, value in super().lightning_module_state_dict().items()}
+        """Return the module's state with whole tensors, also of layers that are split; all processes call it.
+
+        With ``split_trained`` processes other than the first, which writes all files, have weights that are split without
+        their numbers, on the device ``meta``.
+        """
+        state = super().lightning_module_state_dict()
+        for name, value in state.items():
+            state[name] = whole(value)
+            if self.split_trained and not self.is_global_zero and is_split(value):
+                state[name] = state[name].to("meta")  # or each would hold the whole model through a round
+        return state
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the module's state, also into layers that are split."""

@@ -31,10 +31,13 @@ class Team:
         add: function that adds up a tensor over all processes, in place; None: by ``exchange``.
         swap: way to send each process something else; None: by ``exchange``.
         per_client: number of processes that train each client together, a divisor of ``size``.
+        add_here: function that adds up a tensor over `same_place`, in place; None: by ``exchange``.
 
     Attributes:
         seats: groups of processes that train a client together; with ``per_client=1`` each process is one.
         seat: number of this process's group, in [0, seats).
+        same_place: those processes, one of each group, that have the same place in it as this one, as a team; all teams of
+            this kind make the same calls at the same time. With ``per_client=1`` it is the team itself.
 
     Raises:
         ValueError: rank or size is out of range, or there is no way to the others.
@@ -52,6 +55,7 @@ class Team:
         add: AddUp | None = None,
         swap: Swap | None = None,
         per_client: int = 1,
+        add_here: AddUp | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} must be in [0, {size}), the number of processes")
@@ -64,6 +68,10 @@ class Team:
         self._exchange = exchange
         self._add = add
         self._swap = swap
+        self.same_place = self
+        if per_client > 1 and exchange is not None:
+            here = slice(rank % per_client, None, per_client)
+            self.same_place = Team(self.seat, self.seats, lambda data: exchange(data)[here], add_here)
 
     @property
     def leads(self) -> bool:

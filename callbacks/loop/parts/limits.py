@@ -185,7 +185,7 @@ class LimitedRounds(Part):
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""
         # A private clipping threshold must not follow the data.
-        self._round = None if isinstance(inner, Private) else LimitedRound(self, inner)
+        self._round = None if isinstance(inner, Private) else LimitedRound(self, inner, run.norm)
         return self._round or inner
 
     def end_visits(self, run: Run, round: OpenRound) -> None:
@@ -264,6 +264,12 @@ class LimitedRounds(Part):
         )
 
 
+def norm_of(state: State) -> float:
+    """Return the L2 norm of all tensors together, in fp64."""
+    norms = [torch.linalg.vector_norm(value.double()) for value in state.values() if value.numel()]
+    return math.hypot(*(each.item() for each in norms))
+
+
 class LimitedRound(Aggregation):
     """Aggregation of one round with limits before it.
 
@@ -272,8 +278,11 @@ class LimitedRound(Aggregation):
         share: largest share of a client in the round.
     """
 
-    def __init__(self, run: LimitedRounds, inner: Aggregation) -> None:
+    def __init__(
+        self, run: LimitedRounds, inner: Aggregation, norm: Callable[[State], float] | None = None
+    ) -> None:
         self._limits, self._enforced, self._inner = run.limits, run.enforced, inner
+        self._norm = norm or norm_of
         self.keeps_factors = getattr(inner, "keeps_factors", False)
         # Those that count clients alike have no weights to limit.
         self._weighs = run.limits.share is not None and not isinstance(
@@ -294,8 +303,7 @@ class LimitedRound(Aggregation):
     def add(self, update: Update) -> None:
         """Measure an update; hold it where limits are enforced."""
         tensors = update.movement.values()
-        norms = [torch.linalg.vector_norm(value.double()) for value in tensors if value.numel()]
-        norm = math.hypot(*(each.item() for each in norms)) if self._limits.norm is not None else 0.0
+        norm = self._norm(update.movement) if self._limits.norm is not None else 0.0
         numbers = sum(value.numel() for value in tensors)
         self._arrived.append(
             Arrived(update.client_id, digest_of(tuple(sorted(update.movement))), numbers, norm, update.weight)

@@ -50,7 +50,9 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
     Raises ValueError if there are none, one is not the module's, is complex, or has too few bits.
     """
     held = _held(trainer)
-    named: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if id(p) in held}
+    # Of a weight that the processes of a client split, the optimizers and the loop hold the part here.
+    parts = {name: getattr(p, "held_here", p) for name, p in module.named_parameters()}
+    named: dict[str, Tensor] = {name: p for name, p in parts.items() if id(p) in held}
     if not held:
         raise ValueError(
             "configure_optimizers gives no optimizer that holds a parameter, so there is nothing to federate: have it "

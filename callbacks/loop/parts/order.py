@@ -128,6 +128,10 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
         from fedlight.callbacks.loop.ranks.split_steps import SplitSteps
 
         yield SplitSteps()
+        if trainer.strategy.split_trained:  # type: ignore[attr-defined]
+            from fedlight.callbacks.loop.ranks.split_weights import SplitWeights
+
+            yield SplitWeights()
     if team.size > 1:
         from fedlight.callbacks.loop.ranks.ranks import Ranks
 

@@ -269,7 +269,7 @@ class Ranks(Part):
         agree_on_monitored(self._team, run.trainer)
 
     def after_step(self, run: Run, state: State) -> None:
-        agree_on_model(self._team, state)
+        agree_on_model(self._team.same_place, state)
 
     def start_round(self, run: Run) -> None:
         planned = run.planned
@@ -298,9 +298,7 @@ class Ranks(Part):
         for holder in (round.contributions.aggregation, run.algorithm, run.buffers):
             sums: Any = getattr(holder, "sums", None)
             if hasattr(sums, "add_up"):
-                if not self._team.leads:  # the first process of the client has the same
-                    sums.partial()
-                sums.add_up(self._team)
+                sums.add_up(self._team.same_place)
         # All start anew before the first merge, or a process would send values that it received.
         first, streams = [part.partial() for part in small], [part.pieces() for part in large]
         pieces = ((part, piece) for part, stream in enumerate(streams) for piece in stream)

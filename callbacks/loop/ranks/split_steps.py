@@ -25,7 +25,7 @@ from fedlight.callbacks.loop.ranks.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
 from fedlight.processes.joining import OF_TORCH, joined
-from fedlight.processes.seat import add_up, place
+from fedlight.processes.seat import add_up, held_here, is_split, place
 from fedlight.support.torch_parts import eval_mode, replaced, undisturbed
 
 SAME_LOSS = 2e-3
@@ -84,7 +84,7 @@ class SplitSteps(Part):
 
     def start_round(self, run: Run) -> None:
         for name, parameter in run.parameters.items():
-            if hasattr(parameter, "full_tensor"):
+            if is_split(parameter):
                 raise ValueError(
                     f"the optimizer holds {name}, which was frozen when its layer was split among a client's processes: "
                     "give it the parameters with requires_grad, and set that in __init__ or configure_model, or set "
@@ -102,7 +102,9 @@ class SplitSteps(Part):
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
         """Raise ValueError if the processes of the client have trained unlike weights."""
         self.abort(run)
-        bits = torch.tensor([bit for weight in visit.parameters.values() for bit in sum_of_bits(weight)])
+        split = {id(held_here(weight)) for weight in run.lightning_module.parameters() if is_split(weight)}
+        whole = [weight for weight in visit.parameters.values() if id(weight) not in split]
+        bits = torch.tensor([bit for weight in whole for bit in sum_of_bits(weight)])
         total = bits.clone()
         add_up(total)
         if not torch.equal(total, bits * self._number):
@@ -133,12 +135,16 @@ class SplitSteps(Part):
                 if self._is_skipped(module, result):
                     return None
                 loss = result["loss"] if isinstance(result, Mapping) else result
-                weights = [weight for weight in module.parameters() if weight.requires_grad]
+                trained = [weight for weight in module.parameters() if weight.requires_grad]
+                weights = [weight for weight in trained if not is_split(weight)]
+                split = [weight for weight in trained if is_split(weight)]
                 gradients: Gradients = [None] * len(weights)
                 if torch.is_grad_enabled() and loss.requires_grad:  # no row may have a label
                     with torch.autocast(loss.device.type, enabled=False):  # as in backward
-                        gradients = [*torch.autograd.grad(loss * share, weights, allow_unused=True)]
+                        gradients = _gradients(loss * share, weights, by_hooks=bool(split))
                 total, gradients = _added_up(loss.detach() * share, gradients, weights)
+                gradients += [_taken(weight) for weight in split]
+                weights += [held_here(weight) for weight in split]
             if torch.is_grad_enabled():
                 # Lightning clears the gradients after training_step and only then goes backward.
                 total = HandOver.apply(total, gradients, *weights)
@@ -198,6 +204,26 @@ def quiet(module: Any) -> ExitStack:
     for name in ("log", "log_dict"):
         stack.enter_context(replaced(module, name, lambda *_, **__: None))
     return stack
+
+
+def _gradients(loss: Tensor, weights: Sequence[Tensor], by_hooks: bool) -> Gradients:
+    """Return the gradients of whole weights; ``by_hooks``: those of split ones, which hooks add up, are left in ``grad``."""
+    if not by_hooks:
+        return [*torch.autograd.grad(loss, weights, allow_unused=True)]
+    of_batches_before = [weight.grad for weight in weights]
+    for weight in weights:
+        weight.grad = None
+    loss.backward()
+    gradients: Gradients = [weight.grad for weight in weights]
+    for weight, before in zip(weights, of_batches_before, strict=True):
+        weight.grad = before
+    return gradients
+
+
+def _taken(weight: Any) -> Tensor | None:
+    """Return the part of a split weight's gradient in this process, and clear it there."""
+    gradient, weight.grad = weight.grad, None
+    return None if gradient is None else gradient.to_local()
 
 
 def _added_up(loss: Tensor, gradients: Gradients, weights: Sequence[Tensor]) -> tuple[Tensor, Gradients]:

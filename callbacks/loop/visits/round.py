@@ -358,10 +358,10 @@ class OpenRound:
     def _finish_visit(self, group: OpenGroup, open_visit: OpenVisit, work: Work) -> None:
         run, visiting, visit, reason = self.run, open_visit.visiting, open_visit.visiting.visit, ""
         num_examples = run.num_examples(visit)
-        for part in run.parts_with(Part.leave):
-            part.leave(run, group, open_visit)
         self.last[visit.client_id] = visiting
         try:
+            for part in run.parts_with(Part.leave):
+                part.leave(run, group, open_visit)
             self._contribute(group, open_visit, work, num_examples)
         except Diverged as error:
             self._leave_out(visiting, work, error)

@@ -279,7 +279,7 @@ class Exchange:
     Args:
         seed: seed of random draws in the channel.
         state: shared parameters of the server.
-        buffer_bytes: bytes of the buffers that are sent along, one way.
+        further_bytes: bytes that travel beside the parameters here, one way: of buffers, and of parts in other processes.
         model_for: function from a visit and the newest model to the visit's start model; None: the newest.
         keeps_factors: whether the aggregation has to know which LoRA factors clients have received and kept.
     """
@@ -291,7 +291,7 @@ class Exchange:
         seed: int,
         round_idx: int,
         state: State,
-        buffer_bytes: int = 0,
+        further_bytes: int = 0,
         model_for: Callable[[Visit, State], State] | None = None,
         keeps_factors: bool = False,
     ) -> None:
@@ -300,7 +300,7 @@ class Exchange:
         self.seed = seed
         self.round_idx = round_idx
         self.state = state
-        self.buffer_bytes = buffer_bytes
+        self.further_bytes = further_bytes
         self.model_for = model_for
         self.keeps_factors = keeps_factors
         self._arrived: tuple[Visiting, State] | None = None
@@ -363,7 +363,7 @@ class Exchange:
         return update
 
     def _with_buffers(self, payload: Payload) -> int:
-        return payload.num_bytes + self.buffer_bytes if payload.state else payload.num_bytes
+        return payload.num_bytes + self.further_bytes if payload.state else payload.num_bytes
 
     def call_on_upload(self, callbacks: Sequence[L.Callback]) -> None:
         """Call ``on_upload`` of the callbacks that have it, if the last visit has given an upload.
@@ -419,7 +419,7 @@ def exchange_of(loop: Any, state: State, keeps_factors: bool) -> Exchange:
         seed=loop.seed,
         round_idx=loop.rounds_done,
         state=state,
-        buffer_bytes=loop.buffers.num_bytes,
+        further_bytes=loop.buffers.num_bytes + loop._run.bytes_elsewhere,
         model_for=None if loop._buffered is None else loop._buffered.model_for,
         keeps_factors=keeps_factors,
     )

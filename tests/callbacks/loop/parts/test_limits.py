@@ -36,7 +36,7 @@ def round_of(rows, round_idx=0):
 def settle(limits, given, aggregation=None, round_idx=0):
     """Return the movement of w, and the reason of each client."""
     run = limits if isinstance(limits, LimitedRounds) else LimitedRounds(limits, deployed=True)
-    watched = run.aggregation(None, aggregation or WeightedSum("weight"), 0)
+    watched = run.aggregation(SimpleNamespace(norm=None), aggregation or WeightedSum("weight"), 0)
     for one in given:
         watched.add(one)
     rows = [{"client": one.client_id, "reason": ""} for one in given]
@@ -84,7 +84,7 @@ def test_a_small_round_has_twice_an_even_share(clients, share):
 def test_updates_of_other_tensors_have_shares_of_their_own():
     """Of two clients that send the first tensor alone, none can have less than the other."""
     run = LimitedRounds(Limits(share=0.3), deployed=True)
-    watched = run.aggregation(None, WeightedSum("weight"), 0)
+    watched = run.aggregation(SimpleNamespace(norm=None), WeightedSum("weight"), 0)
     for name, weight in (("a", 1.0), ("b", 50.0)):
         watched.add(Update(name, {"first": torch.ones(1).double()}, weight))
     for name in "cdef":
@@ -103,7 +103,7 @@ def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limit
     _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), CoordinateMedian())
     assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
     private = PrivateMean(1.0, 0.0)
-    assert LimitedRounds(Limits(), deployed=True).aggregation(None, private, 0) is private
+    assert LimitedRounds(Limits(), deployed=True).aggregation(SimpleNamespace(norm=None), private, 0) is private
 
 
 def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):

@@ -1,0 +1,287 @@
+"""Full fine-tuning of clients in several processes, of which each trains and sends on its part of the weights."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from memories import loop_with
+from plain_lightning import Numbers, ten_clients
+from ranks import run_ranks
+from shared_runs import files_of, newest
+from torch import nn
+
+from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.datamodules.federated.by_client import FederatedWrapper
+from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
+from fedlight.federation.algorithms.fedprox import FedProx
+from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.byzantine.whole_updates import Krum
+from fedlight.federation.channel import Wire
+from fedlight.federation.codecs import TopK
+from fedlight.federation.server import FedAdam
+from fedlight.processes.strategy import ClientParallelStrategy
+
+pytestmark = [
+    pytest.mark.slow,  # teams of processes
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+SHAPES = ((4, 2), (3, 3))
+"""Processes, and processes for each client."""
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + torch.tanh(self.inner(x))
+
+
+class Tuned(L.LightningModule):
+    """Layers, an embedding and a head, all trained; a batch may have fewer rows than processes."""
+
+    optimizer = torch.optim.AdamW
+    rate = 0.05
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.layers = nn.ModuleList([Block() for _ in range(3)])
+
+    def loss(self, batch):
+        x = self.first(batch[0])
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.mse_loss(self.head(x), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/error", self.loss(batch))
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=self.rate)
+
+
+class Momentum(Tuned):
+    optimizer = staticmethod(lambda weights, lr: torch.optim.SGD(weights, lr=lr, momentum=0.9))
+
+
+class PartlyFrozen(Tuned):
+    """One layer frozen, one with a frozen bias, one trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[0].requires_grad_(False)
+        self.layers[1].inner.bias.requires_grad_(False)
+
+    def configure_optimizers(self):
+        return self.optimizer([p for p in self.parameters() if p.requires_grad], lr=self.rate)
+
+
+class OddBlock(Block):
+    client = None
+
+    def forward(self, x):
+        weight = self.inner.weight
+        odd = 1e308 * (weight - weight.detach())[0, 0] if self.client == "c1" else 0.0
+        return super().forward(x) + odd
+
+
+class Explodes(Tuned):
+    """A client's step makes one number infinite, which one process alone has."""
+
+    optimizer = torch.optim.SGD
+    rate = 100.0
+
+    def __init__(self):
+        super().__init__()
+        self.layers[2] = OddBlock()
+
+    def on_visit_start(self, client_id):
+        self.layers[2].client = client_id
+
+
+KINDS = {
+    "fedavg": lambda: {"local_steps": None},
+    "fedprox": lambda: {"algorithm": FedProx(mu=0.3)},
+    "median": lambda: {"aggregation": CoordinateMedian()},
+    "trimmed": lambda: {"aggregation": TrimmedMean(0.25)},
+    "clipped": lambda: {"clip": 0.05, "local_steps": 4, "accumulate": 2, "model": Momentum},
+    "limits": lambda: {"limits": Limits(norm=1.0, enforce=True)},
+    "partly": lambda: {"model": PartlyFrozen},
+}
+
+
+def train(
+    folder,
+    processes,
+    per_client,
+    rounds=2,
+    resumes=False,
+    model=Tuned,
+    clip=None,
+    accumulate=1,
+    callbacks=(),
+    **settings,
+):
+    """Train in this process; return the whole weights, numbers of trained and received weights here, and metrics."""
+    L.seed_everything(0, verbose=False)
+    module = model()
+    loop = loop_with(**({"clients_per_round": 4, "local_steps": 2} | settings))
+    several = {}
+    if processes > 1:
+        made = ClientParallelStrategy(processes_per_client=per_client, split_trained=per_client > 1)
+        several = {"strategy": made, "devices": processes}
+    saved = L.pytorch.callbacks.ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)
+    trainer = L.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        precision="64-true",
+        default_root_dir=folder,
+        gradient_clip_val=clip,
+        accumulate_grad_batches=accumulate,
+        callbacks=[loop, VisitLog(), saved, *callbacks],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **several,
+    )
+    path = newest(folder) if resumes else None
+    trainer.fit(
+        module, FederatedWrapper(Numbers(), ten_clients), ckpt_path=path, weights_only=bool(path) or None
+    )
+    state = trainer.strategy.lightning_module_state_dict()
+    held = sum(value.numel() for value in loop._run.state.values())
+    return state, held, {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def close(some, others):
+    assert some.keys() == others.keys()
+    for name in some:
+        np.testing.assert_allclose(some[name], others[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    shapes = ((1, 1), *SHAPES)
+
+    def all_kinds(shape):
+        return lambda rank: {
+            name: train(root / f"{name}_{shape}", *shape, **make()) for name, make in KINDS.items()
+        }
+
+    return root, {
+        shape: run_ranks(shape[0], all_kinds(shape), root / f"logs{shape}", 240) for shape in shapes
+    }
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_parts_end_as_whole_weights_do(runs, name, shape):
+    root, results = runs
+    [(alone, held, metrics)] = [ended[name] for ended in results[1, 1]]
+    close(results[shape][0][name][0], alone)
+    layer = "layers.2.inner.weight"
+    for rank, ended in enumerate(results[shape]):
+        state, part, theirs = ended[name]
+        assert (state[layer].device.type == "meta") == (rank > 0)
+        close(theirs, metrics)
+        number = alone[layer].numel() + 8
+        split = number if name == "partly" else 3 * number
+        rows, total = -(-8 // shape[1]), held - split
+        assert total + split * rows / 8 >= part >= total
+    ours, expected = (files_of(root / f"{name}_{each}")["visits.csv"] for each in (shape, (1, 1)))
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(float(one.pop("loss")), float(other.pop("loss")), rtol=1e-6)
+    assert ours == expected  # their bytes too
+
+
+@pytest.mark.parametrize(("first", "then"), [((1, 1), (2, 2)), ((4, 2), (1, 1))], ids=str)
+def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first, then):
+    for shape, how in ((first, {"rounds": 1}), (then, {"resumes": True})):
+        ended = run_ranks(
+            shape[0],
+            lambda rank, shape=shape, how=how: train(tmp_path, *shape, local_steps=None, **how),
+            tmp_path / f"{shape}",
+        )
+    close(ended[0][0], runs[1][1, 1][0]["fedavg"][0])
+
+
+def test_a_client_that_diverges_in_one_part_is_left_out_in_all(tmp_path):
+    ended = {}
+    for shape in ((1, 1), (2, 2)):
+        folder = tmp_path / f"{shape}"
+        ended[shape] = run_ranks(
+            shape[0],
+            lambda rank, shape=shape, folder=folder: train(
+                folder, *shape, rounds=1, model=Explodes, clients_per_round=10, local_steps=1
+            ),
+            tmp_path / f"logs{shape}",
+        )
+        reasons = {row["client"] for row in files_of(folder)["visits.csv"] if row["reason"] == "diverged"}
+        assert reasons == {"c1"}
+    close(ended[2, 2][0][0], ended[1, 1][0][0])
+
+
+class OwnRule(torch.optim.SGD):
+    pass
+
+
+class Unlike(Tuned):
+    optimizer = OwnRule
+
+
+class SeesGradients(Tuned):
+    def on_before_optimizer_step(self, optimizer):
+        pass
+
+
+class SeesUploads(L.Callback):
+    shares_uploads = True
+
+    def on_upload(self, upload):
+        pass
+
+
+class Unlisted(Tuned):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*self.layers)
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ({"algorithm": lambda: Scaffold()}, "Scaffold sees whole weights"),
+        ({"aggregation": lambda: Krum(0.2), "clients_per_round": 6}, "aggregation=Krum sees whole"),
+        ({"server": lambda: FedAdam()}, "server=FedAdam sees whole weights"),
+        ({"channel": lambda: Wire(up=TopK(0.5))}, "channel=Wire with codecs sees whole weights"),
+        ({"callbacks": lambda: [SeesUploads()]}, "SeesUploads.on_upload sees whole weights"),
+        ({"model": SeesGradients}, "SeesGradients.on_before_optimizer_step sees whole weights"),
+        ({"model": Unlike}, "OwnRule may look at whole weights"),
+        (
+            {"model": Unlisted},
+            r"Unlisted has no repeated layer \(nn.ModuleList\) whose weights are all trained",
+        ),
+    ],
+)
+def test_what_needs_whole_weights_is_refused_in_every_process(tmp_path, how, complaint):
+    def tried(rank):
+        settings = {
+            name: value() if name != "model" and callable(value) else value for name, value in how.items()
+        }
+        with pytest.raises(ValueError, match=f"{complaint}.*split_trained=false"):
+            train(tmp_path, 2, 2, **settings)
+
+    run_ranks(2, tried, tmp_path / "logs")
+
+
+def test_weights_of_one_process_cannot_be_split():
+    with pytest.raises(ValueError, match=r"split_trained=true .*processes_per_client to 2 or more"):
+        ClientParallelStrategy(split_trained=True)
