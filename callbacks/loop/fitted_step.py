@@ -243,8 +243,8 @@ class HandOver(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        # The factor: Lightning has divided the loss by accumulate_grad_batches.
-        return None, None, *(None if part is None else factor * part for part in ctx.gradients)
+        # The factor: Lightning has divided the loss by accumulate_grad_batches. In place: they may be as large as the model.
+        return None, None, *(None if part is None else part.mul_(factor) for part in ctx.gradients)
 
 
 class _Log:

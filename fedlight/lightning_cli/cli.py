@@ -29,7 +29,7 @@ from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part,
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
-from fedlight.lightning_cli.parser_words import one_line, one_line_reference
+from fedlight.lightning_cli.parser_words import one_line, one_line_reference, refuse_no_settings
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import FitFolder, checkpoints_of
@@ -212,6 +212,7 @@ class FedlightCLI(LightningCLI):
         trainer = self.config[self.command].trainer
         if not isinstance(trainer, Namespace):
             raise ValueError(f"trainer: expected settings such as --trainer.max_epochs 3, given {trainer!r}")
+        refuse_no_settings(self.config[self.command])
         with full_keys(self.config[self.command].as_dict()):
             super().instantiate_classes()
 

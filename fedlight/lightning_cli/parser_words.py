@@ -7,6 +7,7 @@ indented text. The line is made of the innermost part.
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from fedlight.further_names import FURTHER
@@ -100,6 +101,17 @@ def one_line_reference(key: str | None, message: str) -> str:
         f"{where}{reason}; a reference is written as ${{trainer.max_epochs}}, with a key that the config has "
         "and that does not refer back to this one"
     )
+
+
+def refuse_no_settings(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for null as the settings of model or data, of which the parser cannot tell the key."""
+    for name, given in ((name, config.get(name)) for name in ("model", "data")):
+        values = given.get("init_args") or {} if hasattr(given, "get") else {}
+        hints = _hints(find_object(given["class_path"])) if values else {}
+        for key, value in values.items():
+            if value is None and is_dataclass(hints.get(key)):
+                below = ", ".join(field.name for field in fields(hints[key]))
+                raise ValueError(f"{name}.{key}: null, and it has settings below it ({below}): leave it out, or set those")
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:
