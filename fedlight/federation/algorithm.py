@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from fedlight.federation.client import Client, State, Update, Visit, Visiting, Work, moved
-from fedlight.federation.exact_sum import ExactSums, digest_of, in_pieces
+from fedlight.federation.exact_sum import ExactSums, digest_of
 from fedlight.federation.protocols import Federation, NumBatches, refuse_several_adapters
 from fedlight.support.checks import Checked
 
@@ -146,8 +146,8 @@ class WeightedSum(Aggregation):
         self.divide_by = divide_by
         self.scale = scale
         self.sums = ExactSums()
-        # By the names sent, or by a digest of them, as `pieces` has it.
-        self._divisors: defaultdict[tuple[str, ...] | str, Fraction] = defaultdict(Fraction)
+        # By digests: from each of many processes, names of hundreds of tensors would be more than the sums.
+        self._divisors = defaultdict[str, Fraction](Fraction)
 
     def add(self, update: Update) -> None:
         """Add ``weight * movement``; raise ValueError if the weight is not finite."""
@@ -156,9 +156,8 @@ class WeightedSum(Aggregation):
                 f"the weight {update.weight} of client {update.client_id} is not finite: lower the lr"
             )
         self.sums.add(update.movement, update.weight)
-        self._divisors[tuple(update.movement)] += Fraction(
-            update.weight if self.divide_by == "weight" else 1.0
-        )
+        weight = update.weight if self.divide_by == "weight" else 1.0
+        self._divisors[digest_of(tuple(update.movement))] += Fraction(weight)
 
     def partial(self) -> dict[str, Any]:
         """Return the sums of products and of weights (a numerator and a denominator each), and start anew."""
@@ -166,22 +165,16 @@ class WeightedSum(Aggregation):
         self._divisors.clear()
         return {"sums": self.sums.partial(), "divisors": divisors}
 
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        partial = self.partial()
-        # Names of hundreds of tensors from each of many processes would be more than the sums, which know them.
-        partial["divisors"] = [(digest_of(names), ratio) for names, ratio in partial["divisors"]]
-        return in_pieces(partial, "sums")
-
     def merge(self, partial: Mapping[str, Any]) -> None:
         self.sums.merge(partial["sums"])
         for names, ratio in partial["divisors"]:
-            self._divisors[names if isinstance(names, str) else tuple(names)] += Fraction(*ratio)
+            self._divisors[names] += Fraction(*ratio)
 
     def result(self) -> State:
-        known: dict[Any, tuple[str, ...]] = {digest_of(names): names for names in self.sums.names()}
+        known = {digest_of(names): names for names in self.sums.names()}
         total, divisors = self.sums.result(), defaultdict[str, Fraction](Fraction)
         for names, number in self._divisors.items():
-            for name in known.get(names, names):
+            for name in known[names]:
                 divisors[name] += number
         for name, value in total.items():
             scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale

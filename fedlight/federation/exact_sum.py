@@ -328,24 +328,6 @@ class ExactSums:
         return state | {name: total.rounded() for name, total in shared.items()}
 
 
-def in_pieces(partial: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Yield a partial in pieces: each has one block of the sums under ``name``, and the first one all the rest.
-
-    Args:
-        partial: partial that is used up; its other values are counts, tensors that are added up, or collections.
-        name: key of what `ExactSums.partial` has returned.
-
-    Examples:
-        >>> [*in_pieces({"changes": [1, 2], "senders": {"a": 3}}, "changes")]
-        [{'changes': [1], 'senders': {'a': 3}}, {'changes': [2], 'senders': {}}]
-    """
-    blocks = partial.pop(name)[::-1]
-    yield {name: [blocks.pop()] if blocks else [], **partial}
-    rest = {k: torch.zeros_like(v) if isinstance(v, Tensor) else type(v)() for k, v in partial.items()}
-    while blocks:
-        yield {name: [blocks.pop()], **rest}
-
-
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of tensors that are added together, in this order."""
 

@@ -17,7 +17,7 @@ length of clients' texts, so one client's data can push another out of a round, 
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import State, Update
 from fedlight.federation.codecs import Codec, Side
-from fedlight.federation.exact_sum import ExactSums, in_pieces
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.support.checks import Checked, refuse_below
 
 DELTA = 1e-5
@@ -264,9 +264,6 @@ class PrivateMean(Checked, Private, Aggregation):
         self._senders, self._clients, self._within = Counter(), set(), 0
         sums = self.sums.partial()
         return {"sums": sums, "senders": dict(senders), "clients": sorted(clients), "within": within}
-
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        return in_pieces(self.partial(), "sums")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         """Add the clipped movements of another partial; raise ValueError if a client has sent an update to both."""

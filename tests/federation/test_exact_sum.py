@@ -8,7 +8,6 @@ import pytest
 import torch
 from thread_team import on_team
 
-from fedlight.federation import Update, WeightedSum
 from fedlight.federation.exact_sum import CHUNK, MOST_ADDENDS, ExactSum, ExactSums, layouts_of_all
 from fedlight.processes import current_team
 
@@ -283,21 +282,6 @@ def test_sums_in_blocks_are_those_of_one_block(monkeypatch, whole):
     assert {**first}.keys() == {**second}.keys() == shapes.keys()
     for name in shapes:
         assert bits(first[name]) == bits(second[name]), name
-
-
-def test_a_partial_goes_out_in_pieces_of_one_block(monkeypatch):
-    monkeypatch.setattr("fedlight.federation.exact_sum.BLOCK", CHUNK)
-    update = Update("a", {"w": torch.arange(2.5 * CHUNK)}, weight=0.7)
-    ours, theirs = WeightedSum("weight"), WeightedSum("weight")
-    ours.add(update)
-    theirs.add(update)
-    pieces = [*ours.pieces()]
-    assert [piece["sums"][0][2]["shape"] for piece in pieces] == [(CHUNK,), (CHUNK,), (CHUNK // 2,)]
-    assert [len(piece["divisors"]) for piece in pieces] == [1, 0, 0]
-    assert ours.result() == {}  # it has started anew
-    for piece in pieces[::-1]:
-        ours.merge(piece)
-    assert torch.equal(ours.result()["w"], theirs.result()["w"])
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])

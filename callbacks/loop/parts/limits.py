@@ -32,7 +32,7 @@ from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
 from fedlight.federation.aggregation import TrimsCoordinates
-from fedlight.federation.algorithm import Aggregation, Algorithm, has_own, pieces_of
+from fedlight.federation.algorithm import Aggregation, Algorithm, pieces_of
 from fedlight.federation.byzantine.whole_updates import ComparesUpdates, FLTrust
 from fedlight.federation.client import State, Update
 from fedlight.federation.exact_sum import digest_of
@@ -166,7 +166,7 @@ class LimitedRounds(Part):
                 "secure-aggregation: the server sees no single update, so limits.norm is not held; the numbers of "
                 "examples that clients claim are limited"
             )
-        if self.enforced and has_own(algorithm, "pieces"):
+        if self.enforced and hasattr(algorithm, "sums"):
             rank_zero_info(
                 f"limits do not hold for what {type(algorithm).__name__} adds up beside the updates"
             )

@@ -20,7 +20,7 @@ take no part in a codec's error feedback, which would add the loss twice; nothin
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import Client, State, Update, Visit, Visiting, Work
-from fedlight.federation.exact_sum import ExactSums, in_pieces
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.protocols import Federation, refuse_odd_steps
 
 PREFIX = "control."
@@ -111,9 +111,6 @@ class Scaffold(Algorithm):
 
     def partial(self) -> dict[str, Any]:
         return {"changes": self.sums.partial()}
-
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        return in_pieces(self.partial(), "changes")
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self.sums.merge(partial["changes"])

@@ -26,7 +26,7 @@ neither the order of the clients nor the number of processes changes a bit. Each
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -75,9 +75,6 @@ class ComparesUpdates(Checked, Aggregation):
         """Return the updates with their clients, and start anew."""
         updates, self._updates = self._updates, []
         return {"updates": updates}
-
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        return iter([{"updates": [update]} for update in self.partial()["updates"]] or [{"updates": []}])
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self._updates.extend((client, movement) for client, movement in partial["updates"])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedlight.federation.exact_sum import BITS, BLOCK, LOWEST
+from fedlight.federation.exact_sum import BITS, BLOCK, LOWEST, digest_of
 
 DIGITS = 4
 """Digits of an element, the lowest first."""
@@ -130,7 +130,10 @@ def decode(total: Ring, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         # Digits of a sum's addends are below 2^47, these below 2^48.
         block = {"shape": (part.shape[1],), "digits": digits, "addends": 2, "not_finite": None}
         sums.append((layout, number, block))
-    return {"sums": sums, "divisors": [(tuple(shapes), weight.as_integer_ratio())] if weight else []}
+    return {
+        "sums": sums,
+        "divisors": [(digest_of(tuple(shapes)), weight.as_integer_ratio())] if weight else [],
+    }
 
 
 def as_integers(values: Ring) -> list[int]:

@@ -18,7 +18,7 @@ Rank Collapse in Federated Low-Rank Adaptation with Client Heterogeneity", 2026,
 rank collapse, and average each row over the clients that have it: ``missing="skip"``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from fedlight.federation.algorithm import Aggregation, Algorithm, WeightedSum
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import State, Update, Visiting, Work
+from fedlight.federation.exact_sum import ExactSums
 from fedlight.federation.lora.pairs import LoraPair, find_pairs, trained_pairs
 from fedlight.federation.lora.ranks import LoraRanks, prune
 from fedlight.federation.protocols import Federation
@@ -216,8 +217,10 @@ class PaddedMeans(Aggregation):
         """Return the partial of the sums of movements and of weights, and start anew."""
         return self._sums.partial()
 
-    def pieces(self) -> Iterator[dict[str, Any]]:
-        return self._sums.pieces()
+    @property
+    def sums(self) -> ExactSums:
+        """Exact sums, which processes add up."""
+        return self._sums.sums
 
     def merge(self, partial: Mapping[str, Any]) -> None:
         self._sums.merge(partial)
