@@ -6,7 +6,8 @@ from plain_lightning import Numbers, ten_clients, trainer
 from ranks import run_ranks
 
 from fedlight import ByClient, CoordinateMedian, Scaffold
-from fedlight.federation.byzantine import Krum, whole_updates
+from fedlight.federation import aggregation
+from fedlight.federation.byzantine import Krum
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import Others
 
@@ -84,7 +85,7 @@ def test_a_process_receives_no_more_where_there_are_more_of_them(tmp_path):
 @pytest.mark.parametrize("make", [CoordinateMedian, Krum])
 def test_a_process_receives_its_share_of_each_update_and_the_result(tmp_path, monkeypatch, make, size):
     """``(K - k) D / N`` of K clients, of which it trains k, with updates of D bytes, and ``(N - 1) / N`` of the result."""
-    monkeypatch.setattr(whole_updates, "BLOCK", 4096)
+    monkeypatch.setattr(aggregation, "BLOCK", 4096)
     found = received(size, tmp_path, aggregation=make())
     update = 8 * (NUMBERS + 5)
     whole_blocks = 0.1 if make is Krum else 0.01  # of Krum's shares

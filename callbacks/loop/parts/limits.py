@@ -31,9 +31,9 @@ from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
-from fedlight.federation.aggregation import TrimsCoordinates
+from fedlight.federation.aggregation import KeepsUpdates
 from fedlight.federation.algorithm import Aggregation, Algorithm, pieces_of
-from fedlight.federation.byzantine.whole_updates import ComparesUpdates, FLTrust
+from fedlight.federation.byzantine.whole_updates import FLTrust
 from fedlight.federation.client import State, Update
 from fedlight.federation.exact_sum import digest_of
 from fedlight.federation.privacy import Private
@@ -179,7 +179,7 @@ class LimitedRounds(Part):
 
     def start_round(self, run: Run) -> None:
         """Raise ValueError for a round whose clients its aggregation has no meaning for, before they train."""
-        if isinstance(run.aggregation, ComparesUpdates) and run.planned.cohort:
+        if isinstance(run.aggregation, KeepsUpdates) and run.planned.cohort:
             run.aggregation.check([client.id for client in run.planned.cohort])
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
@@ -285,9 +285,7 @@ class LimitedRound(Aggregation):
         self._norm = norm or norm_of
         self.keeps_factors = getattr(inner, "keeps_factors", False)
         # Those that count clients alike have no weights to limit.
-        self._weighs = run.limits.share is not None and not isinstance(
-            inner, TrimsCoordinates | ComparesUpdates
-        )
+        self._weighs = run.limits.share is not None and not isinstance(inner, KeepsUpdates)
         self._arrived: list[Arrived] = []
         self._held: list[Update] = []
         self._medians: dict[int, float] = {}

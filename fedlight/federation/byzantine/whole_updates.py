@@ -24,119 +24,14 @@ neither the order of the clients nor the number of processes changes a bit. Each
 """
 
 import math
-from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor, cat, from_numpy
 
-from fedlight.federation.algorithm import Aggregation
-from fedlight.federation.client import State, Update
-from fedlight.federation.exact_sum import Layout, Team, digest_of, layouts_of_all, places_of
-from fedlight.support.checks import Checked
-
-BLOCK = 2**16
-"""Numbers of an update that are added in one go."""
-SumUp = Callable[[np.ndarray], np.ndarray]
-"""Function from a value at each coordinate here, ``(clients, numbers)``, to the sum over the coordinates of all processes,
-``(clients,)``."""
+from fedlight.federation.aggregation import KeepsUpdates, SumUp
 
 
-class ComparesUpdates(Checked, Aggregation):
-    """Aggregation that needs all updates of a round at once, each as one vector.
-
-    Updates of other tensors, such as those of another selector of FedBiscuit, are combined apart.
-    """
-
-    def __init__(self) -> None:
-        self._updates: list[tuple[str, State]] = []
-        self._total: State | None = None
-
-    @abstractmethod
-    def combined(self, updates: np.ndarray, clients: Sequence[str], sum_up: SumUp) -> np.ndarray:
-        """Return the combination at each coordinate here, ``(numbers,)``.
-
-        Args:
-            updates: updates at these coordinates, ``(clients, numbers)``, in the order of the clients' ids.
-            clients: their ids.
-            sum_up: function that adds up what is needed of all coordinates; every process calls it equally often.
-        """
-
-    def check(self, clients: Sequence[str]) -> None:
-        """Raise ValueError for clients of a round that the aggregation has no meaning for, such as too few."""
-
-    def add(self, update: Update) -> None:
-        self._updates.append((update.client_id, update.movement))
-
-    def partial(self) -> dict[str, Any]:
-        """Return the updates with their clients, and start anew."""
-        updates, self._updates = self._updates, []
-        return {"updates": updates}
-
-    def merge(self, partial: Mapping[str, Any]) -> None:
-        self._updates.extend((client, movement) for client, movement in partial["updates"])
-
-    @property
-    def sums(self) -> "ComparesUpdates":
-        """This aggregation: processes call its ``add_up``, as they do that of exact sums."""
-        return self
-
-    def add_up(self, team: Team) -> None:
-        """Have each process combine its share of the coordinates; `result` then is that of all, and `partial` empty.
-
-        A process receives as much as under `fedlight.federation.aggregation.TrimsCoordinates.add_up`, and the sums.
-        """
-        self._total = self._combined(team)
-
-    def result(self) -> State:
-        """Return the combined movement and start anew.
-
-        Raises:
-            ValueError: there are too few updates, or clients have sent a tensor beside different others.
-        """
-        total, self._total = self._total, None
-        return self._combined() if total is None else total
-
-    def _combined(self, team: Team | None = None) -> State:
-        alike: dict[Layout, list[tuple[str, Tensor]]] = defaultdict(list)
-        for client, movement in self.partial()["updates"]:
-            layout = tuple((name, tuple(movement[name].shape)) for name in sorted(movement))
-            alike[layout].append((client, _vector(movement, layout)))
-        layouts = {digest_of(layout): layout for layout in alike}
-        if team is not None:
-            layouts = layouts_of_all(team, layouts, team.gather([*layouts], "whole updates"))
-        total: State = {}
-        for layout in sorted(layouts.values()):
-            rows = alike.pop(layout, [])
-            if team is not None:
-                rows = [
-                    row
-                    for share in team.swap(_shares(rows, layout, team.size), "shares of updates")
-                    for row in share
-                ]
-            rows.sort(key=lambda row: row[0])
-            clients = [client for client, _ in rows]
-            self.check(clients)
-            # Numbers that are not finite reach an aggregation from Python alone: the loop leaves their clients out.
-            with np.errstate(over="ignore", invalid="ignore"):
-                updates = np.stack([row.numpy() for _, row in rows])
-                values = from_numpy(self.combined(updates, clients, lambda each: _sum_up(each, team)))
-            if team is not None:
-                values = cat(team.gather(values, "combined shares"))
-            for name, shape, place in places_of(layout):
-                if name in total:
-                    raise ValueError(
-                        f"{type(self).__name__} compares whole updates, and clients have sent {name} beside different "
-                        "tensors: take CoordinateMedian, which combines each tensor over the clients that have sent it"
-                    )
-                total[name] = values[place].reshape(shape)
-        return total
-
-
-class ToleratesLiars(ComparesUpdates):
+class ToleratesLiars(KeepsUpdates):
     """Aggregation for at most f = ``floor(share * n)`` liars among n updates, which n has to be large enough for.
 
     Args:
@@ -227,7 +122,7 @@ class Bulyan(ToleratesLiars):
         return np.asarray(np.take_along_axis(values, order[: len(updates) - 4 * liars], axis=0).mean(axis=0))
 
 
-class GeometricMedian(ComparesUpdates):
+class GeometricMedian(KeepsUpdates):
     """RFA: the point with the least sum of distances to the updates; liars do not move it far while fewer than half lie.
 
     Each step is a mean with the weights ``1 / max(smoothing, |z - x_i|)``. The first is from the coordinate-wise median: a
@@ -268,7 +163,7 @@ class GeometricMedian(ComparesUpdates):
         return np.asarray(point)
 
 
-class FLTrust(ComparesUpdates):
+class FLTrust(KeepsUpdates):
     """FLTrust: updates count by how far they point where the server's own update points, all with its length.
 
     The server's update is that of one client, which holds rows that the server trusts and is in every round. It gives the
@@ -313,29 +208,6 @@ class FLTrust(ComparesUpdates):
         trust[place] = 0.0
         total = trust.sum()
         return np.asarray(lengths[place] * (trust[:, None] * units).sum(axis=0) / (total if total else 1.0))
-
-
-def _vector(movement: Mapping[str, Tensor], layout: Layout) -> Tensor:
-    return cat([movement[name].detach().double().cpu().reshape(-1) for name, _ in layout])
-
-
-def _shares(
-    rows: Sequence[tuple[str, Tensor]], layout: Layout, processes: int
-) -> list[list[tuple[str, Tensor]]]:
-    """Return the part of clients' updates that each process combines, of whole blocks."""
-    size = sum(math.prod(shape) for _, shape in layout)
-    blocks = -(-size // BLOCK)
-    cuts = [min(size, BLOCK * (blocks * rank // processes)) for rank in range(processes + 1)]
-    return [[(client, row[start:stop]) for client, row in rows] for start, stop in pairwise(cuts)]
-
-
-def _sum_up(values: np.ndarray, team: Team | None) -> np.ndarray:
-    """Return the sums over all coordinates of ``values``, which hold those of this process."""
-    # Not torch's or BLAS's sums, whose bits depend on the number of threads.
-    blocks = (values[:, start : start + BLOCK] for start in range(0, values.shape[1], BLOCK))
-    sums = [block.sum(axis=1).tolist() for block in blocks]  # messages hold no arrays
-    everyones = [sums] if team is None else team.gather(sums, "sums over coordinates")
-    return np.asarray(sum((np.array(each) for sums in everyones for each in sums), np.zeros(len(values))))
 
 
 def _squared_distances(updates: np.ndarray, sum_up: SumUp) -> np.ndarray:

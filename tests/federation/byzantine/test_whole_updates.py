@@ -13,7 +13,8 @@ from thread_team import on_team
 from written_out import assert_close, local, recorded
 
 from fedlight import CoordinateMedian, FedAvg, FedBiscuit, Limits, Update
-from fedlight.federation.byzantine import Bulyan, FLTrust, GeometricMedian, Krum, whole_updates
+from fedlight.federation import aggregation
+from fedlight.federation.byzantine import Bulyan, FLTrust, GeometricMedian, Krum
 from fedlight.processes import current_team
 
 KINDS = {
@@ -188,10 +189,10 @@ def test_neither_order_nor_partial_results_change_a_bit(kind):
     assert result(first, []) == {}
 
 
-@pytest.mark.parametrize("block", [whole_updates.BLOCK, 2])
+@pytest.mark.parametrize("block", [aggregation.BLOCK, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_change_no_bit(kind, block, monkeypatch):
-    monkeypatch.setattr(whole_updates, "BLOCK", block)
+    monkeypatch.setattr(aggregation, "BLOCK", block)
     whole, _ = federate(clients_per_round=8, aggregation=KINDS[kind]() if kind != "bulyan" else Bulyan(0.15))
 
     def body(rank):
@@ -206,7 +207,7 @@ def test_processes_change_no_bit(kind, block, monkeypatch):
 @pytest.mark.parametrize("make", [*KINDS.values(), lambda: FLTrust("000")], ids=[*KINDS, "trust"])
 def test_shares_of_the_coordinates_change_no_bit(make, monkeypatch):
     """One process has no update, and the last one of a short update no coordinate."""
-    monkeypatch.setattr(whole_updates, "BLOCK", 64)
+    monkeypatch.setattr(aggregation, "BLOCK", 64)
     values = np.random.default_rng(4).normal(size=(11, 1000)) ** 5
     short = [] if make not in KINDS.values() else [update(f"{i}", n=v[:70]) for i, v in enumerate(values)]
     updates = [*updates_of(values), *short]
