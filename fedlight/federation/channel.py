@@ -11,7 +11,6 @@ import torch
 from torch import Size
 
 from fedlight.federation.client import (
-    Channel,
     Client,
     Diverged,
     Identity,
@@ -27,7 +26,7 @@ LOST = "wire"
 """Key in a client's memory of what its messages have lost so far."""
 
 
-class Wire(Channel):
+class Wire(Identity):
     """Channel that encodes with a chain of codecs, left to right, and decodes at the other end.
 
     Error feedback is that of the whole chain: the client keeps ``meant - decoded`` of each tensor (fp32) in
@@ -61,7 +60,6 @@ class Wire(Channel):
                     "that go down: give it to channel.up, and Quantize to channel.down"
                 )
         self.error_feedback = any(codec.error_feedback for codec in self.up_codecs)
-        self._lossless = Identity()
         self._last_down: tuple[State, Payload] | None = None
         self._measured: dict[tuple[str, tuple[tuple[str, Size], ...]], int] = {}
 
@@ -72,61 +70,40 @@ class Wire(Channel):
             Diverged: a parameter is not finite.
         """
         if not self.down_codecs:
-            return self._lossless.down(state, client)
+            return super().down(state, client)
         if self._last_down is None or self._last_down[0] is not state:  # one state goes to many clients
-            packed = _packed(state, self.down_codecs, "down", f"client {client.id!r}")
-            self._last_down = state, _arrived(packed, state, self.down_codecs)
+            self._last_down = state, super().down(state, client)
         return self._last_down[1]
-
-    def up(
-        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
-    ) -> Payload:
-        """Return the movement as it arrives, fp64.
-
-        Raises:
-            Diverged: a movement is not finite.
-        """
-        if not self.up_codecs:
-            return self._lossless.up(received, trained, client)
-        _, payload = self._encode(received, trained, client, without_feedback)
-        return Payload({name: value.double() for name, value in payload.state.items()}, payload.num_bytes)
 
     def message_down(self, state: State) -> State:
         """Return the tensors that go down; raise Diverged if a parameter is not finite."""
-        return _packed(state, self.down_codecs, "down", "all clients") if self.down_codecs else state
+        return _packed(state, self.down_codecs, "down", "the server") if self.down_codecs else state
 
     def read_down(self, message: State, shapes: Mapping[str, Size]) -> State:
-        return unpack(message, shapes, self.down_codecs) if self.down_codecs and shapes else message
+        return unpack(message, shapes, self.down_codecs) if self.down_codecs else message
 
     def message_up(
         self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
     ) -> State:
-        """Return the tensors that go up; raise Diverged if a movement is not finite."""
+        """Return the tensors that go up, and keep their loss with the client; raise Diverged if a movement is not finite."""
         if not self.up_codecs:
             return trained
-        return self._encode(received, trained, client, without_feedback)[0]
-
-    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
-        if not self.up_codecs:
-            return self._lossless.read_up(message, received, shapes)
-        values = unpack(message, shapes, self.up_codecs) if shapes else {}
-        return {name: value.double() for name, value in values.items()}
-
-    def _encode(
-        self, received: State, trained: State, client: Client, without_feedback: Collection[str]
-    ) -> tuple[State, Payload]:
-        """Return a client's message as sent and as decoded (fp32), and keep the loss with the client."""
         lost: State = client.memory.get(LOST, {}) if self.error_feedback else {}
         meant = {
             name: (value + lost[name] if name in lost else value).to(torch.float32)
             for name, value in movement(received, trained).items()
         }
         packed = _packed(meant, self.up_codecs, "up", f"client {client.id!r}")
-        payload = _arrived(packed, meant, self.up_codecs)
         if self.error_feedback:
+            arrived = unpack(packed, {name: value.shape for name, value in meant.items()}, self.up_codecs)
             kept = [name for name in meant if name not in without_feedback]  # others come whole again
-            client.memory[LOST] = lost | {name: meant[name] - payload.state[name] for name in kept}
-        return packed, payload
+            client.memory[LOST] = lost | {name: meant[name] - arrived[name] for name in kept}
+        return packed
+
+    def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
+        if not self.up_codecs:
+            return super().read_up(message, received, shapes)
+        return {name: value.double() for name, value in unpack(message, shapes, self.up_codecs).items()}
 
     def down_bytes(self, state: State) -> int:
         return self._bytes(state, self.down_codecs, "down")
@@ -179,6 +156,8 @@ def pack(state: State, codecs: Sequence[Codec]) -> State:
 
 def unpack(packed: State, shapes: Mapping[str, Size], codecs: Sequence[Codec]) -> State:
     """Return the state (fp32, of these shapes by name) that the codecs encoded in `pack`."""
+    if not shapes:
+        return {}
     names = sorted(shapes)
     first = [shapes[name].numel() for name in names]
     steps, sizes = [], first
@@ -201,13 +180,6 @@ def _packed(state: State, codecs: Sequence[Codec], way: str, whose: str) -> Stat
                 "cannot be encoded: training diverged, take a smaller learning rate or trainer.gradient_clip_val"
             )
     return pack(state, codecs) if state else {}
-
-
-def _arrived(packed: State, state: State, codecs: Sequence[Codec]) -> Payload:
-    if not state:
-        return Payload({}, 0)
-    decoded = unpack(packed, {name: value.shape for name, value in state.items()}, codecs)
-    return Payload(decoded, serialized_bytes(packed))
 
 
 def _chain(codecs: Codec | list[Codec] | None) -> list[Codec]:

@@ -343,11 +343,11 @@ class Channel(Checked, ABC):
 
     error_feedback: bool = False
 
-    @abstractmethod
     def down(self, state: State, client: Client) -> Payload:
         """Return the server's state as the client receives it (fp32)."""
+        message = self.message_down(state)
+        return Payload(self.read_down(message, _shapes(state)), serialized_bytes(message))
 
-    @abstractmethod
     def up(
         self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
     ) -> Payload:
@@ -360,6 +360,8 @@ class Channel(Checked, ABC):
             without_feedback: names whose loss is not kept: tensors of an algorithm's own beside the parameters, such as
                 control variates. Each message has them as a whole, so the next makes up for what this one loses.
         """
+        message = self.message_up(received, trained, client, without_feedback)
+        return Payload(self.read_up(message, received, _shapes(trained)), serialized_bytes(message))
 
     def message_down(self, state: State) -> State:
         """Return the tensors that `down` sends, laid out as in a safetensors file, for a server in another process."""
@@ -386,6 +388,10 @@ class Channel(Checked, ABC):
     @abstractmethod
     def up_bytes(self, state: State) -> int:
         """Return ``num_bytes`` of the payload of ``up`` for tensors of these names and shapes, whatever their values."""
+
+
+def _shapes(state: State) -> dict[str, Size]:
+    return {name: value.shape for name, value in state.items()}
 
 
 def _no_messages(channel: Channel) -> ValueError:
@@ -425,15 +431,6 @@ def serialized_bytes(state: State) -> int:
 class Identity(Channel):
     """Lossless fp32 channel: parameters go down, trained parameters come up."""
 
-    def down(self, state: State, client: Client) -> Payload:
-        return Payload(state, serialized_bytes(state))
-
-    def up(
-        self, received: State, trained: State, client: Client, without_feedback: Collection[str] = ()
-    ) -> Payload:
-        # The server knows the sent parameters, so it takes the difference itself, in fp64 and without a loss.
-        return Payload(movement(received, trained), serialized_bytes(trained))
-
     def message_down(self, state: State) -> State:
         return state
 
@@ -446,6 +443,7 @@ class Identity(Channel):
         return trained
 
     def read_up(self, message: State, received: State, shapes: Mapping[str, Size]) -> State:
+        # The server knows the sent parameters, so it takes the difference itself, in fp64 and without a loss.
         return movement(received, message)
 
     def down_bytes(self, state: State) -> int:

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Size
 
-from fedlight.federation.client import State
+from fedlight.federation.client import State, serialized_bytes
 
 FORMAT = 1
 """Version of the messages; both ends must have the same."""
@@ -163,7 +162,7 @@ def read_payload(data: bytes, layout: Layout) -> State:
         if data:
             raise Refused(f"a payload of {len(data):,} bytes came where none was due")
         return {}
-    if len(data) != (expected := payload_bytes(tuple(layout.items()))):
+    if len(data) != (expected := payload_bytes(layout)):
         raise Refused(f"a payload has {len(data):,} bytes instead of {expected:,}")
     try:
         tensors = load(data)
@@ -180,10 +179,9 @@ def read_payload(data: bytes, layout: Layout) -> State:
     return tensors
 
 
-@lru_cache(maxsize=64)  # all clients of a round have the same few layouts
-def payload_bytes(layout: tuple[tuple[str, tuple[Size, torch.dtype]], ...]) -> int:
-    """Return the bytes of a payload with the items of a layout."""
-    return len(write_payload({name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in layout}))
+def payload_bytes(layout: Layout) -> int:
+    """Return the bytes of a payload of a layout."""
+    return serialized_bytes({n: torch.empty(s, dtype=t, device="meta") for n, (s, t) in layout.items()})
 
 
 def layout_of(tensors: State) -> dict[str, tuple[Size, torch.dtype]]:

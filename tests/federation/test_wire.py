@@ -175,7 +175,8 @@ def test_a_federation_learns_over_it():
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_what_is_not_finite_is_refused(way, bad):
     wire, broken = Wire(**{way: Quantize("nf4")}), state(v=[1.0], w=[1.0, bad])
-    with pytest.raises(ValueError, match=rf"channel.{way}: w of client 'c' is not finite"):
+    whose = "client 'c'" if way == "up" else "the server"
+    with pytest.raises(ValueError, match=rf"channel.{way}: w of {whose} is not finite"):
         wire.up(state(v=[0.0], w=[0.0, 0.0]), broken, client()) if way == "up" else wire.down(
             broken, client()
         )
