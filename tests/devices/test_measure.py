@@ -263,8 +263,8 @@ def test_the_command_writes_a_profile_that_is_found_by_its_name(tmp_path, monkey
     assert outcome.code == 0, outcome.err
     for said in (
         "measuring this machine for 0.02 s",
-        "training steps in bf16",
-        "GB/s",
+        "Training steps of a small transformer",
+        "GB a second",
         "devices/my_laptop.yaml is written",
     ):
         assert said in outcome.out

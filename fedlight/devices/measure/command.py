@@ -3,12 +3,8 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fedlight.support.console import OneLineArguments, wide_console
-
-if TYPE_CHECKING:
-    from fedlight.devices.measure.trial import Trial
+from fedlight.support.console import OneLineArguments
 
 ABOUT = """Measure this machine and write its profile as a device, for a fleet or a plan:
 
@@ -20,7 +16,29 @@ Let nothing else run meanwhile. The profile is written to devices/ in the curren
 
 def main(argv: Sequence[str]) -> None:
     """Run ``fedlight device``."""
-    _measure(make_parser().parse_args(argv))
+    options = make_parser().parse_args(argv)
+    from fedlight.devices.measure.profile import is_busy, profile_file, profile_text
+    from fedlight.devices.measure.trial import measure
+    from fedlight.support.files import refuse_unwritable, write_whole
+
+    file = profile_file(options.name, options.folder, options.force)
+    for key in ("watts", "download_mbps", "upload_mbps"):
+        value = getattr(options, key)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{key.replace('_', '-')} {value}: give a number above 0")
+    refuse_unwritable(options.folder, "--folder")
+    print(f"measuring this machine for {options.seconds:g} s or a little longer", flush=True)
+    trial = measure(options.seconds, options.device)
+    text = profile_text(options.name, trial, options.watts, options.download_mbps, options.upload_mbps)
+    write_whole(file, text)
+    print(f"{text}{file} is written")
+    if is_busy(trial):
+        print(f"other work kept {trial.load:.1f} cores busy: measure again on an idle machine, with --force")
+    if trial.watts is None and options.watts is None:
+        print(
+            f"watts is null, as {trial.no_watts}: a run refuses the profile until a number is written in; --watts "
+            "gives the power drawn in training"
+        )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -56,51 +74,3 @@ def make_parser() -> argparse.ArgumentParser:
     )
     trial.add_argument("--force", action="store_true", help="replace a profile of this name")
     return parser
-
-
-def _measure(options: argparse.Namespace) -> None:
-    from fedlight.devices.measure.profile import is_busy, profile_file, profile_text
-    from fedlight.devices.measure.trial import measure
-    from fedlight.support.files import refuse_unwritable, write_whole
-
-    file = profile_file(options.name, options.folder, options.force)
-    for key in ("watts", "download_mbps", "upload_mbps"):
-        value = getattr(options, key)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{key.replace('_', '-')} {value}: give a number above 0")
-    refuse_unwritable(options.folder, "--folder")
-    print(f"measuring this machine for {options.seconds:g} s or a little longer", flush=True)
-    trial = measure(options.seconds, options.device)
-    text = profile_text(options.name, trial, options.watts, options.download_mbps, options.upload_mbps)
-    write_whole(file, text)
-    _show(trial, options)
-    print(f"{file} is written: {text[text.index('memory_gib') :].strip().replace(chr(10), ', ')}")
-    if is_busy(trial):
-        print(f"other work kept {trial.load:.1f} cores busy: measure again on an idle machine, with --force")
-    if trial.watts is None and options.watts is None:
-        print(
-            f"watts is null, as {trial.no_watts}: a run refuses the profile until a number is written in; --watts "
-            "gives the power drawn in training"
-        )
-
-
-def _show(trial: "Trial", options: argparse.Namespace) -> None:
-    from rich.table import Table
-
-    from fedlight.support.words import three_digits
-
-    table = Table(title=f"{options.name}: {trial.processor}, threads={trial.threads}")
-    table.add_column("measured")
-    table.add_column("", justify="right")
-    for kind, rate in trial.product_flops.items():
-        table.add_row(f"products of matrices in {kind}", f"{three_digits(rate / 1e9)} GFLOPS")
-    for kind, rate in trial.step_flops.items():
-        table.add_row(f"training steps in {kind}", f"{three_digits(rate / 1e9)} GFLOPS")
-    free = "not known" if trial.free_bytes is None else f"{three_digits(trial.free_bytes / 2**30)} GiB"
-    table.add_row("memory, read and written", f"{three_digits(trial.copy_bytes / 1e9)} GB/s")
-    table.add_row("memory", f"{three_digits(trial.memory_bytes / 2**30)} GiB")
-    table.add_row("free memory", free)
-    table.add_row(
-        "power in training", "not known" if trial.watts is None else f"{three_digits(trial.watts)} W"
-    )
-    wide_console(120).print(table)

@@ -47,14 +47,7 @@ def profile_text(
     download_mbps: float | None = None,
     upload_mbps: float | None = None,
 ) -> str:
-    """Return the YAML of a profile.
-
-    Args:
-        name: name of the device.
-        trial: figures of this machine.
-        watts: power drawn in training, where it is not to be the measured one.
-        download_mbps: megabits a second from the server; None for the median of fixed lines.
-        upload_mbps: the same to the server.
+    """Return the YAML of a profile, from a trial and numbers in the place of what is measured or estimated.
 
     Raises:
         ValueError: a number is out of range.
