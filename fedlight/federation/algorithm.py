@@ -354,32 +354,29 @@ HOOKS_OF_LOCAL = ("check", "start_visit", "adjust_gradients")
 """Hooks that a local algorithm inside of another one may have."""
 
 
-def refuse_more_than_gradients(local: Algorithm, inside: str, reason: str = "") -> None:
-    """Raise ValueError for a local algorithm that does more in a visit of the algorithm ``inside`` than change gradients."""
-    for name in [*vars(Algorithm), *FURTHER_HOOKS]:
-        if not name.startswith("_") and name not in HOOKS_OF_LOCAL and has_own(local, name):
-            raise ValueError(
-                f"local={type(local).__name__} changes {name}: inside {inside} a local algorithm may change gradients alone "
-                f"(as FedProx does). {reason}".rstrip()
-            )
-
-
 class WithLocal(Algorithm, ABC):
     """Base class of algorithms with a second algorithm, such as FedProx, for the gradients of their visits.
 
     Args:
         weighting: of the clients, as for `Algorithm`.
         local: algorithm that changes the gradients of a visit; None changes nothing. Its weighting plays no part.
-        why: reason why it may change nothing else, for the error.
 
     Raises:
         ValueError: ``local`` does more than change gradients.
     """
 
-    def __init__(self, weighting: Weighting, local: Algorithm | None, reason: str = "") -> None:
+    gradients_alone = ""
+    """Reason why the second algorithm may change nothing else, for the error."""
+
+    def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
         super().__init__(weighting)
         self.local = local or Algorithm()  # changes no gradient
-        refuse_more_than_gradients(self.local, type(self).__name__, reason)
+        for name in [*vars(Algorithm), *FURTHER_HOOKS]:
+            if not name.startswith("_") and name not in HOOKS_OF_LOCAL and has_own(self.local, name):
+                raise ValueError(
+                    f"local={type(local).__name__} changes {name}: inside {type(self).__name__} a local algorithm may "
+                    f"change gradients alone (as FedProx does). {self.gradients_alone}".rstrip()
+                )
 
     @abstractmethod
     def check(self, federation: Federation) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.algorithm import Algorithm, message_to
-from fedlight.federation.client import Client, State, Visit, Visiting, Work
+from fedlight.federation.client import Client, State, Visit, Work
 from fedlight.federation.lora.ranks import cut_to_rank, rank_of
 
 
@@ -45,42 +45,28 @@ def predict_payloads(
     state, rank = _shapes(state), rank_of(client)
     payloads: list[Payloads] = []
     try:
-        for _ in range(2 if again else 1):
-            payloads = _predicted(algorithm, visits, client, state, rank, gone_per_batch)
+        for place, visit in enumerate([*visits, *visits] if again else visits):
+            if place % len(visits) == 0:  # a round begins
+                received, before = State(), None
+            sent = message_to(algorithm, visit, client, state)
+            received = received if sent is None else _shapes(sent)
+            visiting = algorithm.start_visit(visit, client, received)
+            visiting.before, visiting.shapes_only = before, True
+            visiting.lora_rank = rank
+            start: State = _shapes(visiting.start)
+            gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)  # their number counts
+            sums = dict.fromkeys(start, 1.0)  # Scaffold divides by them
+            work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
+            up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
+            down = {} if sent is None else cut_to_rank(received, rank)
+            payloads.append(Payloads(down, up, start, _shapes(client.memory)))
+            before = visiting
     except (RuntimeError, TypeError) as error:  # of torch, for an operation that needs values
         raise ValueError(
             f"how many bytes {type(algorithm).__name__} sends cannot be known before a round, as its send, start_visit or "
             f"reply looks at values of tensors ({error}): have these hooks depend on names and shapes alone"
         ) from error
-    return payloads
-
-
-def _predicted(
-    algorithm: Algorithm,
-    visits: Sequence[Visit],
-    client: Client,
-    state: State,
-    rank: int | None,
-    gone_per_batch: float,
-) -> list[Payloads]:
-    """Return the payloads of one round; the client remembers its replies."""
-    received, payloads = State(), []
-    before: Visiting | None = None
-    for visit in visits:
-        sent = message_to(algorithm, visit, client, state)
-        received = received if sent is None else _shapes(sent)
-        visiting = algorithm.start_visit(visit, client, received)
-        visiting.before, visiting.shapes_only = before, True
-        visiting.lora_rank = rank
-        start: State = _shapes(visiting.start)
-        gone = ((0, 1.0),) * round(visit.num_batches * gone_per_batch)  # their number counts
-        sums = dict.fromkeys(start, 1.0)  # Scaffold divides by them
-        work = Work(1, lr=1.0, mean_loss=1.0, seconds=0.0, lr_sums=sums, gone=gone)
-        up = cut_to_rank(_shapes(algorithm.reply(visiting, start, work)), rank)
-        down = {} if sent is None else cut_to_rank(received, rank)
-        payloads.append(Payloads(down, up, start, _shapes(client.memory)))
-        before = visiting
-    return payloads
+    return payloads[-len(visits) :]
 
 
 def _shapes(value: Any) -> Any:

@@ -29,8 +29,6 @@ from fedlight.federation.client import Client, State, Update, Visit, Visiting, W
 from fedlight.federation.protocols import Federation, HoldsAdapters, LossesOn, NumBatches, adapter_numbers
 from fedlight.support.checks import refuse_below
 
-WHY_GRADIENTS_ALONE = "Control variates are about a fixed set of clients for each model; the groups change"
-
 
 class FedBiscuit(WithLocal):
     """Warm-up of each selector in turn, then grouping and training by group.
@@ -55,6 +53,7 @@ class FedBiscuit(WithLocal):
         ValueError: a setting is out of range; in ``check``, for a module or data that do not fit.
     """
 
+    gradients_alone = "Control variates are about a fixed set of clients for each model; the groups change"
     buffers = ("refuse",)  # of the base, which groups would share that are to differ
 
     def __init__(
@@ -66,7 +65,7 @@ class FedBiscuit(WithLocal):
         local: Algorithm | None = None,
         group_by: LossesOn = "val",
     ) -> None:
-        super().__init__("unbiased" if weighting == "paper" else weighting, local, WHY_GRADIENTS_ALONE)
+        super().__init__("unbiased" if weighting == "paper" else weighting, local)
         refuse_below(0, warmup_rounds=warmup_rounds)
         refuse_below(1, regroup_every=regroup_every)
         self.warmup_rounds, self.regroup_every = warmup_rounds, regroup_every

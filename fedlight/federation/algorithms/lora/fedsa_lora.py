@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
+from fedlight.federation.algorithm import WithLocal
 from fedlight.federation.client import OWN_STATE, Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
@@ -48,9 +48,6 @@ class FedSALoRA(WithLocal):
     """
 
     buffers = ("refuse", "local")
-
-    def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
-        super().__init__(weighting, local)
 
     def check(self, federation: Federation) -> None:
         super().check(federation)

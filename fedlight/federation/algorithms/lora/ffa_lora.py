@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
+from fedlight.federation.algorithm import WithLocal
 from fedlight.federation.client import Client, State, Visit, Visiting
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation
@@ -39,9 +39,6 @@ class FFALoRA(WithLocal):
         >>> [*FFALoRA().send(Visit("a", 1), Client("a", 1, 1.0), state)]
         ['q.lora_B.default.weight']
     """
-
-    def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
-        super().__init__(weighting, local)
 
     def check(self, federation: Federation) -> None:
         super().check(federation)

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
+from fedlight.federation.algorithm import WithLocal
 from fedlight.federation.client import Client, State, Visit, Visiting, Work
 from fedlight.federation.lora.pairs import factor_of, trained_pairs
 from fedlight.federation.protocols import Federation, NumBatches
@@ -41,9 +41,6 @@ class RoLoRA(WithLocal):
         >>> [RoLoRA().plan(round_idx, [Client("a", 1, 1.0)], lambda client: 3)[0].part for round_idx in range(3)]
         ['B', 'A', 'B']
     """
-
-    def __init__(self, weighting: Weighting = "unbiased", local: Algorithm | None = None) -> None:
-        super().__init__(weighting, local)
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
