@@ -90,8 +90,7 @@ class CostMeter:
     ) -> None:
         if not isinstance(module, Sketched) and example_batch is None:
             raise ValueError(
-                f"{type(module).__name__} has no skeleton: give CostMeter an example_batch, which makes a "
-                "batch of n examples"
+                f"{type(module).__name__} has no skeleton: give CostMeter an example_batch for n examples"
             )
         if not isinstance(module, Sketched) and not getattr(module, "automatic_optimization", True):
             raise ValueError(

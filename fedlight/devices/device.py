@@ -133,12 +133,9 @@ def load_device(name_or_file: str) -> Device:
         raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from None
     except MissingMandatoryValue as error:
         raise ValueError(f"{file}: {error.full_key} is missing; a device has {known}") from None
-    except ConfigKeyError as error:
-        raise ValueError(
-            f"{file}: there is no key {error.full_key!r} of a device; there are {known}"
-        ) from None
-    except ValidationError as error:
-        raise ValueError(f"{file}: {error.full_key}: {str(error).splitlines()[0]}") from None
+    except (ConfigKeyError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{file}: {error.full_key}: {reason}; a device has {known}") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 

@@ -249,10 +249,9 @@ def fit(
 
 
 def first_that_fits(fits: Sequence[Fit]) -> int:
-    """Return the place of the first with backpropagation, else of the first that fits, else the last place.
+    """Return the place of the first that fits with backpropagation, else of the first that fits, else the last place.
 
-    Args:
-        fits: ways of one visit with LoRA adapters of falling rank; at least one.
+    The ways are those of one visit with LoRA adapters of falling rank, at least one.
     """
     back = [place for place, way in enumerate(fits) if way.fits and not way.forward]
     forward = [place for place, way in enumerate(fits) if way.fits]

@@ -112,8 +112,7 @@ class QuantizedBase:
         for name, layer in self._layers.items():
             if layer.weight.requires_grad:
                 raise ValueError(
-                    f"weight_bits={bits} would hide that {name} is trained by now: keep it frozen, or give the devices "
-                    "weight_bits: 16"
+                    f"weight_bits={bits}: {name} is trained by now: keep it frozen, or set weight_bits: 16"
                 )
 
     def use(self, bits: int) -> None:

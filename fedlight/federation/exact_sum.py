@@ -134,13 +134,7 @@ class ExactSum:
         self.add_elements(other, slice(None), slice(None))
 
     def add_elements(self, other: "ExactSum", here: slice, there: slice) -> None:
-        """Add the elements ``here`` of another sum, which stays the same number, to those ``there`` of this one.
-
-        Args:
-            other: the other sum.
-            here: numbers of its elements, all tensors' dimensions flattened.
-            there: numbers of as many elements of this sum.
-        """
+        """Add the elements ``here`` of another sum, which stays the same number, to as many ``there`` of this one."""
         if self._addends + other._addends > MOST_ADDENDS:
             self._carry()
             other._carry()
@@ -148,9 +142,7 @@ class ExactSum:
         for index, digit in other._digits.items():
             self._digit(index).view(-1)[there].add_(digit.view(-1)[here])
         if other._not_finite is not None:
-            if self._not_finite is None:
-                self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
-            self._not_finite.view(-1)[there].add_(other._not_finite.view(-1)[here])
+            self._apart().view(-1)[there].add_(other._not_finite.view(-1)[here])
 
     def digits_used(self) -> set[int]:
         """Return the numbers of its digits, each of them in [-2^47, 2^47] from now on."""
@@ -160,11 +152,8 @@ class ExactSum:
     def add_up(self, digits: Sequence[int], not_finite: bool, add: Callable[[Tensor], None]) -> None:
         """Replace the sum by that over all processes, which have carried their digits.
 
-        Args:
-            digits: numbers of the digits that any process uses, ascending.
-            not_finite: whether any process has NaN or infinities.
-            add: function that adds up a tensor over all processes, in place. Digits are whole numbers (int64): their sums
-                over up to 2^15 processes are exact in any order.
+        Given are the digits that any process uses, ascending, whether any has NaN or infinities, and a function that adds up
+        a tensor over all processes in place. Digits are whole numbers (int64): sums over up to 2^15 processes are exact.
         """
         carried = torch.zeros(self._shape, dtype=torch.int64)
         index, last = min(digits, default=0), max(digits, default=-1)
@@ -179,9 +168,7 @@ class ExactSum:
                 carried = above
             index += 1
         if not_finite:
-            if self._not_finite is None:
-                self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
-            add(self._not_finite)
+            add(self._apart())
         self._addends = 1
 
     def rounded(self) -> Tensor:
@@ -213,12 +200,16 @@ class ExactSum:
             self._digits[index] = torch.zeros(self._shape, dtype=torch.float64)
         return self._digits[index]
 
-    def _set_aside(self, values: Tensor, where: slice) -> float:
-        """Add NaN and infinities apart, put 0 in their place, and return the largest magnitude that is left."""
+    def _apart(self) -> Tensor:
+        """Return the sum of NaN and infinities."""
         if self._not_finite is None:
             self._not_finite = torch.zeros(self._shape, dtype=torch.float64)
+        return self._not_finite
+
+    def _set_aside(self, values: Tensor, where: slice) -> float:
+        """Add NaN and infinities apart, put 0 in their place, and return the largest magnitude that is left."""
         odd = ~values.isfinite()
-        self._not_finite.view(-1)[where] += values.where(odd, 0.0)
+        self._apart().view(-1)[where] += values.where(odd, 0.0)
         return _peak(values.masked_fill_(odd, 0.0))
 
     def _carry(self) -> None:
@@ -354,13 +345,7 @@ class Team(Protocol):
 def layouts_of_all(
     team: Team, known: Mapping[str, Layout], everyones: Sequence[Collection[str]]
 ) -> dict[str, Layout]:
-    """Return the layouts of all processes by their digests.
-
-    Args:
-        team: the processes.
-        known: those of this process.
-        everyones: digests that each process knows.
-    """
+    """Return the layouts of all processes by their digests: those of this one, and the digests that each process knows."""
     layouts = dict(known)
     lacking = {key for each in everyones for key in each if any(key not in other for other in everyones)}
     if lacking:  # a process has not trained these tensors: the first that has tells their layout

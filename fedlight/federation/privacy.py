@@ -68,12 +68,6 @@ class Private:
     secret_sampling = False
     clip_quantile: float | None = None
     bands: int | None = None
-    clip_norm: float
-    noise_multiplier: float | None
-    epsilon: float | None
-    delta: float
-    _noise: float | None
-    norm: float
     _is_secret = False
 
     def __init__(
@@ -281,16 +275,12 @@ class PrivateMean(Checked, Private, Aggregation):
             deviation /= math.sqrt(1 - CLIP_SHARE)
         # In the order of names, so that noise does not depend on the order of clients.
         for name in sorted({*total, *self.earlier}):
-            noise = self._next_noise(
-                name, total[name].shape if name in total else self.earlier[name][0].shape
-            )
+            noise = self._next_noise(name, (total[name] if name in total else self.earlier[name][0]).shape)
             if name in total:
                 total[name].add_(noise, alpha=deviation).div_(senders[name])
         if self.clip_quantile is not None and clients:
-            counted = (
-                within
-                + self.noise / (2 * math.sqrt(CLIP_SHARE)) * self._normal(torch.Size(), torch.float64).item()
-            )
+            drawn = self._normal(torch.Size(), torch.float64).item()
+            counted = within + self.noise / (2 * math.sqrt(CLIP_SHARE)) * drawn
             # A share, or much noise on few clients would carry the norm away; this costs no privacy.
             share = min(1.0, max(0.0, counted / clients))
             self.norm *= math.exp(-CLIP_RATE * (share - self.clip_quantile))

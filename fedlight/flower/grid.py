@@ -32,8 +32,7 @@ BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, A
 class Meter:
     """Hook of Flower's HTTP client that refuses a reply which is too large.
 
-    Args:
-        grid: Flower's grid; that of a simulation is not measured, since it has its replies in memory already.
+    A simulation is not measured, since its grid has the replies in memory already.
 
     Raises:
         ValueError: Flower's HTTP client is not at the place where it was in the tested versions.
@@ -140,12 +139,7 @@ def parts_of(content: bytes) -> tuple[str, list[str], bytes]:
 
 
 class OverGrid:
-    """Transport over Flower's grid.
-
-    Args:
-        grid: Flower's grid.
-        bounds: most that is taken of one node.
-    """
+    """Transport over Flower's grid, with bounds on what is taken of one node."""
 
     def __init__(self, grid: Grid, bounds: Bounds | None = None) -> None:
         self._grid, self._bounds, self._meter = grid, bounds or Bounds(), Meter(grid)

@@ -56,12 +56,9 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Letter:
-    """Message to a node that is under way.
+    """Message under way: its header without the payloads, which are large, and when waiting ends, on the monotonic clock.
 
-    Attributes:
-        parcel: its header; payloads, which are large, are not kept.
-        name: name that the transport has given it; empty if it was not taken.
-        end: time of the monotonic clock when waiting for the answer ends.
+    Its name is the transport's, empty if it was not taken.
     """
 
     parcel: Parcel
@@ -112,12 +109,7 @@ class Nodes:
     _base: str | None = None
 
     def welcome(self, versions: Mapping[str, str], asks: Mapping[str, Any]) -> None:
-        """Ask nodes that are new to join, and take the clients of those that fit.
-
-        Args:
-            versions: fields that must be equal at node and server.
-            asks: further fields of the message.
-        """
+        """Ask nodes that are new to join, by ``asks``, and take the clients of those with these ``versions``."""
         new = [node for node in self.transport.nodes() if node not in self._known]
         parcels = {node: Parcel(dict(asks)) for node in new}
         for node, answer in self.ask("join", parcels, self.join_seconds).items():
@@ -246,27 +238,28 @@ class Nodes:
         return headed
 
     def _checked(self, answer: Parcel | Refused, asked: Parcel) -> Parcel | Refused:
-        """Return an answer to this very message, or why there is none, which is counted."""
-        # The reason is a node's text, and is printed and written.
-        answer = self._counted(answer, asked) if isinstance(answer, Parcel) else Refused(shown(str(answer)))
-        if isinstance(answer, Refused):
-            self.count_refused(str(answer))
-        return answer
-
-    def _counted(self, answer: Parcel, asked: Parcel) -> Parcel | Refused:
-        """Count the bytes of an answer, and return it if it is one to this very message."""
+        """Count an answer's bytes, and return it if it is one to this very message; else why there is none, counted."""
         try:
+            if isinstance(answer, Refused):
+                raise Refused(shown(str(answer)))  # a node's text, which is printed and written
             num_bytes = answer.num_bytes
             self.traffic.up += num_bytes
             self.bounds.refuse_larger(num_bytes, asked.due_bytes)
+            for name in (
+                "action",
+                "run",
+                "nonce",
+                "round",
+            ):  # a late answer to an earlier message is another one
+                if answer.header.get(name) != asked.header.get(name):
+                    raise Refused(f"its {name} is not that of what was asked")
+            return answer
         except Refused as error:
-            return Refused(f"refused: {error}")
+            refused = error if isinstance(answer, Refused) else Refused(f"refused: {error}")
         except (ValueError, RecursionError):  # of a transport that does not read headers
-            return Refused("refused: its header is no message")
-        for name in ("action", "run", "nonce", "round"):  # a late answer to an earlier message is another one
-            if answer.header.get(name) != asked.header.get(name):
-                return Refused(f"refused: its {name} is not that of what was asked")
-        return answer
+            refused = Refused("refused: its header is no message")
+        self.count_refused(str(refused))
+        return refused
 
     def collect(
         self,
@@ -280,21 +273,17 @@ class Nodes:
         taken, reasons = dict[int, T](), dict[int, str]()
         for node, answer in self.ask(action, parcels, timeout).items():
             try:
-                if isinstance(answer, Refused):  # counted by ask
-                    raise answer
-                taken[node] = take(answer, asked[node])
+                taken[node] = self.read(answer, take, asked[node])
             except Refused as error:
                 reasons[node] = str(error)
-                if error is not answer:
-                    self.count_refused(reasons[node])
         return taken, reasons
 
-    def read(self, answer: Parcel | Refused, take: Callable[[Parcel], T]) -> T:
+    def read(self, answer: Parcel | Refused, take: Callable[..., T], *asked: Any) -> T:
         """Return what ``take`` finds in an answer; raise Refused, and count it, where it is not as it was due."""
         if isinstance(answer, Refused):  # counted by ask
             raise answer
         try:
-            return take(answer)
+            return take(answer, *asked)
         except Refused as error:
             self.count_refused(str(error))
             raise

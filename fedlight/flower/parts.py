@@ -119,11 +119,7 @@ def kept_by_server(callback: Callback) -> bool:
 
 
 def judge_of(parts: Parts, trainer: Any) -> ClientAccuracy | None:
-    """Return the callback that gets the results of the nodes' validation; None, and the reason in the log, without one.
-
-    Args:
-        parts: objects of the config.
-        trainer: the trainer, or its settings.
+    """Return the callback that gets the results of the nodes' validation, by the trainer or its settings; None without one.
 
     Raises:
         ValueError: only a part of the rows would be validated.

@@ -61,8 +61,8 @@ def test_a_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (FIGURES + "ram: 8", "there is no key 'ram' of a device; there are memory_gib, tflops,"),
-        (FIGURES + "name: mine", "there is no key 'name'"),
+        (FIGURES + "ram: 8", "ram: Key 'ram' not in 'Profile'; a device has memory_gib, tflops,"),
+        (FIGURES + "name: mine", "name: Key 'name' not in 'Profile'"),
         (FIGURES.replace("watts: 5", ""), "watts is missing; a device has memory_gib"),
         (
             FIGURES.replace("watts: 5", "watts: much"),

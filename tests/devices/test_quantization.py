@@ -222,7 +222,7 @@ def test_refusals():
     module = mixed()
     base = QuantizedBase(module)
     module["body"][2].requires_grad_(True)
-    with pytest.raises(ValueError, match=r"weight_bits=4 would hide that body\.2 is trained by now"):
+    with pytest.raises(ValueError, match=r"weight_bits=4: body\.2 is trained by now"):
         base.use(4)
 
 

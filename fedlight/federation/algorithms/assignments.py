@@ -125,8 +125,7 @@ def _known(federation: Federation, num_selectors: int) -> dict[str, int]:
     numbers = {group: number for number, group in enumerate(sorted(set(known.values())))}
     if len(numbers) > num_selectors:
         raise ValueError(
-            f"KnownGroups: the data have {len(numbers)} groups and the module {num_selectors} selectors: set "
-            f"model.num_adapters={len(numbers)}"
+            f"KnownGroups: {len(numbers)} groups for {num_selectors} selectors: set model.num_adapters={len(numbers)}"
         )
     return {client: numbers[group] for client, group in known.items()}
 
@@ -153,9 +152,6 @@ def optimal(losses: np.ndarray) -> np.ndarray:
 
     Args:
         losses: ``(clients, selectors)``, finite.
-
-    Returns:
-        The selector of each client, ``(clients,)``.
     """
     refuse_diverged(losses)
     num_clients, num_selectors = losses.shape
@@ -173,12 +169,6 @@ def optimal(losses: np.ndarray) -> np.ndarray:
 
 def nearest(losses: np.ndarray) -> np.ndarray:
     """Return the selector of least loss for each client, the first of several; groups may have any size.
-
-    Args:
-        losses: ``(clients, selectors)``, finite.
-
-    Returns:
-        The selector of each client, ``(clients,)``.
 
     Examples:
         >>> nearest(np.array([[0.1, 0.9], [0.2, 0.3], [0.0, 0.4], [0.3, 0.2]])).tolist()
@@ -213,8 +203,7 @@ def refuse_diverged(losses: np.ndarray) -> np.ndarray:
     if not np.isfinite(losses).all():
         client, selector = np.argwhere(~np.isfinite(losses))[0].tolist()
         raise ValueError(
-            f"the loss of client {client} under selector {selector} is {losses[client, selector]}: training "
-            "has diverged, lower the learning rate"
+            f"client {client} has diverged under selector {selector}, its loss is {losses[client, selector]}: lower the lr"
         )
     return losses
 

@@ -105,8 +105,7 @@ class FedKSeed(Algorithm):
         rates = {float(group["lr"]) for each in federation.optimizers for group in each.param_groups}
         if len(rates) > 1:
             raise ValueError(
-                f"FedKSeed sends one scalar for all parameters, and the optimizer has rates of {sorted(rates)}: give all "
-                "parameters one"
+                f"FedKSeed sends one scalar for all parameters, so rates of {sorted(rates)} do not work: give one"
             )
         for name, parameter in optimized_parameters(federation).items():
             if not parameter.requires_grad:

@@ -247,10 +247,7 @@ def _factor(update: Update, name: str) -> Tensor:
 def refuse_fixed_coordinates(federation: Federation, algorithm: str, other: str) -> None:
     """Raise ValueError for a run whose aggregation, server or channel takes factors for parameters of a fixed meaning.
 
-    Args:
-        federation: the run.
-        algorithm: name of an algorithm that replaces factors by others with the averaged product.
-        other: name of an algorithm to take instead.
+    The ``algorithm`` replaces factors by others with the averaged product; the ``other`` is one to take instead.
     """
     reason = (
         f"{algorithm} replaces the factors A and B by others with the averaged product, in other coordinates"
@@ -262,8 +259,7 @@ def refuse_fixed_coordinates(federation: Federation, algorithm: str, other: str)
         )
     if type(federation.server) is not Average or federation.server.lr != 1:
         raise ValueError(
-            f"{reason}, and the server optimizer would step along the coordinates of several rounds: take "
-            f"Average with lr=1, or {other}"
+            f"{reason}, and a server optimizer combines rounds: take Average with lr=1, or {other}"
         )
     if federation.channel.error_feedback:
         raise ValueError(
@@ -277,12 +273,7 @@ def with_factors(
 ) -> Update:
     """Return a client's update with its received tensors, and whether it keeps a LoRA factor that the server does not know.
 
-    Args:
-        update: update of a visit.
-        received: tensors that the client received.
-        trained: tensors that it has trained; a factor that it did not send and that differs from the one that it received,
-            or else from the server's, is its own.
-        state: the server's parameters.
+    That is one that it has trained and not sent, and that differs from the one that it received, or else from the server's.
     """
     unsent = [name for name in trained if name not in update.movement and factor_of(name)]
     keeps = any(not torch.equal(trained[n], received.get(n, state.get(n, trained[n]))) for n in unsent)

@@ -31,12 +31,7 @@ class Versions:
 
 
 class NodeMemories(ClientMemories):
-    """Store of a node's clients, which keeps every version that the server may still ask for.
-
-    Args:
-        folder: folder of the files.
-        versions: client -> the versions that count.
-    """
+    """Store of a node's clients, which keeps every version that the server may still ask for."""
 
     def __init__(self, folder: Path, versions: Mapping[str, Versions]) -> None:
         super().__init__(str(folder), limit_mib=0)

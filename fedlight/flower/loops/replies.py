@@ -65,13 +65,7 @@ class Arrived:
 def check_reply(
     answer: Parcel, asked: Mapping[str, Sequence[str]], most_metrics: int = Bounds.metrics
 ) -> None:
-    """Raise Refused for a reply of a node that has visits or payloads which were not asked for, or too many metrics.
-
-    Args:
-        answer: the reply.
-        asked: client -> labels of its visits.
-        most_metrics: most training metrics of a visit.
-    """
+    """Raise Refused for a reply with other clients than ``asked``, unknown payloads, or too many metrics of a visit."""
     named: list[str] = []
     for entry in value_of(answer.header, "visits", list):
         if not isinstance(entry, dict) or not isinstance(entry.get("client"), str):
@@ -100,14 +94,9 @@ def read_lost(answer: Parcel, clients: Collection[str]) -> dict[str, str]:
 
 
 def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, masked: bool = False) -> Arrived:
-    """Return a client's work of the round.
+    """Return a client's work of the round, from a reply that `check_reply` has let through.
 
-    Args:
-        answer: reply of its node, which `check_reply` has let through.
-        sent: the client's visits, with their due replies.
-        channel: way that it came.
-        state: the server's parameters.
-        masked: whether its node has sent the sum of its clients, so that there is no movement of this one.
+    If it is ``masked``, the node has sent the sum of its clients, and there is no movement of this one.
 
     Raises:
         Refused: something is not as due.
@@ -166,7 +155,7 @@ def due_bytes(sent: Sent, channel: Channel) -> int:
     """Return the bytes of the payloads that a client is due to send."""
     visits = zip(sent.visitings, sent.due, strict=True)
     layouts = [_layout([*due.up], visiting, due, channel) for visiting, due in visits]
-    return sum(payload_bytes(tuple(layout.items())) for layout in layouts)
+    return sum(payload_bytes(layout) for layout in layouts)
 
 
 def _layout(names: Sequence[str], visiting: Visiting, due: Payloads, channel: Channel) -> Layout:

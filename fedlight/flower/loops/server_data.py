@@ -60,9 +60,8 @@ def _hook(original: Any, gives: bool) -> Any:
 class ServerData(L.LightningDataModule):
     """Data of a server, which has no rows: the clients that nodes have named, and its own validation rows.
 
-    Args:
-        loop: `ServerLoop` with the nodes; its module imports this one.
-        inner: datamodule of the config, whose validation rows are read if they have a separate source.
+    The loop is a `ServerLoop`, whose module imports this one. Of the datamodule of the config, ``inner``, the validation
+    rows are read if they have a separate source.
     """
 
     def __init__(self, loop: Any, inner: L.LightningDataModule) -> None:
@@ -133,12 +132,7 @@ class ServerData(L.LightningDataModule):
 
 
 class AwayClients(NoDevices):
-    """Clients that cannot be asked in a round, as their node is not there.
-
-    Args:
-        nodes: the nodes.
-        forward_only: see `NoDevices`.
-    """
+    """Clients that cannot be asked in a round, as their node is not there."""
 
     def __init__(self, nodes: Nodes, forward_only: bool) -> None:
         super().__init__(forward_only)

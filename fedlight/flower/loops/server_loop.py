@@ -343,13 +343,7 @@ class ServerLoop(FederatedLoop):
     def message_to(
         self, names: Sequence[str], planned: Sequence[Visit], state: State
     ) -> tuple[dict[str, Sent], Parcel]:
-        """Return the visits to some clients of one node, by client, and the message for the node.
-
-        Args:
-            names: the clients.
-            planned: visits of the round, of these and other clients.
-            state: the global model.
-        """
+        """Return the visits to some clients of one node, of those ``planned``, by client, and the message for the node."""
         # By identity, of states that are held: clients of a node that receive one state share its payload.
         labels: dict[int, str] = {}
         states: list[State] = []

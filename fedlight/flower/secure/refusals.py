@@ -35,12 +35,7 @@ def refuse_shared_noise(settings: dict[str, Any], secure: bool) -> None:
 
 
 def refuse_unsummable(settings: dict[str, Any], callbacks: Sequence[Any] = ()) -> None:
-    """Raise ValueError for settings of the loop, or callbacks of the server, that need single uploads.
-
-    Args:
-        settings: settings of the loop, by the names of its constructor.
-        callbacks: callbacks of the server's trainer.
-    """
+    """Raise ValueError for settings of the loop, or callbacks of the server, that need single uploads."""
     algorithm, aggregation, channel = (settings[name] for name in ("algorithm", "aggregation", "channel"))
     codecs = getattr(channel, "up_codecs", [])
     names = ", ".join(type(codec).__name__ for codec in codecs)

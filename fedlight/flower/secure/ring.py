@@ -70,14 +70,9 @@ def from_bytes(data: bytes) -> Ring:
 
 
 def encode(partial: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> tuple[Ring, int]:
-    """Return a `WeightedSum.partial` as elements: those of the tensors in the order of their names, and the sum of weights.
+    """Return a `WeightedSum.partial` as elements, and how many of them were rounded.
 
-    Args:
-        partial: sums of updates that all have the tensors of ``shapes``, in this order.
-        shapes: name -> shape.
-
-    Returns:
-        The elements, and how many of them were rounded.
+    The elements are those of the tensors of ``shapes``, in this order, and the sum of weights.
 
     Raises:
         ValueError: a sum is not finite, or too large for the ring, or of other tensors.

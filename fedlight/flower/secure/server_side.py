@@ -69,15 +69,7 @@ def read_masked(
 
 
 class SecureRound:
-    """One round of secure aggregation.
-
-    Args:
-        nodes: the nodes.
-        round_idx: the round.
-
-    Attributes:
-        reasons: node -> why it gives nothing to the round.
-    """
+    """One round of secure aggregation; ``reasons`` has for a node why it gives nothing to the round."""
 
     def __init__(self, nodes: Nodes, round_idx: int) -> None:
         self._nodes, self._round = nodes, round_idx
@@ -195,12 +187,7 @@ class SecureRound:
 def decoded(
     total: ring.Ring, shapes: Mapping[str, Sequence[int]], weights: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the total as the partial of a `WeightedSum`, once its own sum of weights shows that the masks are off.
-
-    Args:
-        total: of all nodes.
-        shapes: of the tensors that each client has sent.
-        weights: of the clients that are in the sum.
+    """Return the total as the partial of a `WeightedSum`, once its sum of these ``weights`` shows that the masks are off.
 
     Raises:
         Refused: the sum of weights is another one, or a value is too large for so many clients.

@@ -186,7 +186,7 @@ def test_a_client_without_a_known_group_takes_the_nearest(build, tmp_path):
     algorithm = FedBiscuit(0, 1, KnownGroups(), weighting="normalized", group_by="own")
     fit(module, data, rounds=6, algorithm=algorithm)
     assert algorithm.groups == {"p0": 0, "p1": 1, "p2": 0, "p3": int(np.argmin(algorithm.losses["p3"]))}
-    with pytest.raises(ValueError, match=r"2 groups and the module 1 selectors: set model.num_adapters=2"):
+    with pytest.raises(ValueError, match=r"2 groups for 1 selectors: set model.num_adapters=2"):
         fit(selector(), build(val_share=0), algorithm=FedBiscuit(0, 1, KnownGroups(), group_by="own"))
     columns = {name: value for name, value in COLUMNS.items() if name != "group"}
     with pytest.raises(ValueError, match=r"KnownGroups needs groups of the clients: map columns.group"):

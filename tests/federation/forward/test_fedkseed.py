@@ -230,7 +230,7 @@ class Changes(L.Callback):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": TwoRates()}, r"the optimizer has rates of \[0.05, 0.1\]: give all parameters one"),
+        ({"model": TwoRates()}, r"so rates of \[0.05, 0.1\] do not work: give one"),
         ({"model": Frozen()}, r"net\.0\.weight is frozen .* give the optimizer those alone"),
         ({"callbacks": [Changes()]}, r"net\.0\.weight is not what FedKSeed's scalars make of it"),
         ({"forward": None}, "not all visits of this run are such: set forward=ZerothOrder"),

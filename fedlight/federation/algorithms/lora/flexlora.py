@@ -126,15 +126,11 @@ def over_holders(terms: Sequence[Term], shares: Tensor, b: Tensor, a: Tensor) ->
 
 
 def best_factors(terms: Sequence[Term], a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return B, ``(out, R)``, and A, ``(R, in)``, whose product is the nearest of rank R to the sum of the terms, in fp64.
+    """Return B, ``(out, R)``, and A, ``(R, in)``, whose product is the nearest of rank R to the sum of terms, in fp64.
 
     B = U S and A = V^T of the largest singular values, in falling order, so the first r columns and rows are the nearest
     product of rank r (Eckart and Young, 1936). A direction without a singular value, to the rounding of fp32 factors, has a
     column of 0 in B and keeps its row of A.
-
-    Args:
-        terms: products.
-        a: the server's A, ``(R, in)``.
 
     Examples:
         >>> term = Term(1.0, torch.tensor([[0.0, 3.0], [0.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))

@@ -74,8 +74,7 @@ class HetLoRA(UnlikeRanks):
             raise ValueError(f"lam={lam} must be at least 0; 0 is no penalty")
         if lam > 0 and gamma == 1:
             raise ValueError(
-                f"lam={lam} is a penalty on what pruning would drop, and gamma=1 never prunes: set "
-                "gamma, such as 0.75, or lam to 0"
+                f"lam={lam} is a penalty for pruning, and gamma=1 never prunes: set gamma=0.75, or lam=0"
             )
         self.sparsity_weighted, self.missing = sparsity_weighted, missing
         self.gamma, self.lam = gamma, lam
@@ -177,11 +176,6 @@ class PaddedMeans(Aggregation):
 
     Attributes:
         mean: a fresh weighted sum that says with what coefficient each client counts but for the size of its product.
-
-    Args:
-        state: the server's parameters.
-        sparsity_weighted: see `HetLoRA`.
-        missing: see `HetLoRA`.
     """
 
     keeps_factors = True

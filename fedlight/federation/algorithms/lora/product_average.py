@@ -65,8 +65,7 @@ class ProductAverage(WithLocal):
         super().__init__(weighting, local)
         if not 0 < threshold <= 1:
             raise ValueError(
-                f"threshold={threshold} is the share of the squared singular values that is kept, and "
-                "must be above 0 and at most 1"
+                f"threshold={threshold}, a share of the squared singular values, must be in (0, 1]"
             )
         self.threshold = threshold
         self._pairs: list[LoraPair] = []

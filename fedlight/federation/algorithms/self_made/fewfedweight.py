@@ -58,8 +58,7 @@ class FewFedWeight(FedMIT):
             return super().finish_visit(visiting, movement, work)
         if work.mean_loss is None:
             raise ValueError(
-                "FewFedWeight weights clients by their loss, and training_step returned none: return it, or set "
-                "weighting=normalized"
+                "FewFedWeight needs the loss that training_step returns: return it, or set weighting=normalized"
             )
         client = visiting.client
         # In this order NaN stays NaN, which is refused.
