@@ -78,6 +78,7 @@ class Krum(ToleratesLiars):
 
     Examples:
         >>> import torch
+        >>> from fedlight import Update
         >>> krum = Krum(share=0.2)
         >>> for client, value in {"a": 1.0, "b": 2.0, "c": 2.5, "d": 4.0, "e": -1e9}.items():
         ...     krum.add(Update(client, {"w": torch.tensor([value])}, weight=1.0))
@@ -138,6 +139,7 @@ class GeometricMedian(KeepsUpdates):
 
     Examples:
         >>> import torch
+        >>> from fedlight import Update
         >>> median = GeometricMedian()
         >>> for client, value in {"a": [0.0, 0.0], "b": [2.0, 0.0], "c": [1.0, 1.0], "d": [1.0, -9.0]}.items():
         ...     median.add(Update(client, {"w": torch.tensor(value)}, weight=1.0))
@@ -178,6 +180,7 @@ class FLTrust(KeepsUpdates):
 
     Examples:
         >>> import torch
+        >>> from fedlight import Update
         >>> trust = FLTrust(root="server")
         >>> for client, value in {"server": [1.0, 0.0], "a": [3.0, 4.0], "liar": [-9.0, 0.0]}.items():
         ...     trust.add(Update(client, {"w": torch.tensor(value)}, weight=1.0))
