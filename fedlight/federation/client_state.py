@@ -237,7 +237,9 @@ class ClientMemories:
             names = self._snapshots.pop(idx)
             self._saved.pop(idx, None)
             earlier = max((kept for kept in self._snapshots if kept < idx), default=0)
-            needed = {name for name in names if _written_in(name) < earlier}
+            needed = {
+                name for name in names if int(name.split("-")[1]) < earlier
+            }  # by the round that wrote it
             self._snapshots.get(earlier, set()).update(needed)
             self._obsolete |= names - needed
 
@@ -337,11 +339,8 @@ class ClientMemories:
     def _write(self, client_id: str, memory: Memory, round_idx: int) -> None:
         name = None
         if memory:
-            buffer = io.BytesIO()
-            torch.save(memory, buffer)
-            data = buffer.getvalue()
-            client = blake2b(client_id.encode(), digest_size=8).hexdigest()
-            name = f"{client}-{round_idx}-{self._process}-{_digest(data)}.pt"
+            data = as_bytes(memory)
+            name = f"{short_digest(client_id.encode())}-{round_idx}-{self._process}-{short_digest(data)}.pt"
             with full_disk_named(self._path(name).parent):
                 self._notes().add(name)
                 write_whole(self._path(name), data, synced=False)  # synced before a checkpoint names it
@@ -449,13 +448,16 @@ def _num_bytes(value: Any) -> int:
     return sys.getsizeof(value)
 
 
-def _written_in(version: str) -> int:
-    """Return the number of rounds that were done before a version was written."""
-    return int(version.split("-")[1])
-
-
-def _digest(data: bytes) -> str:
+def short_digest(data: bytes) -> str:
+    """Return the part of a file's name for its data, or for a client's id, which may hold any character."""
     return blake2b(data, digest_size=8).hexdigest()
+
+
+def as_bytes(memory: Memory) -> bytes:
+    """Return the content of a memory's file, which `read_memory` reads."""
+    buffer = io.BytesIO()
+    torch.save(memory, buffer)
+    return buffer.getvalue()
 
 
 def _check_writable(folder: Path) -> None:
@@ -483,7 +485,7 @@ def read_memory(path: Path, client_id: str) -> Memory:
             "host, set trainer.default_root_dir to a folder that all hosts see"
         )
     data = read_bytes(path)
-    if _digest(data) != path.stem.rpartition("-")[2]:
+    if short_digest(data) != path.stem.rpartition("-")[2]:
         raise ValueError(
             f"{path}, the memory of client {client_id!r}, is damaged: resume from an earlier checkpoint"
         )

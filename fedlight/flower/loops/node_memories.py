@@ -4,15 +4,11 @@ The server says which version counts: that of the last round that took the clien
 that goes on from an older checkpoint and a node that is started again meet the memory that the emulator would have.
 """
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
-import torch
-
-from fedlight.federation.client_state import ClientMemories, Memory, read_memory
+from fedlight.federation.client_state import ClientMemories, Memory, as_bytes, read_memory, short_digest
 from fedlight.flower.messages import Refused
 from fedlight.support.files import full_disk_named, write_whole
 
@@ -66,12 +62,10 @@ class NodeMemories(ClientMemories):
 
     def save(self, client_id: str, memory: Memory, round_idx: int) -> None:
         """Keep the client's memory after a visit of a round, and remove versions that the server cannot go back to."""
-        buffer = io.BytesIO()
-        torch.save(memory, buffer)
-        data = buffer.getvalue()
+        data = as_bytes(memory)
         oldest = self._versions_by_client.get(client_id, Versions()).oldest
         files_before = self._files(client_id)
-        path = self._root / f"{_name(client_id)}-{round_idx}-{blake2b(data, digest_size=8).hexdigest()}.pt"
+        path = self._root / f"{short_digest(client_id.encode())}-{round_idx}-{short_digest(data)}.pt"
         with full_disk_named(self._root):
             self._root.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)
@@ -83,11 +77,7 @@ class NodeMemories(ClientMemories):
 
     def _files(self, client_id: str) -> dict[int, Path]:
         """Return the files of a client by round."""
-        files = self._root.glob(f"{_name(client_id)}-*-*.pt")
+        files = self._root.glob(f"{short_digest(client_id.encode())}-*-*.pt")
         # A kill may leave two of a round, and the newer one counts.
         by_age = sorted(files, key=lambda path: path.stat().st_mtime_ns)
         return {int(path.stem.split("-")[1]): path for path in by_age}
-
-
-def _name(client_id: str) -> str:
-    return blake2b(client_id.encode(), digest_size=8).hexdigest()  # an id may hold any character, or a "-"

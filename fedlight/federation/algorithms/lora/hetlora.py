@@ -126,7 +126,8 @@ class HetLoRA(UnlikeRanks):
         if self.lam == 0:
             return
         for pair in find_pairs(visiting.start).pairs:
-            rank = _rank(visiting, pair, visiting.start)
+            rank = pair.rank(visiting.start)
+            rank = rank if visiting.lora_rank is None else min(visiting.lora_rank, rank)
             where = slice(self._pruned(rank), rank)
             a, b = parameters[pair.a][where], parameters[pair.b][:, where]
             a_norm, b_norm = a.norm(), b.norm()
@@ -158,10 +159,6 @@ class HetLoRA(UnlikeRanks):
             return rank
         prune(visiting.client, kept)
         return kept
-
-
-def _rank(visiting: Visiting, pair: LoraPair, state: State) -> int:
-    return pair.rank(state) if visiting.lora_rank is None else min(visiting.lora_rank, pair.rank(state))
 
 
 @dataclass(frozen=True)

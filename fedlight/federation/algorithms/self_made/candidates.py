@@ -47,14 +47,6 @@ class Candidates:
         self._data.reset_synthesis()
         self.left = {}
 
-    def make(self, round_idx: int, clients: Sequence[Client], module: nn.Module, choose: bool) -> None:
-        """Let clients make candidates with the current module; with ``choose``, also let it select the best.
-
-        The candidates are trained on in round ``round_idx``. Clients that keep none are logged.
-        """
-        self._data.synthesize(round_idx, [client.id for client in clients], module)
-        self._take(round_idx, clients, module, choose)
-
     def make_by_own_models(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         """Let each client make candidates and choose with its own model, on the base of its device."""
         self.forget()
@@ -73,7 +65,7 @@ class Candidates:
                         self._take(round_idx, [client], federation.module, choose=True)
 
     def _take(self, round_idx: int, clients: Sequence[Client], module: nn.Module, choose: bool) -> None:
-        """Count the candidates that clients have made; with ``choose``, let the module select the best before."""
+        """Count the candidates that clients keep, and log who keeps none; ``choose``: the module selects the best before."""
         names = [client.id for client in clients]
         if choose and isinstance(self._data, ScoresTogether):
             self._data.score_together(names, module)
@@ -94,7 +86,8 @@ class Candidates:
         self.forget()
         with as_received(federation):
             for clients in federation.by_base(cohort):
-                self.make(round_idx, clients, federation.module, choose)
+                self._data.synthesize(round_idx, [client.id for client in clients], federation.module)
+                self._take(round_idx, clients, federation.module, choose)
 
     def choose(self, client: Client) -> None:
         """Have the module as it stands choose among the candidates of a client."""
