@@ -237,9 +237,8 @@ class ClientMemories:
             names = self._snapshots.pop(idx)
             self._saved.pop(idx, None)
             earlier = max((kept for kept in self._snapshots if kept < idx), default=0)
-            needed = {
-                name for name in names if int(name.split("-")[1]) < earlier
-            }  # by the round that wrote it
+            # By the round that wrote it.
+            needed = {name for name in names if int(name.split("-")[1]) < earlier}
             self._snapshots.get(earlier, set()).update(needed)
             self._obsolete |= names - needed
 
@@ -259,7 +258,9 @@ class ClientMemories:
             return
         self._remove_obsolete()
         named = {*state["versions"].values()}.union(*state["snapshots"].values())
-        begun = Checkpoint.at(path, state["mark"], named, self._obsolete - named - self._named())
+        place = str(path) if "://" in str(path) else os.path.abspath(path)
+        obsolete = frozenset(self._obsolete - named - self._named())
+        begun = Checkpoint(place, state["mark"], frozenset(named), obsolete)
         self._notes().begin(begun)
         self._begun.append(begun)
         try:

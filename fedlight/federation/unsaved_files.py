@@ -14,11 +14,9 @@ Whether a checkpoint was written that was begun and not ended, the file itself s
 """
 
 import json
-import os
 import re
 import time
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,21 +44,12 @@ class Checkpoint:
     obsolete: frozenset[str]
 
     @classmethod
-    def at(cls, path: str | Path, mark: str, named: Iterable[str], obsolete: Iterable[str]) -> "Checkpoint":
-        """Return the checkpoint at a path as Lightning gets it."""
-        text = str(path)
-        return cls(
-            text if "://" in text else os.path.abspath(text), mark, frozenset(named), frozenset(obsolete)
-        )
-
-    @classmethod
     def from_line(cls, line: str) -> "Checkpoint | None":
         """Return the checkpoint of a note's line; None for half a line, whose checkpoint was not begun."""
         try:
             note = json.loads(line)
-            return cls.at(
-                str(note["path"]), str(note["mark"]), map(str, note["named"]), map(str, note["obsolete"])
-            )
+            named, obsolete = (frozenset(map(str, note[key])) for key in ("named", "obsolete"))
+            return cls(str(note["path"]), str(note["mark"]), named, obsolete)
         except (ValueError, KeyError, TypeError):
             return None
 

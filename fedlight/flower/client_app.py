@@ -43,9 +43,8 @@ def answer(message: Message, context: Context) -> Message:
         refuse_late(message.metadata.created_at + message.metadata.ttl)
         asked = from_record(message.content)
         configs = (context.run_config, context.node_config)
-        texts = [
-            json.dumps(dict(config), sort_keys=True) for config in configs
-        ]  # a cache needs hashable keys
+        # As texts: a cache needs hashable keys.
+        texts = [json.dumps(dict(config), sort_keys=True) for config in configs]
         reply = _node(*texts, context.node_id).answer(asked)
     except (Refused, ValueError, OSError, ModuleNotFoundError) as error:
         logger.warning("not done: %s", error)

@@ -125,9 +125,8 @@ def value_of(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...],
     if default and key not in header:
         return default[0]
     value = header.get(key)
-    if isinstance(value, bool) and bool not in (
-        kind if isinstance(kind, tuple) else (kind,)
-    ):  # True is an int
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if isinstance(value, bool) and bool not in kinds:  # True is an int
         raise Refused(f"{key} in the header is a truth value")
     too_large = isinstance(value, int) and not abs(value) < MOST_NUMBER
     if not isinstance(value, kind) or too_large or (isinstance(value, float) and not math.isfinite(value)):

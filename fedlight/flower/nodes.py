@@ -245,12 +245,8 @@ class Nodes:
             num_bytes = answer.num_bytes
             self.traffic.up += num_bytes
             self.bounds.refuse_larger(num_bytes, asked.due_bytes)
-            for name in (
-                "action",
-                "run",
-                "nonce",
-                "round",
-            ):  # a late answer to an earlier message is another one
+            # A late answer to an earlier message is another one.
+            for name in ("action", "run", "nonce", "round"):
                 if answer.header.get(name) != asked.header.get(name):
                     raise Refused(f"its {name} is not that of what was asked")
             return answer

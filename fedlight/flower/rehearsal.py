@@ -48,11 +48,9 @@ class Rehearsal:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {
             **os.environ,
-            **{
-                "FLWR_HOME": str(self.folder),
-                "FLWR_TELEMETRY_ENABLED": "0",
-                "FLWR_DISABLE_UPDATE_CHECK": "1",
-            },
+            "FLWR_HOME": str(self.folder),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": search_path(),  # Flower's processes start further ones
         }
 

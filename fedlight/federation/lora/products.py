@@ -138,9 +138,8 @@ class ProductSums(Aggregation):
         self.keeps_factors = True
         self._then = then
         self._inner, self._mean, self._pairs = inner, copy.deepcopy(mean), pairs  # `mean` may be `inner`
-        self._kept: dict[
-            str, list[tuple[float, list[str], State]]
-        ] = {}  # weight, names that were sent, factors
+        # Client -> weight, names that were sent, factors.
+        self._kept: dict[str, list[tuple[float, list[str], State]]] = {}
 
     def add(self, update: Update) -> None:
         self._inner.add(update)

@@ -274,16 +274,11 @@ def base_digest(module: nn.Module) -> str:
 def rates_of(trainer: L.Trainer) -> dict[str, Any]:
     """Return the settings of the optimizers' groups and the states of schedules, as plain values."""
     groups = [
-        [
-            _plain({name: value for name, value in group.items() if name != "params"})
-            for group in each.param_groups
-        ]
+        [{name: value for name, value in group.items() if name != "params"} for group in each.param_groups]
         for each in trainer.optimizers
     ]
-    return {
-        "groups": groups,
-        "schedules": [_plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
-    }
+    states = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+    return {"groups": _plain(groups), "schedules": _plain(states)}
 
 
 def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:

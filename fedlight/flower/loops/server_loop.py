@@ -264,9 +264,8 @@ class ServerLoop(FederatedLoop):
 
     def _message(self, state: State) -> bytes:
         """Return the payload of a state that goes down; made once for one state, which goes to many."""
-        if (
-            self._cached is None or self._cached[0] is not state
-        ):  # the state is held: Python gives its id to the next one
+        # The state is held: Python gives its id to the next one.
+        if self._cached is None or self._cached[0] is not state:
             self._cached = state, write_payload(self.channel.message_down(state))
         return self._cached[1]
 

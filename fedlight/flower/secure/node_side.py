@@ -149,9 +149,8 @@ class NodeSecrets:
         return masks.agreed_key(bytes.fromhex(kept["letter"]), bytes.fromhex(public), "letters")
 
     def _about(self, kept: Mapping[str, Any], sender: str, receiver: str) -> str:
-        return json.dumps(
-            [self._run, kept["round"], sender, receiver]
-        )  # no letter can be passed off as another
+        # No letter can be passed off as another.
+        return json.dumps([self._run, kept["round"], sender, receiver])
 
     def _read(self, asked: Parcel, step: str) -> dict[str, Any]:
         """Return the secrets, if they are those of the round and the step before has been done."""

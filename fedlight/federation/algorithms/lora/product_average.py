@@ -102,9 +102,8 @@ class ProductAverage(WithLocal):
             terms = sums.terms(pair, state)
             a, b = state[pair.a].double(), state[pair.b].double()
             factors = new_factors(terms, a, self.threshold) if terms else None
-            if (
-                factors is not None
-            ):  # of a product of 0 the old factors stay, as new ones would have no gradient
+            # Of a product of 0 the old factors stay, as new ones would have no gradient.
+            if factors is not None:
                 new_b, new_a = factors
                 ranks[pair.a] = new_a.shape[0]
                 new[pair.a], new[pair.b] = pad_to(new_a, a.shape) - a, pad_to(new_b, b.shape) - b
