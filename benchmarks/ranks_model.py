@@ -7,7 +7,7 @@ The end of a round moves, for P trained numbers, K clients and N processes, to e
     before            8 P (K - k): a median of whole uploads, as it was before each process had a share of the coordinates
     messages          1300 bytes from each other process in each of 8 small messages
 
-Seconds are bytes over the bandwidth, plus the steps of a ring of a block, 2 (N - 1), or of a tree, log2(N), times the
+Seconds are bytes over the bandwidth, plus the steps of a ring of some blocks, 2 (N - 1), or of a tree, log2(N), times the
 latency, plus the messages that process 0 handles one after another. Neither congestion of a network nor the arithmetic
 is in the model; visits are of equal length and end together. So it tells which part grows, not what a cluster needs.
 
@@ -29,7 +29,7 @@ import torch
 from fedlight.federation.aggregation import CoordinateMedian
 from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.client import Update
-from fedlight.federation.exact_sum import BLOCK
+from fedlight.federation.exact_sum import MOST_BYTES
 from fedlight.processes.joining import Others, _store
 from fedlight.processes.team import Team
 
@@ -55,7 +55,8 @@ def seconds(size: int, options: argparse.Namespace) -> dict[str, float]:
     tree = depth * options.latency
     message = 3 * 2 * size * HANDLING + 4 * options.latency  # a barrier, lengths and bytes
     return {
-        "sums": wire["sums"] + 2 * math.ceil(options.numbers / BLOCK) * 2 * (size - 1) * options.latency,
+        "sums": wire["sums"]
+        + math.ceil(16 * options.numbers / MOST_BYTES) * 2 * (size - 1) * options.latency,
         "median": wire["median"] + (depth - 1) * wire["sums"] / 4 + size * tree + 2 * message,
         "before": depth * wire["before"] + options.clients * tree,
         "messages": wire["messages"] + MESSAGES * message,

@@ -10,7 +10,7 @@ are needed, so nothing overflows before the sum itself leaves the range of fp64,
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -32,7 +32,9 @@ CHUNK = 2**15
 """Elements that are worked on at once, so that temporary tensors stay in the processor's cache. Torch works on so few
 in one thread: beside a busy process, two threads that wait for each other after each short step take many times as long."""
 BLOCK = 2**19
-"""Elements of a block of `ExactSums`, a multiple of ``CHUNK``: 4 MiB a digit. Processes send sums block by block."""
+"""Elements of a block of `ExactSums`, a multiple of ``CHUNK``: 4 MiB a digit."""
+MOST_BYTES = 2**26
+"""Of the digits of blocks that processes add up in one exchange."""
 
 
 class ExactSum:
@@ -149,26 +151,18 @@ class ExactSum:
         self._carry()
         return {*self._digits}
 
-    def add_up(self, digits: Sequence[int], not_finite: bool, add: Callable[[Tensor], None]) -> None:
-        """Replace the sum by that over all processes, which have carried their digits.
-
-        Given are the digits that any process uses, ascending, whether any has NaN or infinities, and a function that adds up
-        a tensor over all processes in place. Digits are whole numbers (int64): sums over up to 2^15 processes are exact.
-        """
-        carried = torch.zeros(self._shape, dtype=torch.int64)
-        index, last = min(digits, default=0), max(digits, default=-1)
+    def replace(self, totals: Mapping[int, Tensor]) -> None:
+        """Become the sum over all processes, given the sum of each digit that any of them uses (int64, flat)."""
+        carried = torch.zeros(math.prod(self._shape), dtype=torch.int64)
+        index, last = min(totals, default=0), max(totals, default=-1)
         while index <= last or bool(carried.any()):
-            if index in digits:
-                whole = self._digit(index).to(torch.int64)
-                add(whole)
-                carried += whole
-            if index in digits or bool(carried.any()):
+            if index in totals:
+                carried += totals[index]
+            if index in totals or bool(carried.any()):
                 above = (carried + 2 ** (BITS - 1)) >> BITS
-                self._digit(index).copy_(carried - (above << BITS))
+                self._digit(index).view(-1).copy_(carried - (above << BITS))
                 carried = above
             index += 1
-        if not_finite:
-            add(self._apart())
         self._addends = 1
 
     def rounded(self) -> Tensor:
@@ -222,7 +216,7 @@ class ExactSums:
     """Exact sums by name, such as those of a federated state.
 
     Tensors that are added together are summed as one, which is much faster for many small ones, in blocks of ``BLOCK``
-    elements, so that sums of a whole model are sent and rounded block by block.
+    elements, so that sums of a whole model are sent and rounded a few blocks at a time.
     """
 
     def __init__(self) -> None:
@@ -281,8 +275,13 @@ class ExactSums:
         for key, layout in sorted(layouts_of_all(team, known, everyones).items()):
             uses_of_all = [each[key] for each in everyones if key in each]
             digits = sorted({digit for used, _ in uses_of_all for digit in used})
-            for number in range(-(-_size(layout) // BLOCK)):
-                self._block(layout, number).add_up(digits, any(odd for _, odd in uses_of_all), team.add)
+            blocks = [self._block(layout, number) for number in range(-(-_size(layout) // BLOCK))]
+            # As many as a message takes: each costs the latency of a whole ring of processes.
+            together = max(1, MOST_BYTES // (8 * BLOCK * max(1, len(digits))))
+            for some in (blocks[start : start + together] for start in range(0, len(blocks), together)):
+                _add_up(some, digits, team)
+            for block in blocks if any(odd for _, odd in uses_of_all) else ():
+                team.add(block._apart())
             self._sums.setdefault(layout, {})
         self._totals, self._sums = self._sums, {}
 
@@ -340,6 +339,24 @@ class Team(Protocol):
 
     def add(self, tensor: Tensor) -> None:
         """Add up a tensor over all processes, in place, as `ExactSum.add_up` needs it."""
+
+
+def _add_up(blocks: Sequence[ExactSum], digits: Sequence[int], team: Team) -> None:
+    """Add up blocks over all processes in one exchange.
+
+    Digits are whole numbers, whose sums over up to 2^15 processes are exact in int64.
+    """
+    sizes = [math.prod(block._shape) for block in blocks for _ in digits]
+    total = torch.empty(sum(sizes), dtype=torch.int64)
+    parts = iter(total.split(sizes))
+    by_block = [{index: next(parts) for index in digits} for _ in blocks]
+    for block, totals in zip(blocks, by_block, strict=True):
+        for index, part in totals.items():
+            part.copy_(block._digit(index).view(-1))
+    if sizes:
+        team.add(total)
+    for block, totals in zip(blocks, by_block, strict=True):
+        block.replace(totals)
 
 
 def layouts_of_all(

@@ -105,13 +105,16 @@ def one_line_reference(key: str | None, message: str) -> str:
 
 def refuse_no_settings(config: Mapping[str, Any]) -> None:
     """Raise ValueError for null as the settings of model or data, of which the parser cannot tell the key."""
-    for name, given in ((name, config.get(name)) for name in ("model", "data")):
+    for name in ("model", "data"):
+        given: Any = config.get(name)
         values = given.get("init_args") or {} if hasattr(given, "get") else {}
         hints = _hints(find_object(given["class_path"])) if values else {}
         for key, value in values.items():
             if value is None and is_dataclass(hints.get(key)):
                 below = ", ".join(field.name for field in fields(hints[key]))
-                raise ValueError(f"{name}.{key}: null, and it has settings below it ({below}): leave it out, or set those")
+                raise ValueError(
+                    f"{name}.{key}: null, and it has settings below it ({below}): leave it out, or set those"
+                )
 
 
 def _unknown_key(key: str, keys: list[str]) -> str:

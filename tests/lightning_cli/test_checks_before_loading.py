@@ -49,6 +49,8 @@ def test_loads_are_counted(loads, fit):
             "the warm-up of 3 selectors takes 27 rounds",
         ),
         ("fedbiscuit.yaml", ["--data.split.val_share=0"], "set data.split.val_share"),
+        ("sft.yaml", ["--model.lora=null"], r"model.lora: null, and it has settings below it \(rank"),
+        ("sft.yaml", ["--data.split=null"], "data.split: null, and it has settings below it"),
         (
             "fedbiscuit.yaml",
             ["--federated.algorithm.assignment=SoftGroups", "--federated.aggregation=CoordinateMedian"],

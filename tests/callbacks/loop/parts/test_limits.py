@@ -103,7 +103,9 @@ def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limit
     _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), CoordinateMedian())
     assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
     private = PrivateMean(1.0, 0.0)
-    assert LimitedRounds(Limits(), deployed=True).aggregation(SimpleNamespace(norm=None), private, 0) is private
+    assert (
+        LimitedRounds(Limits(), deployed=True).aggregation(SimpleNamespace(norm=None), private, 0) is private
+    )
 
 
 def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):
