@@ -31,7 +31,7 @@ def train(folder: Path, model: str, way: str, size: Sequence[int]) -> None:
     import lightning as L
     import torch
     from torch.utils.data import DataLoader
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from fedlight import FederatedLoop, FederatedWrapper
     from fedlight.processes.strategy import ClientParallelStrategy
@@ -51,7 +51,8 @@ def train(folder: Path, model: str, way: str, size: Sequence[int]) -> None:
     class Texts(L.LightningDataModule):
         def train_dataloader(self) -> DataLoader[Any]:
             shape = (2 * STEPS * size[0], size[1])
-            ids = torch.randint(5, 1000, shape, generator=torch.Generator().manual_seed(0))
+            stream = torch.Generator().manual_seed(0)
+            ids = torch.randint(AutoConfig.from_pretrained(model).vocab_size, shape, generator=stream)
             rows: Any = [{"input_ids": row} for row in ids]
             return DataLoader(rows, batch_size=size[0])
 

@@ -160,7 +160,9 @@ class ExactSum:
                 carried += totals[index]
             if index in totals or bool(carried.any()):
                 above = (carried + 2 ** (BITS - 1)) >> BITS
-                self._digit(index).view(-1).copy_(carried - (above << BITS))
+                carried -= above << BITS
+                if index in self._digits or bool(carried.any()):  # other blocks may need more digits
+                    self._digit(index).view(-1).copy_(carried)
                 carried = above
             index += 1
         self._addends = 1
@@ -352,7 +354,7 @@ def _add_up(blocks: Sequence[ExactSum], digits: Sequence[int], team: Team) -> No
     by_block = [{index: next(parts) for index in digits} for _ in blocks]
     for block, totals in zip(blocks, by_block, strict=True):
         for index, part in totals.items():
-            part.copy_(block._digit(index).view(-1))
+            part.copy_(block._digits[index].view(-1)) if index in block._digits else part.zero_()
     if sizes:
         team.add(total)
     for block, totals in zip(blocks, by_block, strict=True):

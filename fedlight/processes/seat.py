@@ -63,7 +63,7 @@ def split_layers(module: nn.Module, trained: bool = False) -> int:
         ValueError: a weight is quantized.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard, share_comm_ctx
 
     layers = [
         layer
@@ -87,6 +87,9 @@ def split_layers(module: nn.Module, trained: bool = False) -> int:
             split: Any = fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=stay)
             split.set_gradient_divide_factor(1.0)  # each process has its share of the mean already
             split.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    share_comm_ctx(
+        [layer for layer in layers if isinstance(layer, FSDPModule)]
+    )  # or each keeps its whole gradient
     return len(layers)
 
 
