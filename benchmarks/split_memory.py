@@ -114,7 +114,7 @@ def measure(model: str, ways: Sequence[str], size: str) -> list[dict[str, Any]]:
         apart = max(float((state[name] - weight).abs().max()) for name, weight in first.items())
         if apart > APART:
             raise SystemExit(f"{way}: a weight is {apart:.2g} from that of {ways[0]} process")
-        rows.append({"way": way, "first": peaks[0], "others": max(peaks[1:], default=None)})
+        rows.append({"way": way, "first": peaks[0]} | ({"others": max(peaks[1:])} if peaks[1:] else {}))
         print(rows[-1], flush=True)
     return rows
 
