@@ -6,12 +6,11 @@ selector gives to the same answer in the two orders, so that a preference for a 
 between the log-odds of A over B in one order and in the other.
 """
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
@@ -81,33 +80,12 @@ def average_orders(logits: Tensor, orders: Tensor | None) -> Tensor:
     return (logits + swapped) / 2
 
 
-def stage_orders() -> nn.ModuleDict:
-    """Return a metric for validation and one for testing."""
-    return nn.ModuleDict({stage: BothOrders() for stage in ("val", "test")})
-
-
-def add_orders(module: Any, stage: str, batch: Mapping[str, Any], logits: Tensor) -> None:
-    """Add a batch with ``orders`` to the metric of ``module.both_orders``; an even number of selectors has no majority.
-
-    ``logits`` are those of A and B by each of the U selectors, ``(batch, U, 2)``.
-    """
-    if "orders" in batch and logits.shape[1] % 2:
-        metric = cast(BothOrders, module.both_orders[stage])
-        metric.update(batch["orders"], logits, batch["labels"])
-
-
-def drop_orders(module: Any, stage: str) -> None:
-    """Drop the examples that an interrupted pass has left in the metric of ``module.both_orders``."""
-    cast(BothOrders, module.both_orders[stage]).reset()
-
-
-def log_both_orders(module: Any, stage: str) -> None:
-    """Log the metric of ``module.both_orders`` at the end of a pass, as ``stage/accuracy_both_orders`` with its interval.
+def log_both_orders(metric: BothOrders, module: Any, stage: str) -> None:
+    """Log the metric at the end of a pass, as ``stage/accuracy_both_orders`` with its interval.
 
     A test says where the interval reaches down to one half. Nothing is logged where no batch had ``orders``, or none of
     their comparisons came in both.
     """
-    metric = cast(BothOrders, module.both_orders[stage])
     if metric.update_called:  # else torchmetrics warns of an empty metric
         values = metric.compute()
         for name, value in values.items():

@@ -1,7 +1,7 @@
 """Metrics of modules with one or several selectors that choose between two answers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,48 +12,18 @@ from fedlight.modules.functional import choice_loss
 STAGES = ("val", "test")
 
 
-class LogsChoices(Protocol):
-    """LightningModule that logs its selectors' choices; ``accuracy`` is made by `stage_accuracies`."""
-
-    accuracy: nn.ModuleDict
-
-    @property
-    def log(self) -> Any:
-        """Method of LightningModule."""
-
-    @property
-    def adapter_names(self) -> Sequence[str]:
-        """Names of the U selectors."""
-
-    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
-        """Log the mean of each metric as ``stage/name``."""
-
-
 def stage_accuracies() -> nn.ModuleDict:
     """Return an accuracy for validation and one for testing."""
     return nn.ModuleDict({stage: MulticlassAccuracy(2, average="micro") for stage in STAGES})
 
 
-def majority(choices: Tensor) -> Tensor:
-    """Return the choice of most of an odd number of selectors, ``(batch,)``.
-
-    Args:
-        choices: 0 or 1, ``(batch, U)``.
-
-    Examples:
-        >>> majority(torch.tensor([[0, 1, 1], [0, 1, 0]])).tolist()
-        [1, 0]
-    """
-    return (2 * choices.sum(dim=1) > choices.shape[1]).long()
-
-
 def log_choices(
-    module: LogsChoices, stage: str, logits: Tensor, labels: Tensor, of_loss: Tensor | None = None
+    module: Any, stage: str, logits: Tensor, labels: Tensor, of_loss: Tensor | None = None
 ) -> Mapping[str, Tensor]:
     """Log loss and accuracy, of several selectors each one's as well, and return which examples are decided correctly.
 
     Args:
-        module: module that logs.
+        module: module that logs, with ``accuracy`` of `stage_accuracies`, ``adapter_names`` and ``log_means``.
         stage: ``val`` or ``test``.
         logits: of A and B by each of U selectors, ``(batch, U, 2)``.
         labels: 0 where A is better and 1 where B is, ``(batch,)``.
@@ -75,7 +45,7 @@ def log_choices(
     results = {"correct": correct, "log_odds": torch.where(labels[:, None] == 0, of_a, -of_a)}
     if len(losses) % 2 == 0:  # can tie
         return results
-    winners = majority(choices)
+    winners = choices.mode(dim=1).values  # the choice of most selectors
     accuracy = cast(MulticlassAccuracy, module.accuracy[stage])
     accuracy.update(winners, labels)
     module.log(f"{stage}/accuracy", accuracy, prog_bar=True)

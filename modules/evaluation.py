@@ -8,7 +8,7 @@ process, and callbacks see every step.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from torch import Tensor
@@ -19,25 +19,13 @@ from fedlight.processes.work import for_each
 from fedlight.support.pokes import batch_before_transfer, batch_on_device
 
 
-class Evaluates(Protocol):
-    """Module whose evaluation of a batch is a function of the batch and the weights."""
-
-    trainer: Any
-
-    def evaluation(self, batch: Any) -> dict[str, Tensor]:
-        """Return the results of a validation or test step on a batch."""
-
-    def batch_key(self, batch: Any) -> int:
-        """Return a key of a batch's content."""
-
-
 class Results:
     """Results of the batches of a pass that are still to come, in order, each with the key of its batch."""
 
     def __init__(self, results: Iterable[tuple[int, dict[str, Tensor]]] = ()) -> None:
         self._results = deque(results)
 
-    def take(self, module: Evaluates, batch: Any) -> dict[str, Tensor] | None:
+    def take(self, module: Any, batch: Any) -> dict[str, Tensor] | None:
         """Return the next result, on the CPU; None after the last one.
 
         Raises:

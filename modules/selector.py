@@ -13,18 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlight.devices.shape import BatchShape
-from fedlight.modules.both_orders import (
-    APART,
-    add_orders,
-    average_orders,
-    drop_orders,
-    log_both_orders,
-    stage_orders,
-)
-from fedlight.modules.choices import log_choices, stage_accuracies
+from fedlight.modules.both_orders import APART, BothOrders, average_orders, log_both_orders
+from fedlight.modules.choices import STAGES, log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, base_model, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
@@ -78,7 +71,8 @@ class SelectorModule(LanguageModule):
         if len(choices) != 2:
             raise ValueError(f"choices={list(choices)} must be two words")
         self.task, self.num_labels = ("CAUSAL_LM", None) if head == "choice" else ("SEQ_CLS", 2)
-        self.accuracy, self.both_orders = stage_accuracies(), stage_orders()
+        self.accuracy = stage_accuracies()
+        self.both_orders = nn.ModuleDict({stage: BothOrders() for stage in STAGES})
         self.choice_rows: Tensor | None = None
         options = self.options
         trained = {} if options.adapter is None or options.merge_adapter else read_asked(options.adapter)
@@ -173,24 +167,28 @@ class SelectorModule(LanguageModule):
                 where it has orders.
         """
         logits = self.evaluated(batch)["logits"]
-        add_orders(self, stage, batch, logits)
+        if "orders" in batch and logits.shape[1] % 2:  # an even number of selectors has no majority
+            self._orders(stage).update(batch["orders"], logits, batch["labels"])
         orders = {name: batch[name] for name in ("orders", "labels") if "orders" in batch}
         of_loss = self._of_loss(logits, batch)
         return {**log_choices(self, stage, logits, batch["labels"], of_loss), **orders}
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        drop_orders(self, "val")
+        self._orders("val").reset()  # an interrupted pass may have left examples
 
     def on_test_epoch_start(self) -> None:
         super().on_test_epoch_start()
-        drop_orders(self, "test")
+        self._orders("test").reset()
 
     def on_validation_epoch_end(self) -> None:
-        log_both_orders(self, "val")
+        log_both_orders(self._orders("val"), self, "val")
 
     def on_test_epoch_end(self) -> None:
-        log_both_orders(self, "test")
+        log_both_orders(self._orders("test"), self, "test")
+
+    def _orders(self, stage: str) -> BothOrders:
+        return cast(BothOrders, self.both_orders[stage])
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return the log-probabilities of A and B, ``(batch, 2)``, or ``(batch, 2, U)`` with several adapters."""

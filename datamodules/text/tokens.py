@@ -204,12 +204,10 @@ def pad(sequences: Sequence[np.ndarray], value: int) -> "torch.Tensor":
         [[1, 2], [3, 0]]
     """
     import torch  # here: reports read the texts of rows, and need no tensors
+    from torch.nn.utils.rnn import pad_sequence
 
-    width = max(len(ids) for ids in sequences)
-    out = np.full((len(sequences), width), value, dtype=np.int64)
-    for row, ids in enumerate(sequences):
-        out[row, : len(ids)] = ids
-    return torch.from_numpy(out)
+    rows = [torch.tensor(ids, dtype=torch.int64) for ids in sequences]
+    return pad_sequence(rows, batch_first=True, padding_value=value)
 
 
 def pad_inputs(sequences: Sequence[np.ndarray], padding: int) -> "dict[str, torch.Tensor]":

@@ -7,24 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlight.modules.language.adapter_folders import adapter_checksum
 from fedlight.support.settings_record import described, refuse_other_settings
 
 BASE_KEY = "base_model"
 """Key of the base's description in a Lightning checkpoint."""
 NUMBER_TYPE_KEY = "number_type"
 """Key of the number type of the base's unquantized weights."""
-
-
-def describe_base(
-    network: nn.Module, new: list[str], model: str, base: str, merged: str | None
-) -> dict[str, Any]:
-    """Return a checkpoint's description of its base, without the parameters ``new``, which are in no folder.
-
-    ``merged`` is the folder of the adapter that was added to its weights, or None.
-    """
-    description = {"model": model, "base": base, "checksum": fingerprint(network, skip=new)}
-    return description if merged is None else description | {"merged adapter": adapter_checksum(merged)}
 
 
 def fingerprint(network: nn.Module, skip: Collection[str]) -> str:

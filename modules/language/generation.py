@@ -24,41 +24,15 @@ class Request(NamedTuple):
     seed: int
 
 
-class Job(NamedTuple):
-    """Encoded prompts of all requests, and how they are completed.
-
-    Attributes:
-        rows: token ids of each prompt, request after request.
-        counts: prompts of each request.
-        seeds: seed of each request's draws.
-        copies: completions per prompt.
-        temperature: 0 for greedy decoding.
-        top_p: share of the probability to draw from, in (0, 1].
-        max_new_tokens: most tokens of a completion.
-        stop: texts, none of them empty; a completion ends before the first of them.
-        ends: tokens that end a completion.
-    """
-
-    rows: list[list[int]]
-    counts: list[int]
-    seeds: list[int]
-    copies: int
-    temperature: float
-    top_p: float
-    max_new_tokens: int
-    stop: Sequence[str]
-    ends: list[int]
-
-
 def complete(
     causal_lm: Any,
     tokenizer: Any,
     requests: Sequence[Request],
     *,
-    n: int,
-    temperature: float,
-    top_p: float,
-    max_new_tokens: int,
+    n: int = 1,
+    temperature: float = 0.7,
+    top_p: float = 1.0,
+    max_new_tokens: int = 80,
     stop: Sequence[str] = (),
     strip: bool = True,
     set_rows: Callable[[list[int]], None] | None = None,
@@ -95,10 +69,15 @@ def complete(
     rows = encode_prompts(tokenizer, prompts)
     _check_length(rows, max_new_tokens, getattr(causal_lm.config, "max_position_embeddings", None))
     copies = n if temperature > 0 else 1  # greedy completions are all the same
-    counts, seeds = [len(request.prompts) for request in requests], [request.seed for request in requests]
-    ends = end_tokens(causal_lm, tokenizer)
-    job = Job(rows, counts, seeds, copies, temperature, top_p, max_new_tokens, stop, ends)
-    tokens = _generate(causal_lm, tokenizer, job, set_rows)
+    counts, ends = [len(request.prompts) for request in requests], end_tokens(causal_lm, tokenizer)
+    padded = pad_left(rows, tokenizer.pad_token_id)
+    options: dict[str, Any] = {"generation_config": _generation_config(tokenizer, max_new_tokens, ends)}
+    if stop:
+        options["stopping_criteria"] = [make_stopping(tokenizer, stop, padded["input_ids"].shape[1])]
+    if temperature > 0:
+        sizes, seeds = [count * copies for count in counts], [request.seed for request in requests]
+        options["logits_processor"] = [_Draws(sizes, seeds, temperature, top_p, causal_lm.device)]
+    tokens = _generate(causal_lm, padded, [count for count in counts if count], copies, options, set_rows)
     written = [list(takewhile(lambda token: token not in ends, row)) for row in tokens]
     if strip:
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)
@@ -110,32 +89,23 @@ def complete(
 
 
 def _generate(
-    causal_lm: Any, tokenizer: Any, job: Job, set_rows: Callable[[list[int]], None] | None
+    causal_lm: Any,
+    padded: dict[str, Tensor],
+    counts: list[int],
+    copies: int,
+    options: dict[str, Any],
+    set_rows: Callable[[list[int]], None] | None,
 ) -> list[list[int]]:
     """Return the new tokens of each copy of each prompt, by ``generate`` of ``transformers``."""
-    padded = {
-        name: part.to(causal_lm.device) for name, part in pad_left(job.rows, tokenizer.pad_token_id).items()
-    }
-    config = _generation_config(tokenizer, job)
-    counts = [count for count in job.counts if count]  # rows of requests with prompts alone
-    width = padded["input_ids"].shape[1]
-    options: dict[str, Any] = {}
-    if job.stop:
-        options["stopping_criteria"] = [make_stopping(tokenizer, job.stop, width)]
-    if job.temperature > 0:
-        sizes = [count * job.copies for count in job.counts]
-        draws = _Draws(sizes, job.seeds, job.temperature, job.top_p, causal_lm.device)
-        options["logits_processor"] = [draws]
+    texts = {name: part.to(causal_lm.device) for name, part in padded.items()}
     with eval_mode(causal_lm), torch.no_grad(), _dense_head(causal_lm):
         if set_rows is not None:
             set_rows(counts)
-        inputs = _encode_once(causal_lm, padded, job.copies, tokenizer.pad_token_id)
+        inputs = _encode_once(causal_lm, texts, copies, options["generation_config"].pad_token_id)
         if set_rows is not None:
-            set_rows([count * job.copies for count in counts])
-        tokens: list[list[int]] = causal_lm.generate(**inputs, generation_config=config, **options)[
-            :, width:
-        ].tolist()
-    return tokens
+            set_rows([count * copies for count in counts])
+        tokens: Tensor = causal_lm.generate(**inputs, **options)[:, texts["input_ids"].shape[1] :]
+    return tokens.tolist()
 
 
 @contextmanager
@@ -250,13 +220,13 @@ def _check_length(rows: Sequence[Sequence[int]], max_new_tokens: int, limit: int
             )
 
 
-def _generation_config(tokenizer: Any, job: Job) -> Any:
+def _generation_config(tokenizer: Any, max_new_tokens: int, ends: list[int]) -> Any:
     """Return a config that sets everything that matters, so that a model's own defaults cannot change it."""
     from transformers import GenerationConfig
 
     return GenerationConfig(
-        max_new_tokens=job.max_new_tokens,
-        eos_token_id=job.ends or None,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=ends or None,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
         repetition_penalty=1.0,  # a model's own config may have another
@@ -290,11 +260,7 @@ def make_stopping(tokenizer: Any, stop: Sequence[str], width: int) -> Callable[[
         tokenizer: for decoding.
         stop: texts, none of them empty.
         width: tokens of the padded prompts.
-
-    Raises:
-        ValueError: a stop text is empty, or ``stop`` is a text instead of a list of texts.
     """
-    _check_stop(stop)
     window = max(len(text.encode()) for text in stop) + STOP_MARGIN  # no token is shorter than a byte
 
     def stopped(ids: Tensor, scores: Any, **others: Any) -> Tensor:

@@ -147,8 +147,10 @@ class LanguageModule(Checked, LightningModule):
         tokenizer = base_model.load_tokenizer(self.options.model, self.options.execution["trust_remote_code"])
         names = self.adapter_names  # refuses a folder that does not fit, before the base is loaded
         network, new = self.load_base()
-        merged = self.options.adapter if self.options.merge_adapter else None
-        self.base = checkpoints.describe_base(network, new, self.options.model, self.options.base, merged)
+        self.base = {"model": self.options.model, "base": self.options.base}
+        self.base["checksum"] = checkpoints.fingerprint(network, skip=new)
+        if self.options.merge_adapter:
+            self.base["merged adapter"] = adapter_folders.adapter_checksum(self.options.adapter)
         self.network = adapters.add_adapters(network, names, self.options, self.task, new)
         if self.options.execution["gradient_checkpointing"]:
             self.checkpoint_gradients(True)
@@ -367,12 +369,7 @@ class LanguageModule(Checked, LightningModule):
         states: Sequence[Mapping[str, Tensor]],
         prompts: Sequence[Texts],
         seeds: Sequence[int],
-        n: int = 1,
-        temperature: float = 0.7,
-        top_p: float = 1.0,
-        max_new_tokens: int = 80,
-        stop: Texts = (),
-        strip: bool = True,
+        **settings: Any,
     ) -> list[list[list[str]]]:
         """Complete the prompts of several clients in one batch, each client's by its own weights.
 
@@ -382,20 +379,13 @@ class LanguageModule(Checked, LightningModule):
             states: of each client the trained weights that differ from the module's, by name; the module keeps its own.
             prompts: of each client.
             seeds: of each client's draws.
-            n: completions per prompt.
-            temperature: 0 for greedy decoding.
-            top_p: share of the probability to draw from, in (0, 1].
-            max_new_tokens: most tokens of a completion.
-            stop: texts before which a completion ends.
-            strip: remove white space around the completions.
+            settings: ``n``, ``temperature``, ``top_p``, ``max_new_tokens``, ``stop`` and ``strip``, as in `generate`.
 
         Raises:
             ValueError: the adapters cannot be stacked (`fedlight.stacking.StackedAdapters`), or see `generate`.
         """
         self.configure_model()
         asked = [k for k, prompt in enumerate(prompts) if prompt]
-        settings: dict[str, Any] = {"n": n, "temperature": temperature, "top_p": top_p}
-        settings |= {"max_new_tokens": max_new_tokens, "stop": stop, "strip": strip}
         requests = [Request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         stacked = StackedAdapters(self, adapters.trained_parameters(self))
         if not asked:

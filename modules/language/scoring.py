@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.functional import IGNORED
@@ -176,16 +177,13 @@ def response_batch(
         -100 on prompt and padding.
     """
     texts = encode_pairs(tokenizer, pairs)
-    width = max(len(text.ids) for text in texts)
-    gaps = [width - len(text.ids) for text in texts]
-    ids = [text.ids + [0] * gap for text, gap in zip(texts, gaps, strict=True)]
-    mask = [[1] * len(text.ids) + [0] * gap for text, gap in zip(texts, gaps, strict=True)]
-    labels = [
-        [IGNORED] * text.start + text.ids[text.start :] + [IGNORED] * gap
-        for text, gap in zip(texts, gaps, strict=True)
-    ]
-    parts = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-    return {name: torch.tensor(part, device=device) for name, part in parts.items()}
+    ids = pad_sequence([torch.tensor(text.ids, device=device) for text in texts], batch_first=True)
+    starts, ends = torch.tensor([[text.start, len(text.ids)] for text in texts], device=device).split(
+        1, dim=1
+    )
+    places = torch.arange(ids.shape[1], device=device)
+    labels = ids.where((places >= starts) & (places < ends), IGNORED)
+    return {"input_ids": ids, "attention_mask": (places < ends).long(), "labels": labels}
 
 
 def encode_continuations(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Scored]:
