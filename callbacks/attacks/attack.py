@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.attacks.records import GLOBAL, AttackTable, remove_later
 from fedlight.callbacks.logs.trainer import find_callback, log_now
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits, Likelihood
+from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits, ScoresRaw
 from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.federation.client import State, Upload
 from fedlight.processes.work import is_first, merged, once
@@ -28,24 +28,6 @@ Target = Literal["global", "uploads"]
 Asked = TypeVar("Asked")
 
 
-class RendersPrompts(Protocol):
-    """Template of prompts; see ``fedlight.datamodules.text.templates``."""
-
-    @property
-    def text(self) -> str:
-        """Text with slots in braces."""
-
-    @property
-    def without(self) -> "RendersPrompts | None":
-        """Form for rows that lack a slot, None where there is none."""
-
-    def render(self, fields: Fields) -> Any:
-        """Return the prompt of a row, with all its text in ``text``."""
-
-    def continuation(self, response: str) -> str:
-        """Return a response as it follows its prompt."""
-
-
 @runtime_checkable
 class HoldsClientRows(Protocol):
     """Datamodule that knows the clients' rows (template slot or ``response`` -> text) after ``setup("fit")``.
@@ -53,42 +35,25 @@ class HoldsClientRows(Protocol):
     Attributes:
         client_rows: client id -> its own training rows, with planted canaries.
         planted: client id -> its canaries, each once; only clients that have some.
+        template: template of prompts; see ``fedlight.datamodules.text.templates``.
     """
 
     client_rows: FieldsByClient
     planted: FieldsByClient
-    template: RendersPrompts
+    template: Any
 
     def unseen_rows(self) -> Sequence[Fields]:
         """Return rows like the clients' that are not trained on; empty where there are none."""
 
 
 @runtime_checkable
-class ScoresTexts(Protocol):
-    """Module that returns likelihoods with and without its adapter."""
-
-    def log_likelihoods(
-        self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
-    ) -> list[list[Likelihood]]:
-        """Return the likelihood of each continuation; ``raw`` turns the adapter off, as before tuning."""
-
-
-@runtime_checkable
-class DrawsSecrets(Protocol):
-    """Canaries that draw further secrets; see ``fedlight.datamodules.rows.canaries``."""
-
-    def secrets(self, number: int) -> list[str]:
-        """Return random texts of the kind of the planted secrets."""
-
-
-@runtime_checkable
 class PlantsCanaries(Protocol):
-    """Datamodule that may have canaries."""
+    """Datamodule that may have canaries, which draw further secrets; see ``fedlight.datamodules.rows.canaries``."""
 
-    canaries: object
+    canaries: Any
 
 
-SCORING: tuple[type, str] = ScoresTexts, "log_likelihoods"
+SCORING: tuple[type, str] = ScoresRaw, "log_likelihoods"
 WRITING: tuple[type, str] = AnswersPrompts, "generate, log_likelihoods"
 """Needs of attacks that have the module score, or write, texts; see `Attack.needs`."""
 
@@ -352,7 +317,7 @@ def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([metrics[name] for metrics in each if name in metrics])) for name in names}
 
 
-def render_prompts(template: RendersPrompts, rows: Sequence[Fields]) -> list[str]:
+def render_prompts(template: Any, rows: Sequence[Fields]) -> list[str]:
     """Return the prompt of each row."""
     return [template.render(row).text for row in rows]
 
@@ -403,10 +368,9 @@ def sample_texts(
     return texts
 
 
-def canaries_of(data: object) -> DrawsSecrets | None:
+def canaries_of(data: object) -> Any:
     """Return the canaries of a datamodule that plants some, else None."""
-    canaries = data.canaries if isinstance(data, PlantsCanaries) else None
-    return canaries if isinstance(canaries, DrawsSecrets) else None
+    return data.canaries if isinstance(data, PlantsCanaries) else None
 
 
 def without_planted(data: HoldsClientRows) -> dict[str, list[Fields]]:

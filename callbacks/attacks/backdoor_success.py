@@ -5,7 +5,7 @@ wanted answer competes with the row's own response by the mean log-likelihood of
 text, so no answer is misread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from fedlight.callbacks.attacks.attack import (
@@ -13,28 +13,16 @@ from fedlight.callbacks.attacks.attack import (
     Attack,
     Found,
     HoldsClientRows,
-    ScoresTexts,
     render_prompts,
 )
-from fedlight.support.types import Fields
-
-
-class OpensBackdoor(Protocol):
-    """Backdoor of a datamodule; see `fedlight.datamodules.rows.poison.Backdoor`."""
-
-    @property
-    def response(self) -> str:
-        """Wanted answer."""
-
-    def triggered(self, row: Fields) -> Mapping[str, str]:
-        """Return a row with the trigger and the wanted answer."""
+from fedlight.evaluation.tasks.model import ScoresRaw
 
 
 @runtime_checkable
 class HoldsBackdoor(Protocol):
-    """Datamodule whose clients may train on a backdoor."""
+    """Datamodule whose clients may train on a `fedlight.datamodules.rows.poison.Backdoor`."""
 
-    backdoor: OpensBackdoor | None
+    backdoor: Any
 
 
 class BackdoorSuccess(Attack):
@@ -66,7 +54,6 @@ class BackdoorSuccess(Attack):
 
     def prepare(self, data: HoldsClientRows, module: Any) -> None:
         assert isinstance(data, HoldsBackdoor)
-        assert data.backdoor is not None
         self._template, self._backdoor = data.template, data.backdoor
         rows = [row for row in data.unseen_rows() if row["response"] != data.backdoor.response]
         if not rows:
@@ -101,7 +88,7 @@ class BackdoorSuccess(Attack):
         return Found({**metrics, **left_out}, records)
 
     def _margins(
-        self, module: ScoresTexts, prompts: Sequence[str], answers: Sequence[Sequence[str]]
+        self, module: ScoresRaw, prompts: Sequence[str], answers: Sequence[Sequence[str]]
     ) -> list[float]:
         """Return by how much the wanted answer is likelier than the row's own, in nats a token."""
         scored = module.log_likelihoods(prompts, answers, raw=False)

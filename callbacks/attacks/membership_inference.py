@@ -33,13 +33,12 @@ from fedlight.callbacks.attacks.attack import (
     Attack,
     Found,
     HoldsClientRows,
-    ScoresTexts,
     render_prompts,
     without_planted,
 )
 from fedlight.evaluation.extraction import round_robin
 from fedlight.evaluation.instruction_scores import mean_losses
-from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.evaluation.tasks.model import Likelihood, ScoresRaw
 from fedlight.support.seeding import derive_seed
 
 FALSE_ALARMS = (0.01, 0.1)
@@ -160,7 +159,7 @@ class MembershipInference(Attack):
             for at, ((owner, row), prompt) in enumerate(zip(rows, prompts, strict=True))
         ]
 
-    def _likelihoods(self, module: ScoresTexts, texts: Sequence[Candidate], raw: bool) -> list[Likelihood]:
+    def _likelihoods(self, module: ScoresRaw, texts: Sequence[Candidate], raw: bool) -> list[Likelihood]:
         """Return the likelihood of each response."""
         responses = [[self._template.continuation(text.response)] for text in texts]
         scored = module.log_likelihoods([text.prompt for text in texts], responses, raw=raw)

@@ -1,27 +1,14 @@
 """Losses in general knowledge and language by tuning: the raw model beside the tuned one."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
-
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from fedlight.callbacks.logs.trainer import log_now
 from fedlight.evaluation.tasks.forgetting import QUESTIONS, TEXTS, known, perplexity
-from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.evaluation.tasks.model import ScoresRaw
 from fedlight.processes.work import once
 from fedlight.support.checks import Checked
-
-
-@runtime_checkable
-class ScoresRaw(Protocol):
-    """Module that returns likelihoods, also those of the model before tuning."""
-
-    def log_likelihoods(
-        self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
-    ) -> list[list[Likelihood]]:
-        """Return the likelihood of each continuation; ``raw`` turns the adapter off."""
 
 
 class Forgetting(Checked, L.Callback):

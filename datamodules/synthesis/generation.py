@@ -6,10 +6,10 @@ A client gets the same answers in any process and beside any other clients.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from fedlight.datamodules.synthesis.filters import CUT_OFF, PROMPT_TOO_LONG
-from fedlight.evaluation.tasks.model import AnswersPrompts, KnowsWhatFits
+from fedlight.evaluation.tasks.model import AnswersPrompts, HoldsTokenizer, KnowsWhatFits
 from fedlight.processes.work import for_each
 from fedlight.support.console import progress_bar
 from fedlight.support.seeding import derive_seed
@@ -17,13 +17,6 @@ from fedlight.support.types import Fields
 
 # An answer with this share of ``max_new_tokens`` counts as cut off; its text may give fewer tokens than were generated.
 CUT_SHARE = 0.98
-
-
-@runtime_checkable
-class HasTokenizer(Protocol):
-    """Model with a tokenizer, which finds cut-off answers."""
-
-    tokenizer: Any
 
 
 class Prompt(NamedTuple):
@@ -152,7 +145,7 @@ class BatchGenerator:
 
     def _find_cut(self, texts: list[str]) -> list[bool]:
         """Return whether each answer reached the token limit."""
-        if not texts or not isinstance(self.model, HasTokenizer):
+        if not texts or not isinstance(self.model, HoldsTokenizer):
             return [False] * len(texts)
         ids = self.model.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [len(row) >= CUT_SHARE * self.max_new_tokens for row in ids]

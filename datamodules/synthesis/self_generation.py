@@ -27,11 +27,11 @@ from itertools import chain, zip_longest
 import numpy as np
 
 from fedlight.datamodules.synthesis.filters import NO_MATCH, REASONS, REFUSALS, OwnTexts, check_format
-from fedlight.datamodules.synthesis.generation import BatchGenerator, HasTokenizer, Prompt, Reply
+from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt, Reply
 from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts, prompts_in
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Dropped, Synthesis
 from fedlight.datamodules.text.templates import Template
-from fedlight.evaluation.tasks.model import AnswersPrompts
+from fedlight.evaluation.tasks.model import AnswersPrompts, HoldsTokenizer
 from fedlight.support.checks import check_fields, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
@@ -319,7 +319,7 @@ class SelfGeneration(Synthesis):
 
     def _prompts_in(self, template: Template, model: AnswersPrompts) -> SelfGenerationPrompts:
         """Return prompts in the template; where it has the model's end of a turn, examples end with that."""
-        turn = model.tokenizer.eos_token if isinstance(model, HasTokenizer) else None
+        turn = model.tokenizer.eos_token if isinstance(model, HoldsTokenizer) else None
         end = f"{turn}\n" if turn and turn in template.text else "\n\n"
         return prompts_in(template, end, self.instruction_slot, self.input_slot)
 

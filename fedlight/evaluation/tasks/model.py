@@ -45,6 +45,16 @@ class AnswersPrompts(Protocol):
 
 
 @runtime_checkable
+class ScoresRaw(Protocol):
+    """Module that returns likelihoods, also those of the model before tuning."""
+
+    def log_likelihoods(
+        self, prompts: Sequence[str], continuations: Sequence[Sequence[str]], raw: bool
+    ) -> list[list[Likelihood]]:
+        """Return the likelihood of each continuation; ``raw`` turns the adapter off."""
+
+
+@runtime_checkable
 class KnowsWhatFits(Protocol):
     """Module that knows which prompts are too long for it."""
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -70,22 +70,6 @@ class Example(NamedTuple):
     def shown(self) -> str:
         """Answer of a shown example."""
         return self.response or self.target
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class ForEach(Protocol):
-    """Function that computes something for each of some items, such as `fedlight.processes.work.for_each`."""
-
-    def __call__(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Return ``work(item)`` for each item, in their order."""
-
-
-def in_turn(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return ``work(item)`` for each item, in their order."""
-    return [work(item) for item in items]
 
 
 Ready = tuple[list[int], list[Example], list[str]]
@@ -240,14 +224,14 @@ class Task(Checked, ABC):
         self,
         model: AnswersPrompts,
         report: Callable[[int, int], None] | None = None,
-        for_each: ForEach = in_turn,
+        for_each: Callable[..., Iterable[Any]] = map,
     ) -> Result:
         """Have a model answer all rows and score its answers.
 
         Args:
             model: see `AnswersPrompts`.
             report: called after each batch with the number of answered prompts and that of all prompts.
-            for_each: function that answers the batches, such as one that shares them among processes.
+            for_each: function that answers the batches, such as `fedlight.processes.work.for_each`, which shares them.
         """
         index, examples, prompts = self.read(model)
         fits = [True] * len(prompts)
