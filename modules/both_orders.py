@@ -63,9 +63,8 @@ class BothOrders(Metric):
 def average_orders(logits: Tensor, orders: Tensor | None) -> Tensor:
     """Return the logits of A and B, each averaged with that of the same answer in the other order.
 
-    Args:
-        logits: ``(batch, 2)``, or ``(batch, U, 2)`` of U selectors.
-        orders: 2c and 2c + 1 for the two orders of comparison c, which are neighbours in the batch, ``(batch,)``.
+    Logits are ``(batch, 2)``, or ``(batch, U, 2)`` of U selectors; ``orders`` are 2c and 2c + 1 for the two orders of
+    comparison c, which are neighbours in the batch, ``(batch,)``.
 
     Raises:
         ValueError: an example is not beside the other order of its comparison, or ``orders`` is None.

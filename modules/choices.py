@@ -22,12 +22,8 @@ def log_choices(
 ) -> Mapping[str, Tensor]:
     """Log loss and accuracy, of several selectors each one's as well, and return which examples are decided correctly.
 
-    Args:
-        module: module that logs, with ``accuracy`` of `stage_accuracies`, ``adapter_names`` and ``log_means``.
-        stage: ``val`` or ``test``.
-        logits: of A and B by each of U selectors, ``(batch, U, 2)``.
-        labels: 0 where A is better and 1 where B is, ``(batch,)``.
-        of_loss: logits of the loss where they are others, ``(batch, U, 2)``.
+    ``logits`` of A and B by each of U selectors are ``(batch, U, 2)``, as are those of the loss where they are others
+    (``of_loss``); ``labels``, ``(batch,)``, are 0 where A is better and 1 where B is.
 
     Returns:
         ``correct``, ``(batch, U)`` bool, by each selector; ``vote``, ``(batch,)`` bool, by their majority, if U is odd;

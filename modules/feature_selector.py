@@ -32,15 +32,9 @@ FILE = "heads.safetensors"
 
 
 class Head(nn.Module):
-    """Utility of a text, from its features.
+    """Utility of a text, from its features; with ``hidden=0`` it is linear in them.
 
-    Args:
-        dimension: length of a feature vector.
-        hidden: width of the hidden layer; 0: the utility is linear in the features.
-
-    Attributes:
-        body: the hidden layer; empty without one.
-        head: last layer. It has no bias, which would cancel in the difference of two utilities.
+    The last layer has no bias, which would cancel in the difference of two utilities.
     """
 
     def __init__(self, dimension: int, hidden: int) -> None:

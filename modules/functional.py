@@ -24,14 +24,9 @@ IGNORED = -100
 
 
 def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-probability of each label in fp32, 0 where the label is -100.
+    """Return the log-probability of each label, ``(...)``, in fp32; 0 where the label is -100.
 
-    Args:
-        logits: ``(..., vocabulary)``.
-        labels: ``(...)``, token ids or -100.
-
-    Returns:
-        ``(...)``, at most 0.
+    ``logits`` are ``(..., vocabulary)``.
 
     Examples:
         >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
@@ -45,14 +40,9 @@ def token_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
-    """Return the mean negative log-probability of each example's scored tokens.
+    """Return the mean negative log-probability of each example's scored tokens, ``(batch,)``, nats; 0 where none is scored.
 
-    Args:
-        log_probs: ``(batch, tokens)``.
-        scored: ``(batch, tokens)`` bool, true where a token is scored. An example without any has loss 0.
-
-    Returns:
-        ``(batch,)``, nats per token.
+    ``log_probs`` and the truth values ``scored`` are ``(batch, tokens)``.
 
     Examples:
         >>> log_probs = torch.tensor([[-1.0, -2.0, -9.0], [-4.0, -9.0, -9.0]])
@@ -63,14 +53,7 @@ def sft_loss(log_probs: Tensor, scored: Tensor) -> Tensor:
 
 
 def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy over the two choices (eq. 3 of FedBis).
-
-    Args:
-        logits: ``(batch, 2)``, of A and B.
-        labels: ``(batch,)``, 0 where A is better and 1 where B is.
-
-    Returns:
-        ``(batch,)``, nats.
+    """Return the cross-entropy of labels, 0 for A and 1 for B, under logits ``(batch, 2)``, in nats (eq. 3 of FedBis).
 
     Examples:
         >>> choice_loss(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
@@ -82,16 +65,10 @@ def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def reward_margin(
     chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor
 ) -> Tensor:
-    """Return the implicit reward of the chosen over the rejected response, without beta.
+    """Return the implicit reward of the chosen over the rejected response, without beta, ``(batch,)``, in nats.
 
-    Args:
-        chosen: ``(batch,)``, the policy's log-probability of the chosen response.
-        rejected: ``(batch,)``, the policy's log-probability of the rejected response.
-        reference_chosen: ``(batch,)``, the reference's log-probability of the chosen response.
-        reference_rejected: ``(batch,)``, the reference's log-probability of the rejected response.
-
-    Returns:
-        ``(batch,)``, nats; positive where the policy prefers the chosen response more than the reference does.
+    Arguments are log-probabilities under policy and reference, ``(batch,)``. The margin is positive where the policy prefers
+    the chosen response more than the reference does.
 
     Examples:
         >>> nats = [torch.tensor([value]) for value in (-4.0, -7.0, -5.0, -6.0)]
@@ -102,14 +79,9 @@ def reward_margin(
 
 
 def dpo_loss(margin: Tensor, beta: float) -> Tensor:
-    """Return the DPO loss of each pair from its `reward_margin`.
+    """Return the DPO loss of each pair from its `reward_margin`; log 2 where policy and reference agree.
 
-    Args:
-        margin: ``(batch,)``.
-        beta: above 0; a larger value keeps the policy closer to the reference.
-
-    Returns:
-        ``(batch,)``; log 2 where policy and reference agree.
+    A larger ``beta``, above 0, keeps the policy closer to the reference.
 
     Examples:
         >>> dpo_loss(torch.tensor([0.0, 20.0]), beta=0.1)
@@ -119,14 +91,7 @@ def dpo_loss(margin: Tensor, beta: float) -> Tensor:
 
 
 def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Return the negative log-probability of the observed preference, ``-log sigmoid(chosen - rejected)``.
-
-    Args:
-        chosen: ``(batch,)``, reward of the chosen response.
-        rejected: ``(batch,)``, reward of the rejected response.
-
-    Returns:
-        ``(batch,)``, nats; log 2 where both rewards are equal.
+    """Return ``-log sigmoid(chosen - rejected)`` of rewards ``(batch,)``: log 2 where both are equal.
 
     Examples:
         >>> bradley_terry_loss(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
@@ -175,11 +140,7 @@ def info_nce(queries: Tensor, targets: Tensor, temperature: float, include_posit
 
 
 def text_keys(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
-    """Return a 63-bit key per text; equal texts have equal keys, however they are padded.
-
-    Args:
-        input_ids: ``(batch, tokens)``.
-        attention_mask: ``(batch, tokens)``, 0 on padding.
+    """Return a 63-bit key per text, ``(batch, tokens)``; equal texts have equal keys, however they are padded.
 
     Examples:
         >>> ids = torch.tensor([[5, 6, 0], [0, 5, 6], [6, 5, 0]])

@@ -268,11 +268,9 @@ def _at_least(losses: Sequence[float], references: Sequence[float]) -> np.ndarra
 
 
 def membership_metrics(members: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return how well a score separates members from others; chance is 0.5 for ``auc``, the rate itself for the rest.
+    """Return how well a score, low for members, separates them from others, at least one of each.
 
-    Args:
-        members: scores of texts that were trained on, at least one; a low score marks a member.
-        others: scores of texts that were not trained on, at least one.
+    Chance is 0.5 for ``auc``, the rate itself for the rest.
 
     Returns:
         ``auc``, the share of pairs (member, other) in the right order, ties counted half; ``tpr_at_0.01_fpr`` and

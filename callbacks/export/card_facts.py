@@ -104,17 +104,11 @@ def card_facts(
     /,
     **counts: Any,
 ) -> CardFacts:
-    """Return the facts of a run.
+    """Return the facts of a run of a class of module, and of algorithm (None for pooled training).
 
-    Args:
-        kind: class of the module.
-        algorithm: class of the federated algorithm; None for pooled training.
-        settings: of module, loop and datamodule.
-        last: last value of each metric.
-        visits: rows of ``visits.csv``.
-        record: the run's entry of ``run.json``.
-        ask_hub: ask the hub for the base's licence where its folder does not say it.
-        counts: further arguments of `CardFacts`, such as the number of clients.
+    ``settings`` are those of module, loop and datamodule, ``last`` has the last value of each metric, ``visits`` are the
+    rows of ``visits.csv``, ``record`` is the entry of ``run.json``, and ``counts`` are further arguments of `CardFacts`.
+    With ``ask_hub`` the hub is asked for the base's licence where its folder does not say it.
     """
     model = str(settings[0].get("model", ""))
     versions = record.get("versions")

@@ -35,14 +35,8 @@ def write_card(
 ) -> None:
     """Write ``README.md``, which replaces any that lies there.
 
-    Args:
-        facts: of the run.
-        folder: of the model.
-        what: kind of the files, such as ``LoRA adapter``.
-        use: how they are loaded, in Markdown.
-        library: the hub's name of the library that loads them.
-        task: PEFT's name of the kind of model.
-        notes: further sentences for the reader.
+    ``what`` names the kind of the files, such as ``LoRA adapter``; ``use`` says in Markdown how they are loaded; ``library``
+    and ``task`` are the names that the hub has for the library and PEFT for the kind of model.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -91,13 +85,9 @@ def card_text(facts: CardFacts, what: str, use: str, notes: Sequence[str] = ()) 
 
 
 def adapter_use(base: str, task: str, names: Sequence[str] = ("default",), labels: int = 1) -> str:
-    """Return how an adapter is loaded by PEFT, in Markdown.
+    """Return how an adapter, or several in folders ``names``, is loaded by PEFT, in Markdown.
 
-    Args:
-        base: name of the base model.
-        task: PEFT's name of the kind of model.
-        names: folders of several adapters; a single name for an adapter in the folder itself.
-        labels: outputs of a classification head.
+    ``task`` is PEFT's name of the kind of model, ``labels`` the outputs of a classification head.
 
     Examples:
         >>> adapter_use("owner/name", "CAUSAL_LM").splitlines()[-2]

@@ -50,12 +50,7 @@ class MetricEnds:
                 self._ends[name] = [first, now, lowest, highest]
 
     def table(self, unit: str, seconds: float) -> Table:
-        """Return the table of all metrics.
-
-        Args:
-            unit: counted unit, ``"round"`` or ``"epoch"``.
-            seconds: duration of all rounds.
-        """
+        """Return the table of all metrics of a fit; ``unit`` is ``round`` or ``epoch``."""
         first, last = self._first_round, self._last_round
         rounds = count_noun(last, unit)
         if first > 1:  # of a resumed run

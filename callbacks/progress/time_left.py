@@ -103,12 +103,8 @@ class TimeLeft:
         """Return the seconds left of the round under way and of all rounds after it; None where nothing is known yet.
 
         A round takes the mean of the finished ones without the first, time between two rounds included. Until one is
-        finished, it is estimated from the first round's batches without the very first one.
-
-        Args:
-            share: of the round's batches that is done, in [0, 1]; at 1 the round and its validation are over.
-            rounds_after: rounds after the one under way.
-            validations_left: validations that are still to come, that of the round under way included.
+        finished, it is estimated from the first round's batches without the very first one. ``share`` of the round's
+        batches, in [0, 1], is done, at 1 with its validation; ``validations_left`` includes that of the round under way.
         """
         if self._begun is None:
             return None

@@ -59,17 +59,10 @@ def share_out(
 def hold_out(
     clients: Clients, keys: Sequence[int] | np.ndarray, share: float, at_most: int, seed: int
 ) -> tuple[Clients, Clients]:
-    """Split every client's examples into training and validation, with no key on both sides.
+    """Split every client's examples into training and validation, with no key (the compared pair) on both sides.
 
     ``max(1, floor(share * keys))`` keys, at most ``at_most``, go to validation where the client has two keys or more. A
-    client with one key trains on it and is scored on it.
-
-    Args:
-        clients: examples of each client.
-        keys: key (the compared pair) of every example; votes on one pair stay together.
-        share: share of the validation, in [0, 1).
-        at_most: most keys of one client in validation, >= 1.
-        seed: seed of the draw, together with the client's id.
+    client with one key trains on it and is scored on it. The draw depends on seed and client id.
 
     Examples:
         >>> train, val = hold_out({"u": np.arange(40), "v": np.array([40])}, np.arange(41), 0.05, 200, seed=0)
@@ -165,10 +158,8 @@ def count_labels(
 def label_examples(categories: Sequence[str], order: np.ndarray, each: int = 1) -> list[str] | None:
     """Return the label of each example of a set; None where the rows have no categories.
 
-    Args:
-        categories: category of each row that examples are made from; empty where the data have none.
-        order: indices of the set's examples; an index beyond the rows was added and is labelled ``added``.
-        each: number of neighbouring examples made from one row.
+    ``order`` has the indices of the examples; one beyond the rows was added and is labelled ``added``. ``each`` neighbouring
+    examples are made from one row.
 
     Examples:
         >>> label_examples(["tea", "jam"], np.array([1, 2, 0])), label_examples(["tea", "jam"], np.array([3, 0]), each=2)

@@ -12,10 +12,8 @@ from fedlight.datamodules.clients.partition import Clients
 def read_positions(given: Any, num_examples: int) -> Clients:
     """Return client id as text -> int64 positions in the training set, in the order given.
 
-    Args:
-        given: client id (a text or a whole number) -> positions: whole numbers from 0 in a list, tuple, range, numpy array
-            or tensor, or a mask of ``num_examples`` truth values.
-        num_examples: length of the training set.
+    An id is a text or a whole number. Positions are whole numbers from 0 in a list, tuple, range, numpy array or tensor, or
+    a mask of ``num_examples`` truth values.
 
     Raises:
         ValueError: an id or a position is invalid, or an example is given to two clients or twice to one. Clients are

@@ -27,12 +27,9 @@ MakeBatches = Callable[[Subset], Iterable[list[int]]]
 
 
 class ClientReading:
-    """Batches of clients' visits, by the sampler, batch size and ``drop_last`` of the user's loader.
+    """Batches of clients' visits, by the sampler, batch size and ``drop_last`` of the user's loader, or ``make_batches``.
 
-    Args:
-        loader: the user's training loader.
-        make_batches: function that makes each client's batch sampler instead; None: use those of the loader.
-        seed: seed of the order; where the loader has a generator, its initial seed counts as well.
+    The order has a seed; where the loader has a generator, its initial seed counts as well.
 
     Attributes:
         batched: whether the loader makes batches of examples; otherwise every example of the data set is a batch.

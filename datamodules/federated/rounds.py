@@ -38,19 +38,11 @@ def draw_batches(
 ) -> list[list[int]]:
     """Return batches of a client's examples, drawn in passes that are each shuffled anew.
 
-    A batch never holds an example twice: a pass gives ``floor(n / batch_size)`` full batches and leaves its remainder
-    out, or gives it as a short last batch, and a client smaller than a batch gives all its examples. With ``lengths``, the
-    examples of a pass are sorted by length before they are cut into batches, so that little is padded, and the batches are
-    shuffled again.
-
-    Args:
-        indices: the client's example indices, ``(examples,)``.
-        num_batches: number of batches, drawn in several passes where necessary.
-        batch_size: most examples per batch.
-        seed: seed of the order.
-        lengths: tokens of every example of the pooled set; None: no bucketing.
-        together: number of neighbours in ``indices`` that are drawn as one and share a batch.
-        keeps_rest: whether a pass gives its remainder as a batch too.
+    A batch never holds an example twice: a pass gives ``floor(n / batch_size)`` full batches and leaves its remainder out,
+    or, with ``keeps_rest``, gives it as a short last batch, and a client smaller than a batch gives all its examples. With
+    ``lengths``, the tokens of every example of the pooled set, the examples of a pass are sorted by length before they are
+    cut into batches, so that little is padded, and the batches are shuffled again. ``together`` neighbours in
+    ``indices`` are drawn as one and share a batch.
 
     Examples:
         >>> draw_batches(np.array([7, 8, 9]), num_batches=2, batch_size=8, seed=0)
@@ -98,11 +90,8 @@ def concatenate(batches: Sequence[list[int]]) -> list[int]:
 class VisitSampler(Sampler[list[int]]):
     """Sampler of the batches of groups of visits; a group's batches are drawn when its first one is requested.
 
-    Args:
-        groups: groups of visits in training order.
-        alone: function from a visit alone in its group to its batches.
-        together: function from a visit beside others to its batches; None: ``alone``.
-        join: function from the batches of the visits of a group to their common batch; by default one after the other.
+    ``alone`` draws the batches of a visit alone in its group, ``together`` those of a visit beside others, by default alike;
+    ``join`` makes their common batch, by default one after the other.
 
     Attributes:
         counts: examples of each visit in the batches of several visits that have been drawn and not asked for yet.

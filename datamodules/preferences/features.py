@@ -46,13 +46,9 @@ class FeatureExamples(Dataset):
     def from_votes(
         cls, encoder: Encoder, comparisons: Sequence[Comparison], comparison: np.ndarray, winner: np.ndarray
     ) -> "FeatureExamples":
-        """Return the examples of all votes; each distinct answer is encoded once.
+        """Return the examples of all votes, given the index of each vote's comparison and of its winner, ``(votes,)``.
 
-        Args:
-            encoder: encoder of the answers.
-            comparisons: compared answers.
-            comparison: index of each vote's comparison, ``(votes,)``.
-            winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
+        Each distinct answer is encoded once.
         """
         rows: dict[str, int] = {}
         pairs = [

@@ -42,9 +42,7 @@ class LabelCounts:
 def form_pairs(rows: Rows, source: str) -> tuple[list[Comparison], int]:
     """Return all pairs of different completions of each prompt, in order.
 
-    Args:
-        rows: each with ``completions`` (a list of texts) and ``fields`` (slot -> text) or else ``prompt``.
-        source: name of the rows in messages.
+    A row has ``completions``, a list of texts, and ``fields`` (slot -> text) or else ``prompt``; ``source`` names the rows.
 
     Returns:
         Pairs, and the number of skipped pairs with equal or empty completions.
@@ -110,14 +108,9 @@ def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Ord
 
 
 def majority(log_probs: np.ndarray) -> np.ndarray:
-    """Return the answer that most selectors prefer.
+    """Return the answer that most selectors prefer, ``(pairs,)``: 0 for the first, 1 for the second, -1 for neither.
 
-    Args:
-        log_probs: ``(selectors, pairs, 2)``, of the first and the second answer.
-
-    Returns:
-        ``(pairs,)``: 0 if the first answer won, 1 if the second, -1 if neither; a selector with equal log-probabilities
-        does not vote.
+    ``log_probs`` are those of `gather`; a selector with equal log-probabilities does not vote.
 
     Raises:
         ValueError: the number of selectors is even.
@@ -152,15 +145,9 @@ class Agreement:
 def agreement(log_probs: np.ndarray) -> Agreement:
     """Return how often each selector agrees with the majority on labelled pairs, and with another selector.
 
-    A pair is labelled if every selector has read it and a majority exists. A selector with equal log-probabilities agrees
-    with no other.
-
-    Args:
-        log_probs: ``(selectors, pairs, 2)``, of the first and the second answer; an odd number of selectors.
-
-    Returns:
-        Shares in [0, 1]: one for each selector, and the mean over all pairs of selectors; NaN without labelled pairs, and
-        for ``pairwise`` of one selector.
+    A pair is labelled if every selector has read it and a majority exists. A selector with equal log-probabilities (those of
+    `gather`) agrees with no other. The shares in [0, 1] are one for each selector, and the mean over all pairs of selectors;
+    NaN without labelled pairs, and for ``pairwise`` of one selector.
 
     Raises:
         ValueError: an even number of selectors.
@@ -184,11 +171,7 @@ def agreement(log_probs: np.ndarray) -> Agreement:
 
 
 def label(pairs: Sequence[Comparison], log_probs: np.ndarray) -> tuple[list[dict[str, Any]], LabelCounts]:
-    """Return preference rows of the pairs that the selectors decide.
-
-    Args:
-        pairs: from `form_pairs`.
-        log_probs: ``(selectors, pairs, 2)``, from `gather`.
+    """Return preference rows of the pairs of `form_pairs` that the selectors decide, by the log-probabilities of `gather`.
 
     Returns:
         Rows with the slots of the prompt, ``response_a``, ``response_b``, ``choice`` (``"a"`` or ``"b"``), ``votes_a`` and

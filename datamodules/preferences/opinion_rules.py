@@ -31,10 +31,8 @@ def rule_accuracies(train: Rows, test: Rows) -> dict[str, dict[str, float]]:
     """Return accuracies of the rules on each client's test pairs: rule -> client -> share of right pairs, in [0, 1].
 
     A tie counts half. Without training pairs a statement has strength 0, and statements and clients have factors near 0.
-
-    Args:
-        train: pairs with ``client``, ``response_a``, ``response_b`` and ``choice`` (a, b), for the two rules that learn.
-        test: the same, with ``jury_a`` and ``jury_b``, how far a jury likes each statement.
+    Pairs have ``client``, ``response_a``, ``response_b`` and ``choice`` (a, b), which two rules learn from; those of the
+    test also ``jury_a`` and ``jury_b``, how far a jury likes each statement.
     """
     numbers = {text: number for number, text in enumerate(sorted({*_texts(train), *_texts(test)}))}
     trained, tested = by_key([row["client"] for row in train]), by_key([row["client"] for row in test])
@@ -66,9 +64,7 @@ def rule_accuracies(train: Rows, test: Rows) -> dict[str, dict[str, float]]:
 def count_wins(pairs: np.ndarray, statements: int) -> np.ndarray:
     """Return how often each statement was preferred to each other one, ``(statements, statements)``.
 
-    Args:
-        pairs: numbers of statements, the preferred one first, ``(pairs, 2)``.
-        statements: number of statements.
+    ``pairs`` are numbers of statements, the preferred one first, ``(pairs, 2)``.
 
     Examples:
         >>> count_wins(np.array([[0, 1], [0, 1], [1, 0]]), 2).tolist()
@@ -80,11 +76,9 @@ def count_wins(pairs: np.ndarray, statements: int) -> np.ndarray:
 
 
 def bradley_terry(wins: np.ndarray, penalty: float = STRENGTH_PENALTY) -> np.ndarray:
-    """Return the strengths that make the preferences likeliest, ``(statements,)``.
+    """Return the strengths that make the wins of `count_wins`, of all clients, likeliest, ``(statements,)``.
 
-    Args:
-        wins: see `count_wins`, of all clients together.
-        penalty: of the sum of squared strengths, beside the mean loss of a pair.
+    ``penalty`` is that of the sum of squared strengths, beside the mean loss of a pair.
 
     Examples:
         >>> strong, weak = bradley_terry(np.array([[0, 3], [1, 0]]), penalty=0)  # log(3 / 1)
@@ -105,13 +99,7 @@ def bradley_terry(wins: np.ndarray, penalty: float = STRENGTH_PENALTY) -> np.nda
 def person_factors(
     pairs: Mapping[str, np.ndarray], statements: Sequence[str], clients: Sequence[str]
 ) -> np.ndarray:
-    """Return the utility of each statement to each client, ``(clients, statements)``: a strength and a product of factors.
-
-    Args:
-        pairs: client -> its pairs, see `count_wins`.
-        statements: texts, in the order of their numbers.
-        clients: ids, in the order of the rows wanted.
-    """
+    """Return the utility of each statement to each client, ``(clients, statements)``: strength and product of factors."""
     place = {client: number for number, client in enumerate(clients)}
     person = torch.tensor([place[client] for client, client_pairs in pairs.items() for _ in client_pairs])
     first, second = torch.from_numpy(np.concatenate([*pairs.values()])).T  # [pairs] each

@@ -36,14 +36,8 @@ def read_instructions(
     A response that is a turn of a conversation, but the user's, is missing. With the template of a whole conversation and no
     column for the response, the response is the last answer of the conversation, and later turns are left out.
 
-    Args:
-        raw: rows as their source has them.
-        columns: name -> column of ``response``, of the template's slots and of other names; "" for an absent column. It is
-            completed with the columns of the same names, and of the response with Alpaca's ``output`` first.
-        template: its required slots may not be empty.
-        source: name of the rows in messages.
-        setting: setting that gave the column map, for messages.
-        by_client: read the client, too, where the rows have a column ``client``.
+    The column map (setting ``setting`` in messages) is completed with the columns of the same names, and of the response
+    with Alpaca's ``output`` first; "" is an absent column. With ``by_client`` a column ``client`` is read, too.
 
     Raises:
         RowsError: a column does not exist, or no row is complete.

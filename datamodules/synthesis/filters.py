@@ -58,12 +58,10 @@ def check_format(instruction: str, min_words: int, refusals: Iterable[str]) -> s
 
 
 class OwnTexts:
-    """A client's own instructions and examples, and the instructions generated for it so far.
+    """A client's own instructions and examples (``instruction``, ``input``, ``response``), and those made for it so far.
 
-    Args:
-        rows: the client's own rows, each with ``instruction``, ``input`` and ``response``.
-        max_rouge_l: most ROUGE-L F1 with its own instructions and examples, and of a long response or input with its own
-            long ones, whole or in part, in [0, 1]; 1 for no limit.
+    ``max_rouge_l`` is the most ROUGE-L F1 with its own instructions and examples, and of a long response or input with its
+    own long ones, whole or in part, in [0, 1]; 1 for no limit.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, str]], max_rouge_l: float) -> None:

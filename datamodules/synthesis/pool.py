@@ -15,12 +15,6 @@ from fedlight.datamodules.text.templates import Template
 class CandidatePool(Dataset):
     """Clients' own examples, then all candidates of a round so far, whose examples have a ``weight``.
 
-    Args:
-        own: examples of all clients.
-        tokenizer: a fast tokenizer.
-        template: prompt template.
-        max_tokens: most tokens of an example.
-
     Attributes:
         candidates: client -> candidates that fit.
         positions: client -> positions of these candidates in this dataset, ``(candidates,)``.

@@ -30,10 +30,7 @@ class Choice(TypedDict):
 class ChoiceExamples(Dataset):
     """Comparisons for a selector, two examples per vote: 2v is vote v in the comparison's order, 2v + 1 swapped.
 
-    Args:
-        encoded: two sequences per comparison.
-        rows: sequence of each example, ``(examples,)``.
-        labels: 0 or 1 for each example, ``(examples,)``.
+    ``rows`` are the sequences of the examples, ``labels`` their choices (0, 1), both ``(examples,)``.
     """
 
     def __init__(self, encoded: Encoded, rows: np.ndarray, labels: np.ndarray) -> None:
@@ -121,13 +118,9 @@ class Preferred(TypedDict):
 
 
 class PreferredExamples(Dataset):
-    """Chosen and rejected responses, one example per vote.
+    """Chosen and rejected responses, of two encoded sequences per comparison, one example per vote.
 
-    Args:
-        encoded: two sequences per comparison.
-        comparison: index of each vote's comparison, ``(votes,)``.
-        winner: 0 if the comparison's first answer won, 1 if the second, ``(votes,)``.
-        index: number of each vote, unique in the datamodule, ``(votes,)``.
+    ``comparison``, ``winner`` (0: the first answer) and ``index``, a number unique in the datamodule, are ``(votes,)``.
     """
 
     def __init__(

@@ -151,14 +151,8 @@ def check_known(
 ) -> str:
     """Refuse texts that are mostly unknown to a tokenizer; return a warning where a good part is, else "".
 
-    A tokenizer without an unknown token, or with one that ends texts too, as GPT-2's, knows every text.
-
-    Args:
-        tokenizer: a fast tokenizer.
-        name: its name in messages.
-        texts: some of the texts, without templates.
-        source: name of the texts in messages.
-        remedy: how to name another model.
+    A tokenizer without an unknown token, or with one that ends texts too, as GPT-2's, knows every text. ``name`` and
+    ``source`` name tokenizer and texts in messages; ``remedy`` says how to name another model.
 
     Raises:
         ValueError: more than half of the tokens are unknown.

@@ -21,11 +21,9 @@ ENDING = ".safetensors"
 
 
 class EmbeddingCache:
-    """Cached vectors of one encoder.
+    """Cached vectors of one encoder, in a folder for the caches of all encoders; another identity never sees these vectors.
 
-    Args:
-        folder: folder for the caches of all encoders, ``~`` allowed; created by the first write.
-        identity: identity of the encoder; another identity never sees these vectors.
+    The folder, ``~`` allowed, is created by the first write.
 
     Attributes:
         damaged: files that were found damaged and removed.
@@ -45,11 +43,9 @@ class EmbeddingCache:
         return next((vectors.shape[1] for vectors in read if vectors is not None), None)
 
     def find(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the cached vectors of distinct texts.
+        """Return the vectors of distinct texts, and whether each text was found; None if none was.
 
-        Returns:
-            Vectors ``(texts, dimension)`` float32, and for each text whether it was found ``(texts,)``; the rows of
-            missing texts are not filled. None if no text was found.
+        Vectors are ``(texts, dimension)`` float32; the rows of missing texts are not filled.
         """
         keys = text_keys(texts)
         order = np.argsort(keys)

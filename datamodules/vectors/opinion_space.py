@@ -11,8 +11,7 @@ import numpy as np
 def opinion_space(votes: np.ndarray) -> np.ndarray:
     """Return the places of people, ``(people, 2)``, along the two directions of the largest differences of opinion.
 
-    Args:
-        votes: 1 for agree, -1 for disagree, 0 for neither, which says nothing; ``(people, statements)``.
+    ``votes``, ``(people, statements)``, are 1 for agree, -1 for disagree, 0 for neither, which says nothing.
 
     Examples:
         >>> x, y = opinion_space(np.array([[1, 1, -1, -1], [1, 0, -1, -1], [-1, -1, 1, 1], [-1, -1, 1, 0]])).T

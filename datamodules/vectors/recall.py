@@ -45,15 +45,10 @@ def query_recall(approximate: Sequence[Hits], exact: Sequence[Hits]) -> np.ndarr
 def reach_recall(
     index: VectorIndex, queries: np.ndarray, number: int, below: float | None, target: float, seed: int
 ) -> dict[str, Any]:
-    """Raise ``ef`` of a graph until the recall of the queries is reached; return the measurements.
+    """Raise ``ef_factor`` of a graph until the mean recall of the queries reaches the target; return the measurements.
 
-    Args:
-        index: index of kind ``hnsw``; its ``ef_factor`` is set to the last one tried.
-        queries: all queries of the run, ``(queries, dimension)``, at least one; at most 200 of them are compared.
-        number: k, rows asked for by a query, >= 1.
-        below: bound of the cosine, see `VectorIndex.search`.
-        target: mean recall in [0, 1]; 0 measures alone.
-        seed: seed of the sample.
+    Of all queries of the run, ``(queries, dimension)``, at least one, at most 200 are compared, drawn by the seed. A query
+    asks for ``number`` rows with a cosine below ``below``. A target of 0 measures alone.
 
     Returns:
         ``rows`` and ``dimension`` of the index, ``number``, ``queries`` that were compared, ``target``; ``searched``:

@@ -17,11 +17,7 @@ def retrieve(
 ) -> dict[str, Hits]:
     """Return the ``number`` rows most similar to each client's centre, among rows with a similarity below ``alpha``.
 
-    Args:
-        index: index of the public rows.
-        centers: client -> its selected centre, ``(dimension,)``.
-        number: rows per client, >= 1; a client gets fewer if fewer are below ``alpha``.
-        alpha: rows with this similarity or more are skipped, in (-1, 1]; None skips none.
+    A client gets fewer rows if fewer are below ``alpha``, in (-1, 1]; None skips none. Centres are ``(dimension,)``.
 
     Raises:
         ValueError: ``number`` < 1, or a centre has another dimension than the index.
@@ -42,20 +38,11 @@ def retrieve(
 
 
 def retrieve_direct(index: VectorIndex, centers: np.ndarray, number: int, alpha: float | None = None) -> Hits:
-    """Return ``number`` rows, divided evenly over the client's centres.
+    """Return ``number`` rows, divided evenly over the client's centres, best first, with their similarity to their centre.
 
-    Each centre takes its most similar rows that no earlier centre took. If ``number`` is not a multiple of the number of
-    centres, the first centres take one row more. If a centre finds fewer rows than its share, the most similar remaining
-    rows of the other centres fill the gap.
-
-    Args:
-        index: index of the public rows.
-        centers: centres of one client, ``(clusters, dimension)``.
-        number: rows in total, >= 1.
-        alpha: rows with this similarity to the centre or more are skipped; None, as in the paper, skips none.
-
-    Returns:
-        Rows and their similarity to the centre that took them, best first.
+    Each centre takes its most similar rows below ``alpha`` (in the paper all) that no earlier centre took. If ``number`` is
+    not a multiple of the number of centres, the first centres take one row more. If a centre finds fewer rows than its
+    share, the most similar remaining rows of the other centres fill the gap. Centres are ``(clusters, dimension)``.
 
     Raises:
         ValueError: see `retrieve`.

@@ -34,15 +34,9 @@ Selection = Literal["drop_i", "keep_n_minus_i"]
 def select_centers(
     clusters: Mapping[str, Clusters], seed: int, selection: Selection = "drop_i"
 ) -> dict[str, int]:
-    """Return the index of each client's selected centre.
+    """Return the index of each client's selected centre, in the order of the clients' turns.
 
-    Args:
-        clusters: client -> its centres and sizes; all centres have the same dimension.
-        seed: seed of the order of the clients, which does not depend on the order of the mapping.
-        selection: number of dropped centres, ``drop_i`` or ``keep_n_minus_i``; see the module.
-
-    Returns:
-        Client -> index into its centres, in the order of the clients' turns.
+    That order depends on the seed alone, not on the order of the mapping. For ``selection`` see the module.
 
     Raises:
         ValueError: a client has no centres, a centre has another dimension, or ``selection`` is unknown.

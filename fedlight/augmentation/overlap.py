@@ -12,14 +12,7 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 def overlap(
     retrieved: Mapping[str, Collection[int]], reference: Mapping[str, Collection[int]]
 ) -> dict[str, float]:
-    """Return the share of each client's reference rows that were also found for it.
-
-    Args:
-        retrieved: client -> its rows.
-        reference: client -> the rows to be found; clients without any are left out.
-
-    Returns:
-        Client -> share in [0, 1].
+    """Return for each client with rows in the reference the share of these, in [0, 1], that were also retrieved for it.
 
     Raises:
         ValueError: no client has reference rows.
@@ -41,9 +34,7 @@ def overlap(
 def retrieval_overlap(folder: str, reference: str) -> float:
     """Return the clients' mean `overlap` of the rows that two augmentations retrieved from the same public rows.
 
-    Args:
-        folder: ``augmentation_folder`` of a run.
-        reference: ``augmentation_folder`` of the run to compare with.
+    Both are given by the ``augmentation_folder`` of their run.
 
     Raises:
         ValueError: a folder has no record.

@@ -9,9 +9,7 @@ import numpy as np
 def per_client(correct: np.ndarray, indices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return each client's share of correct examples: client -> ``(columns,)``, in [0, 1].
 
-    Args:
-        correct: whether each column is right on each example, ``(examples, columns)`` bool.
-        indices: client -> positions of its examples; positions beyond the last one, and clients without one, are skipped.
+    ``correct`` is ``(examples, columns)`` bool. Positions beyond the last example, and clients without one, are skipped.
 
     Examples:
         >>> correct = np.array([[True, True], [False, True], [True, False], [True, False]])

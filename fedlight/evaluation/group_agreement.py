@@ -6,14 +6,8 @@ from collections.abc import Hashable, Mapping
 def adjusted_rand_index(grouping: Mapping[str, Hashable], known: Mapping[str, Hashable]) -> float:
     """Return the agreement of two groupings on the pairs of clients that belong together, corrected for chance.
 
-    Hubert and Arabie, "Comparing Partitions", Journal of Classification 2, 1985, eq. 5.
-
-    Args:
-        grouping: client -> its group.
-        known: client -> its true group; clients that are missing from one of the two are left out.
-
-    Returns:
-        1 for equal partitions, about 0 for chance, below 0 for less; 1 where both have one group, or one per client.
+    Hubert and Arabie, "Comparing Partitions", Journal of Classification 2, 1985, eq. 5. It is 1 for equal partitions, about
+    0 for chance, below 0 for less; 1 where both have one group, or one per client. Clients missing from one are left out.
 
     Raises:
         ValueError: no client is in both.
@@ -30,12 +24,9 @@ def adjusted_rand_index(grouping: Mapping[str, Hashable], known: Mapping[str, Ha
 def group_metrics(
     groups: Mapping[str, int], before: Mapping[str, int], known: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return the metrics of a grouping by the names under which they are logged.
+    """Return the metrics of a grouping (client -> selector) by name; ``before`` is the last one, empty at the first.
 
-    Args:
-        groups: client id -> its selector.
-        before: client id -> its selector at the last grouping; empty at the first.
-        known: client id -> its known group; may lack clients.
+    ``known`` groups may lack clients.
 
     Examples:
         >>> group_metrics({"a": 0, "b": 1, "c": 1, "d": 0}, {"a": 0, "b": 1, "c": 0, "d": 0}, {})

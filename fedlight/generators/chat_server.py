@@ -75,12 +75,9 @@ class Sending:
 
 
 class ChatServer:
-    """Client of one server; ``outside`` is the server's host, None where it is this machine.
+    """Client of the server behind ``base_url``; ``outside`` is its host, None where it is this machine.
 
-    Args:
-        base_url: what ``/chat/completions`` is put behind.
-        api_key_variable: environment variable that holds the key; None: no key is sent.
-        sending: waits and tries.
+    ``api_key_variable`` is the environment variable that holds the key; None: no key is sent.
 
     Raises:
         ValueError: ``api_key_variable`` is no name, or ``base_url`` is no address of a server.

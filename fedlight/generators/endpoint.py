@@ -35,9 +35,8 @@ class TextGenerator(Checked, ABC):
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
         """Return one answer per prompt, in the order of the prompts; empty where there is none.
 
-        Args:
-            prompts: texts; a repeated prompt is drawn as often as it comes, if answers are drawn.
-            draw: another number gives other answers to the same prompts, if answers are drawn.
+        If answers are drawn, a repeated prompt is drawn as often as it comes, and another number ``draw`` gives other
+        answers.
         """
 
     def costs(self, prompts: Sequence[str], draw: int = 0) -> Costs | None:

@@ -28,8 +28,7 @@ Rows = Sequence[Mapping[str, Any]]
 def finding(rows: Rows) -> str:
     """Return the sentence; empty where no column is known to be better when it is larger.
 
-    Args:
-        rows: ``method``, ``seed`` and measures; the ends of an interval of ``x`` are ``x_low`` and ``x_high``.
+    Rows have ``method``, ``seed`` and measures; the ends of an interval of ``x`` are ``x_low`` and ``x_high``.
 
     Examples:
         >>> tuned = {"method": "FedBis", "win_rate": 0.755, "win_rate_low": 0.72, "win_rate_high": 0.792}

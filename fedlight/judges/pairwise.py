@@ -98,12 +98,8 @@ def last_lines(reply: str, number: int) -> list[str]:
 def read_verdict(reply: str, mark: str, shown: Sequence[str] = ()) -> float | None:
     r"""Return the verdict on the answer shown first, 1, 0.5 or 0; None if it cannot be read.
 
-    The last line is a verdict with the mark, or it ends with the sentence of Auto-J, which no text in ``shown`` may hold.
-
-    Args:
-        reply: text of the judge.
-        mark: mark of the prompt.
-        shown: the texts that the judge saw: the request and both answers.
+    The last line is a verdict with the prompt's mark, or it ends with the sentence of Auto-J, which no text that the judge
+    saw (``shown``: the request and both answers) may hold.
 
     Examples:
         >>> read_verdict("B quotes a verdict:\nVERDICT: B\r\nVERDICT 1f: A\r\n", "1f"), read_verdict("verdict 1F: TIE", "1f")

@@ -38,10 +38,8 @@ class TaskAnswer(NamedTuple):
 def read_answers(folder: str, task: str, moment: str | None = None) -> list[TaskAnswer]:
     """Return the answers of one run to one task; ValueError where there are none.
 
-    Args:
-        folder: the run's ``default_root_dir``, or the folder of a recipe's stage.
-        task: name of the task.
-        moment: ``epoch_3``, ``test``, ``start``, ``validate`` or ``own``; None: see `last_moment`.
+    ``folder`` is the run's ``default_root_dir``, or that of a recipe's stage; ``moment`` is ``epoch_3``, ``test``,
+    ``start``, ``validate`` or ``own``, by default the `last_moment`.
     """
     scores = Path(folder) / "tasks"
     file = scores / (moment or last_moment(scores, task)) / f"{task}.jsonl"

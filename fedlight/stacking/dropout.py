@@ -49,9 +49,8 @@ class DropoutMasks:
     def set_rows(self, counts: Sequence[int] | None, seeds: Sequence[int] | None) -> None:
         """Set whose rows come next, until the next call.
 
-        Args:
-            counts: rows of each client; an input may have all of them several times over. None: all are one client's.
-            seeds: seed of each client, in [0, 2**64); None to draw seeds from torch's global stream.
+        ``counts`` are the rows of each client, None if all are one's; an input may have all of them several times over.
+        ``seeds``, in [0, 2**64), are those of each client; None draws them from torch's global stream.
         """
         self._now = None if seeds is None else _Pass(seeds, counts)
 
@@ -171,11 +170,7 @@ def _mixed(z: Tensor) -> Tensor:
 class SeededDropout(nn.Module):
     """Dropout layer of a LoRA adapter with masks of `DropoutMasks`.
 
-    Args:
-        rate: share of entries to drop, in [0, 1].
-        masks: masks of the whole model.
-        number: number of the layer.
-        weight_of: module whose weight gives the result's type where none is given.
+    ``number`` is that of the layer; the weight of ``weight_of`` gives the result's type where none is given.
     """
 
     def __init__(self, rate: float, masks: DropoutMasks, number: int, weight_of: nn.Module) -> None:

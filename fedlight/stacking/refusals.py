@@ -29,13 +29,7 @@ def kind_of(layer: object) -> str:
 
 
 def check_lora(name: str, layer: Any, adapter: str) -> None:
-    """Raise ValueError for a PEFT layer whose adapter cannot be stacked.
-
-    Args:
-        name: name of the layer.
-        layer: PEFT's layer.
-        adapter: name of the adapter that is trained.
-    """
+    """Raise ValueError for a PEFT layer whose adapter cannot be stacked."""
     base = layer.base_layer
     if kind_of(layer) not in _LORA_LAYERS or kind_of(base) not in _BASES:
         raise ValueError(

@@ -140,16 +140,10 @@ def find_neighbours(input_ids: Tensor, attention_mask: Tensor) -> list[int]:
 
 
 def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
-    """Return whether shared rows cost less than a row per text, by a count of multiplications.
+    """Return whether shared rows cost less than ``texts`` rows of ``tokens``, by a count of multiplications.
 
     A layer multiplies about ``12 * hidden_size**2`` times per token, and its attention ``2 * width * hidden_size`` times,
     because the kernels compute the masked products too. Rows of many long rests may therefore cost more than they save.
-
-    Args:
-        texts: number of texts.
-        tokens: width of the batch with a row per text.
-        layout: the shared rows.
-        hidden_size: of the model.
 
     Examples:
         >>> ids = torch.arange(184).repeat(2, 1)

@@ -22,12 +22,10 @@ class _GivenUp(BaseException):
 def side_by_side(
     works: Sequence[Callable[[Ask], R]], answer: Callable[[list[tuple[int, Any]]], Sequence[Any]]
 ) -> list[R]:
-    """Return the results of all pieces of work.
+    """Return the results of all pieces of work, functions that take `Ask`.
 
-    Args:
-        works: functions that take `Ask`.
-        answer: function from the questions that wait, each with the number of its piece of work, to their replies, in order.
-            It runs in the calling thread.
+    ``answer`` is a function from the questions that wait, each with the number of its piece of work, to their replies, in
+    order. It runs in the calling thread.
 
     Raises:
         BaseException: the error of a piece of work or of ``answer``; the others are given up.

@@ -37,11 +37,7 @@ class StackedAdapters:
 
     Trained may be A and B of PEFT's LoRA on linear layers of a plain or NF4 base, and linear layers as a whole, such as a
     new head. Each client of a group may train another adapter of the module (FedBiscuit); all share the parameters of the
-    first client's adapter for that time.
-
-    Args:
-        module: module whose ``named_parameters`` have the names.
-        parameters: all trained parameters by name, those of every adapter.
+    first client's adapter for that time. ``parameters`` are those of every adapter, by the module's names.
 
     Raises:
         ValueError: something trained cannot be stacked, or a layer of the module mixes the examples of a batch.
@@ -92,10 +88,8 @@ class StackedAdapters:
     def enter(self, starts: Sequence[Mapping[str, Tensor]], adapters: Sequence[str | None]) -> None:
         """Stack the parameters of a group of clients; gradients are None afterwards.
 
-        Args:
-            starts: start parameters of each client, by the module's names. A parameter that is absent
-                starts from the module's own values.
-            adapters: the adapter of each client; None for the one that is active.
+        ``starts`` has the start parameters of each client; one that is absent starts from the module's values. An adapter of
+        None is the active one.
 
         Raises:
             ValueError: adapters of the group differ in rank, dropout or layers.
@@ -125,11 +119,9 @@ class StackedAdapters:
         self._swap(chosen)
 
     def set_rows(self, counts: Sequence[int], seeds: Sequence[int] | None) -> None:
-        """Set whose examples are in the next batch, client after client.
+        """Set the numbers of the clients' examples in the next batch, client after client.
 
-        Args:
-            counts: examples of each client, each at least 1.
-            seeds: seed of each client's dropout, in [0, 2**64); None to draw them from torch's global stream.
+        ``seeds`` are those of each client's dropout, in [0, 2**64); None draws them from torch's global stream.
 
         Raises:
             ValueError: these are not the clients of the group, or one has no example.
@@ -280,11 +272,7 @@ def _put(parameter: nn.Parameter, value: Tensor) -> None:
 
 
 def adapter_of(name: str, adapters: Collection[str] = ()) -> str | None:
-    """Return the adapter of a parameter, from the parameter's name; None without one.
-
-    Args:
-        name: name of the parameter.
-        adapters: names of the module's adapters, if they are known. PEFT's are found without.
+    """Return the adapter in a parameter's name; None without one. Only PEFT's are recognized without their names.
 
     Examples:
         >>> adapter_of("model.q_proj.lora_A.default.weight"), adapter_of("model.head.weight")

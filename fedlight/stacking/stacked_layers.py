@@ -18,14 +18,8 @@ from fedlight.stacking.rows import Rows
 class StackedLora:
     """Forward pass of a PEFT LoRA layer whose A, ``(clients, r, in)``, and B, ``(clients, out, r)``, are stacked.
 
-    Args:
-        layer: PEFT's layer.
-        name: its name, for errors.
-        a: A.
-        b: B.
-        bias: bias of B, ``(clients, out)``, or None.
-        scalings: of each client, alpha / r.
-        drop: dropout of the adapter's input, a function of it and of the result's ``dtype``, or None.
+    ``bias``, that of B, is ``(clients, out)``; ``scalings`` are alpha / r of each client; ``drop`` is the adapter's dropout,
+    a function of the input and of the result's ``dtype``.
     """
 
     def __init__(
@@ -84,15 +78,9 @@ class LoraProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, scaling: Any, sums: Tensor | None) -> Tensor:
-        """Return ``(m * clients, positions, out)``.
+        """Return the product of inputs, ``(m * clients, positions, in)``, with A and B, added to ``sums`` if given.
 
-        Args:
-            ctx: torch's context, holds values for the backward pass.
-            x: ``(m * clients, positions, in)``, in the type of the products.
-            a: ``(clients, r, in)``.
-            b: ``(clients, out, r)``.
-            scaling: a number, or ``(clients, 1, 1)``.
-            sums: ``(m * clients, positions, out)`` that the product is added to, or None.
+        It and the sums are ``(m * clients, positions, out)``; ``scaling`` is a number, or ``(clients, 1, 1)``.
         """
         tiles = len(x) // len(a)
         # Transposed once, as B is small.
@@ -128,11 +116,7 @@ def _add_tiles(tiled: Tensor, tiles: int) -> Tensor:
 class StackedLinear:
     """Forward pass of a linear layer that is trained as a whole, with weight ``(clients, out, in)``.
 
-    Args:
-        layer: torch's layer.
-        name: its name, for errors.
-        weight: its weight, stacked or shared by the clients.
-        bias: its bias, ``(clients, out)``, shared, ``(out,)``, or None.
+    Weight and bias, ``(clients, out)``, may also be shared by the clients.
     """
 
     def __init__(self, layer: nn.Linear, name: str, weight: Tensor, bias: Tensor | None) -> None:

@@ -87,11 +87,7 @@ class Oracle:
     ) -> np.ndarray:
         """Return how far each pair of responses is labelled for the first one, see `margins`, ``(pairs,)``.
 
-        Args:
-            prompts: post of each pair.
-            first: one response of each pair.
-            second: its other response.
-            rule: one of `RULES`, or a group, whose own taste decides.
+        ``prompts`` are the posts; the rule may also be a group, whose own taste decides.
 
         Raises:
             ValueError: an unknown rule, or a group without clients.

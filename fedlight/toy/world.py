@@ -122,12 +122,10 @@ def _words(text: str) -> list[str]:
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any], **allowed: Any) -> Options:
-    """Return a named tuple of the given options, each converted to the type of its default.
+    """Return a named tuple, all of whose fields have defaults, of the given options, each converted to its default's type.
 
-    Args:
-        kind: the named tuple; every field has a default.
-        given: option -> value, or its text, as in ``toy:votes?seed=1&opposition=0.5``.
-        allowed: option -> lowest and highest number, or the names to choose from.
+    A value may be a text, as in ``toy:votes?seed=1&opposition=0.5``; ``allowed`` has for an option the lowest and highest
+    number, or the names to choose from.
 
     Raises:
         ValueError: an unknown option, one that is not a number where a number is needed, or one out of range.

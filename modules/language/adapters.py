@@ -70,15 +70,12 @@ def get_lora_settings(options: Any, task: str) -> dict[str, Any]:
 def create_adapters(
     network: Any, names: Sequence[str], lora: Mapping[str, Any], new_weights: Sequence[str], seed: int
 ) -> Any:
-    """Add equal LoRA adapters to a base; they change nothing until they are trained, as B is 0.
+    """Add equal LoRA adapters to a base, the first one active; they change nothing until they are trained, as B is 0.
 
-    Args:
-        network: the base.
-        names: names of the adapters; the first is active.
-        lora: ``r``, ``lora_alpha``, ``lora_dropout``, ``task_type`` and ``target_modules`` of PEFT's ``LoraConfig``; targets
-            are ``"all-linear"`` (every linear layer but the head), a regular expression, or names of layers.
-        new_weights: parameters of the base that no folder has; their modules are trained without LoRA and saved too.
-        seed: seed of A.
+    ``lora`` has ``r``, ``lora_alpha``, ``lora_dropout``, ``task_type`` and ``target_modules`` of PEFT's ``LoraConfig``;
+    targets are ``"all-linear"`` (every linear layer but the head), a regular expression, or names of layers. ``new_weights``
+    are parameters of the base that no folder has: their modules are trained without LoRA and saved too. ``seed`` is that of
+    A.
 
     Raises:
         ValueError: no layer has one of the names in ``target_modules``.
@@ -120,13 +117,9 @@ def create_adapters(
 
 
 def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = ("default",)) -> Any:
-    """Add the adapters of a folder of `save_adapters` to a base, to be trained further.
+    """Add the adapters of a folder of `save_adapters` to a base, the first one active, to be trained further.
 
-    Args:
-        network: the base.
-        folder: folder of one adapter, for all names, or of as many adapters as names.
-        task: ``"CAUSAL_LM"`` or ``"SEQ_CLS"``.
-        names: names of the adapters; the first is active.
+    The folder has one adapter, for all names, or as many as names; ``task`` is PEFT's name of their kind.
 
     Raises:
         FileNotFoundError: the folder has no adapter.

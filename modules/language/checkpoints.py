@@ -18,11 +18,7 @@ NUMBER_TYPE_KEY = "number_type"
 def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
     """Return sixteen hex digits that identify a base, from names and up to 64 values of each unquantized weight.
 
-    Quantized weights count by their name alone, because devices may round them differently.
-
-    Args:
-        network: a base without adapters.
-        skip: names of parameters to leave out, because they are new.
+    Quantized weights count by their name alone, because devices may round them differently; names in ``skip`` are left out.
 
     Examples:
         >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -42,11 +38,7 @@ def fingerprint(network: nn.Module, skip: Collection[str]) -> str:
 
 
 def check_base(saved: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
-    """Raise ValueError for a checkpoint that was made on another base.
-
-    Args:
-        saved: the description in the checkpoint; None where it has none.
-        here: the module's description. ``model`` may differ: a model may move.
+    """Raise ValueError for a checkpoint that was made on another base; ``model`` may differ, because a model may move.
 
     Examples:
         >>> a = {"model": "x/a", "checksum": "1f"}

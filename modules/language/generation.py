@@ -37,23 +37,12 @@ def complete(
     strip: bool = True,
     set_rows: Callable[[list[int]], None] | None = None,
 ) -> list[list[list[str]]]:
-    """Complete each prompt of each request n times, all in one batch.
+    """Complete each prompt of each request n times, all in one batch: per request and prompt n texts without special tokens.
 
-    Args:
-        causal_lm: a ``transformers`` model.
-        tokenizer: its tokenizer, with a padding token.
-        requests: prompts, encoded as the training texts are, with the opening token only. Draws for a request depend on its
-            seed, the model and its own list of prompts, not on the other requests.
-        n: completions per prompt, at least 1.
-        temperature: sampling temperature; 0 for greedy decoding.
-        top_p: share of the probability to draw from, in (0, 1].
-        max_new_tokens: most tokens of a completion, at least 1.
-        stop: texts before which a completion ends, such as the next question of a few-shot prompt.
-        strip: remove white space around the completions; off for code, where leading blanks count.
-        set_rows: called before forward passes with the number of rows of each request that has prompts.
-
-    Returns:
-        Per request and prompt n texts without special tokens.
+    Prompts are encoded as the training texts are, with the opening token only. Draws for a request depend on its seed, the
+    model and its own list of prompts, not on the other requests. A temperature of 0 decodes greedily, and a completion ends
+    before a text of ``stop``. White space around it goes, unless ``strip`` is off, as for code. ``set_rows`` is called
+    before forward passes with the number of rows of each request that has prompts.
 
     Raises:
         ValueError: a prompt and its completion do not fit into the model, or a setting is out of range.
@@ -131,13 +120,6 @@ class _Draws:
 
     It leaves the drawn token alone possible, so that greedy decoding takes it. The draws of a single request are those of
     ``do_sample`` on a global stream with its seed.
-
-    Args:
-        sizes: rows of each request, in order.
-        seeds: seed of each request.
-        temperature: above 0.
-        top_p: in (0, 1].
-        device: device of the model.
     """
 
     def __init__(
@@ -256,10 +238,7 @@ def _check_stop(stop: Sequence[str]) -> None:
 def make_stopping(tokenizer: Any, stop: Sequence[str], width: int) -> Callable[[Tensor, Any], Tensor]:
     """Return a stopping criterion of ``generate``: ``(batch,)`` bool, whether a completion has reached a stop text.
 
-    Args:
-        tokenizer: for decoding.
-        stop: texts, none of them empty.
-        width: tokens of the padded prompts.
+    ``width`` is the number of tokens of the padded prompts.
     """
     window = max(len(text.encode()) for text in stop) + STOP_MARGIN  # no token is shorter than a byte
 
@@ -273,13 +252,7 @@ def make_stopping(tokenizer: Any, stop: Sequence[str], width: int) -> Callable[[
 def decode_completions(
     tokenizer: Any, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Return the texts of completions with their leading blanks, which many tokenizers drop without the prompt.
-
-    Args:
-        tokenizer: for decoding.
-        prompts: token ids of each prompt.
-        completions: token ids after each prompt.
-    """
+    """Return the texts of completions with their leading blanks, which many tokenizers drop without the prompt."""
     plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     joined = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
     starts = tokenizer.batch_decode([list(prompt) for prompt in prompts], **plain)

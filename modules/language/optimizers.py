@@ -40,14 +40,7 @@ class Optimization:
 
 
 def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
-    """Check that torch has an optimizer and that it takes the arguments.
-
-    Args:
-        name: name of a class in ``torch.optim``.
-        args: its further arguments, without ``params`` and ``lr``.
-
-    Raises:
-        ValueError: it has not, or does not; the message has the nearest names.
+    """Raise ValueError, with the nearest names, unless ``torch.optim`` has an optimizer that takes the arguments.
 
     Examples:
         >>> check_optimizer("AdamW", {"beta": [0.9, 0.95]})
@@ -108,12 +101,7 @@ def cosine(max_epochs: int | None) -> Callable[[int], float]:
 
 
 def configure_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> OptimizerLRScheduler:
-    """Return the optimizer of a module's settings, with its schedule if they name one.
-
-    Args:
-        module: LightningModule; its ``options`` have ``lr`` and the map ``optimizer``.
-        parameters: the trained parameters.
-    """
+    """Return the optimizer of a module's settings, with its schedule if they name one."""
     settings = module.options.optimizer
     optimizer = make_optimizer(settings["name"], parameters, module.options.lr, settings["args"] or {})
     if settings["schedule"] == "constant":

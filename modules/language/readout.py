@@ -29,11 +29,8 @@ def hidden_states(
 ) -> Tensor:
     """Return the last layer's normalised output, ``(batch, tokens, hidden)``.
 
-    Args:
-        causal_lm: a ``transformers`` model.
-        input_ids: ``(batch, tokens)``.
-        attention_mask: ``(batch, tokens)``, or ``(batch, 1, tokens, tokens)`` with ``position_ids``.
-        position_ids: ``(batch, tokens)``; None for those that the model counts itself.
+    ``attention_mask`` is ``(batch, tokens)``, or ``(batch, 1, tokens, tokens)`` with ``position_ids``, which the model
+    counts itself where they are None.
     """
     positions = {} if position_ids is None else {"position_ids": position_ids}
     output = causal_lm.base_model(
@@ -44,16 +41,7 @@ def hidden_states(
 
 
 def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return the logits of all tokens, or of some, from hidden states.
-
-    Args:
-        causal_lm: a ``transformers`` model with an output head.
-        hidden: ``(..., hidden)``.
-        rows: ``(choices,)`` token ids; None for the whole vocabulary.
-
-    Returns:
-        ``(..., vocabulary)`` or ``(..., choices)``, fp32.
-    """
+    """Return the logits of all tokens, or of the token ids ``rows``, fp32, from hidden states ``(..., hidden)``."""
     head, config = causal_lm.get_output_embeddings(), causal_lm.config
     if rows is None:
         logits = head(hidden)
@@ -75,14 +63,9 @@ def choice_logits(
     rows: Tensor,
     compute: HiddenStates = hidden_states,
 ) -> Tensor:
-    """Return the logits of the tokens ``rows`` after each text, ``(batch, choices)``.
+    """Return the logits of the tokens ``rows`` after each text, ``(batch, choices)``; texts are padded on the right.
 
-    Args:
-        causal_lm: a ``transformers`` model with an output head.
-        input_ids: ``(batch, tokens)``, padded on the right.
-        attention_mask: ``(batch, tokens)``.
-        rows: ``(choices,)`` token ids.
-        compute: function that returns the hidden states.
+    ``compute`` returns the hidden states.
     """
     hidden = compute(causal_lm, input_ids, attention_mask)
     last = attention_mask.sum(dim=1) - 1  # [batch], padded on the right
@@ -92,16 +75,10 @@ def choice_logits(
 def response_log_probs(
     causal_lm: Any, batch: dict[str, Tensor], compute: HiddenStates = hidden_states
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each labelled token given the tokens before it.
+    """Return the log-probability of each labelled token given the tokens before it, and the mask of labelled tokens.
 
-    Args:
-        causal_lm: a ``transformers`` model with an output head.
-        batch: ``input_ids``, ``attention_mask`` and ``labels``, each ``(batch, tokens)``; labels are -100 at
-            positions without a label.
-        compute: function that returns the hidden states.
-
-    Returns:
-        ``(batch, tokens - 1)`` log-probabilities, 0 where there is no label, and the bool mask of labelled tokens.
+    The batch has ``input_ids``, ``attention_mask`` and ``labels`` (-100 for none), each ``(batch, tokens)``. The results are
+    ``(batch, tokens - 1)``; without a label the log-probability is 0. ``compute`` returns the hidden states.
     """
     labels = batch["labels"][:, 1:]  # the state before a token scores it
     scored = labels != IGNORED
@@ -111,15 +88,10 @@ def response_log_probs(
 
 
 def label_log_probs(causal_lm: Any, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-probability of a label at each position, ``(positions,)``, in fp32.
+    """Return the log-probability of a label (token id) at each position, ``(positions,)``, in fp32.
 
     Logits of many positions over a large vocabulary are the largest tensors of a step. Where the head is not trained, at
     most `MOST_LOGITS` of them exist at once, and the gradient of ``hidden`` is computed with them; in fp16 all exist.
-
-    Args:
-        causal_lm: a ``transformers`` model with an output head.
-        hidden: ``(positions, hidden)``.
-        labels: ``(positions,)`` token ids.
     """
     head = causal_lm.get_output_embeddings()
     positions = max(1, MOST_LOGITS // len(head.weight))

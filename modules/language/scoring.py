@@ -36,19 +36,11 @@ def log_likelihoods(
     batch_size: int = 16,
     shared_prefix: SharedPrefix | None = None,
 ) -> list[list[Likelihood]]:
-    """Return how likely each continuation is after its prompt.
+    """Return for each prompt how likely each of its continuations is, which begins with the blank between the two.
 
-    Args:
-        causal_lm: a ``transformers`` model.
-        tokenizer: its fast tokenizer.
-        prompts: texts; an empty one stands for the opening token, or for the end token where the tokenizer has none.
-        continuations: per prompt its continuations, with the blank between the two; a continuation that begins with a blank
-            has the same tokens after an empty prompt as after another.
-        batch_size: texts per forward pass.
-        shared_prefix: computes continuations of one prompt in one row where that saves time; None: each in a row.
-
-    Returns:
-        Per prompt a likelihood for each continuation.
+    An empty prompt stands for the opening token, or for the end token where the tokenizer has none; a continuation that
+    begins with a blank has the same tokens after it as after another prompt. ``shared_prefix`` computes continuations of one
+    prompt in one row where that saves time.
 
     Raises:
         ValueError: a continuation is empty, or a text does not fit into the model.
@@ -94,9 +86,7 @@ def score(
 def _order(starts: Mapping[tuple[int, ...], int], least_shared: int | None) -> list[tuple[int, ...]]:
     """Return inputs, the longest first, but those after one prompt of ``least_shared`` tokens as neighbours.
 
-    Args:
-        starts: token ids of each input -> the place where its scored part begins.
-        least_shared: None to leave prompts aside.
+    ``starts``: token ids of each input -> the place where its scored part begins.
     """
     groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for ids, start in starts.items():
@@ -116,16 +106,9 @@ def free_energies(
 ) -> list[float]:
     """Return the mean free energy of each answer's tokens after its prompt, low for texts like the training data.
 
-    W. Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020, https://arxiv.org/abs/2010.03759, eq. 4,
-    ``-T log sum exp(logits / T)``, with the logits that predict each token of the answer.
-
-    Args:
-        causal_lm: a ``transformers`` model.
-        tokenizer: its fast tokenizer.
-        prompts: texts.
-        answers: one per prompt, with the blank between the two.
-        temperature: T, above 0.
-        batch_size: texts per forward pass.
+    W. Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020, https://arxiv.org/abs/2010.03759, eq. 4, ``-T
+    log sum exp(logits / T)``, with the logits that predict each token of the answer, which begins with the blank after the
+    prompt. The temperature T is above 0.
 
     Raises:
         ValueError: an answer is empty, a text does not fit into the model, or the temperature is out of range.

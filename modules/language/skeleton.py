@@ -22,11 +22,8 @@ def make_skeleton(module: Any, dtype: str = "bf16") -> Any:
     """Return a module with the same settings whose base and adapters are meta tensors; only configs are read.
 
     The base is plain, whatever the module's form: a device may have another. Rank, targets and number of adapters come from
-    the loaded adapter or the folder of ``adapter``, without either from the settings.
-
-    Args:
-        module: a ``LanguageModule``, loaded or not.
-        dtype: number type of the base: ``fp32``, ``bf16`` or ``fp16``; trained weights are fp32.
+    the loaded adapter or the folder of ``adapter``, without either from the settings. ``dtype`` is the number type of the
+    base, ``fp32``, ``bf16`` or ``fp16``; trained weights are fp32.
 
     Raises:
         FileNotFoundError: the model does not exist.

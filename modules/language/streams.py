@@ -13,11 +13,7 @@ import torch
 
 @contextmanager
 def own_stream(seed: int, device: torch.device) -> Iterator[None]:
-    """Run the body on a torch stream seeded with ``seed``, then restore the global stream.
-
-    Args:
-        seed: in [0, 2**64).
-        device: device that the body draws on, besides the CPU.
+    """Run the body on a torch stream with this seed, in [0, 2**64), on CPU and device; then restore the global stream.
 
     Examples:
         >>> with own_stream(7, torch.device("cpu")):

@@ -75,12 +75,8 @@ def check_way(way: str, base: str) -> None:
 def example_gradients(module: SFTModule, batch: dict[str, Tensor], way: str = "layers") -> Gradients:
     """Return the gradients of each example's loss by the trained weights, equal to those of a loop over ``example_losses``.
 
-    The module is unchanged, the gradients of its weights included. Set eval mode to have no dropout.
-
-    Args:
-        module: configured, with one adapter.
-        batch: ``input_ids``, ``attention_mask``, ``labels``, each ``(batch, tokens)``, padded on the right.
-        way: ``layers`` or ``func``.
+    The module, configured with one adapter, is unchanged, the gradients of its weights included. Set eval mode to have no
+    dropout. The texts of the batch, ``(batch, tokens)``, are padded on the right.
 
     Raises:
         ValueError: the way is unknown, or does not work with the base or with the trained weights.

@@ -39,13 +39,7 @@ EPSILON = 1e-8
 
 
 class RandomProjection:
-    """Projection of vectors that come as one tensor per name, a function of seed, names and sizes.
-
-    Args:
-        sizes: name -> number of coordinates.
-        dimension: numbers of a projection, at least 1.
-        seed: seed of signs and groups.
-        device: device of the vectors.
+    """Projection of vectors of some ``sizes`` by name to ``dimension`` numbers, a function of seed, names and sizes.
 
     Examples:
         >>> project = RandomProjection({"a": 4000, "b": 1000}, dimension=1000, seed=0)
@@ -100,16 +94,9 @@ class Moments(NamedTuple):
 
 
 def adam_direction(gradient: Tensor, first: Tensor, second: Tensor, steps: int) -> Tensor:
-    """Return Adam's next step divided by the learning rate, for each gradient alone.
+    """Return Adam's next step divided by the learning rate, for each gradient of a batch, ``(batch, ...)``, alone.
 
-    Args:
-        gradient: ``(batch, ...)``.
-        first: ``(...)``, running mean of the gradients.
-        second: ``(...)``, running mean of their squares.
-        steps: steps taken so far.
-
-    Returns:
-        ``(batch, ...)``.
+    ``first`` and ``second``, ``(...)``, are the running means of gradients and of their squares after so many steps.
 
     Examples:
         >>> nothing = torch.zeros(2)
@@ -133,15 +120,7 @@ def gradient_features(
 ) -> Tensor:
     """Return each example's projected gradient without dropout, or with ``moments`` its projected step of Adam.
 
-    Args:
-        module: configured, with one adapter.
-        batch: ``(batch, tokens)`` each; see `SFTModule`.
-        project: such as `RandomProjection`.
-        moments: state of Adam.
-        way: see `example_gradients`.
-
-    Returns:
-        ``(batch, dimension)`` fp32.
+    The features are ``(batch, dimension)`` fp32. The module is configured and has one adapter; `RandomProjection` projects.
     """
     with eval_mode(module):
         by_name = example_gradients(module, batch, way)
@@ -152,14 +131,7 @@ def gradient_features(
 
 
 def influence(features: Tensor, targets: Tensor) -> Tensor:
-    """Return the cosine of every example's feature with every target's, 0 where one of the two is 0.
-
-    Args:
-        features: ``(examples, dimension)``.
-        targets: ``(targets, dimension)``.
-
-    Returns:
-        ``(examples, targets)``, in [-1, 1].
+    """Return the cosine of every example's feature with every target's, ``(examples, targets)``; 0 where one of them is 0.
 
     Examples:
         >>> influence(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[2.0, 0.0]])).tolist()

@@ -61,12 +61,7 @@ class Epoch(NamedTuple):
 
 
 def linear_lr(step: int, steps: int, highest: float) -> float:
-    """Return a step's learning rate, which rises over the first 3 % of the steps, at least one, and then falls to 0.
-
-    Args:
-        step: counted from 0.
-        steps: steps of the whole training.
-        highest: learning rate at the end of the rise.
+    """Return the learning rate of a step (from 0), which rises over 3 % of the steps, at least one, and then falls to 0.
 
     Examples:
         >>> [linear_lr(step, 5, 1.0) for step in range(5)]
@@ -85,13 +80,8 @@ def warm_up(
 ) -> Iterator[Epoch]:
     """Train a module and yield each epoch when it is finished, with the module in its state then.
 
-    Dropout follows from the module's seed, the epoch and the texts; the global random stream is not touched.
-
-    Args:
-        module: configured, with one adapter.
-        epochs: of each epoch its batches, in any form.
-        read: converts that form to a batch on the module's device.
-        lr: highest learning rate.
+    Dropout follows from the module's seed, the epoch and the texts; the global random stream is not touched. ``read``
+    converts the batches of each epoch to those of the module, on its device; ``lr`` is the highest learning rate.
     """
     weights = trained_parameters(module)
     optimizer = torch.optim.Adam(weights.values(), lr=lr, betas=BETAS, eps=EPSILON)  # no weight decay

@@ -41,18 +41,10 @@ class Try(NamedTuple):
 
 
 class ClientTries:
-    """Tries of one client.
+    """Tries of one client, until there are ``number`` rows, ``max_tries`` tries or ``give_up_after`` dropped ones in a row.
 
-    An instruction that passes is known from then on, whether or not it gets a response.
-
-    Args:
-        name: name of the client.
-        rows: the client's own rows.
-        number: rows wanted.
-        max_rouge_l: upper bound of the ROUGE-L F1 with a known instruction.
-        max_words: most words of an instruction.
-        max_tries: most tries in all.
-        give_up_after: number of dropped tries in a row that ends the tries.
+    An instruction that passes is known from then on, whether or not it gets a response; so are those of the client's own
+    ``rows``. Its ROUGE-L F1 with a known one is at most ``max_rouge_l``.
 
     Attributes:
         accepted: tries that became rows.
@@ -139,12 +131,7 @@ def _normalize(instruction: str) -> str:
 
 
 def next_tries(clients: Sequence[ClientTries], most: int) -> list[tuple[ClientTries, int]]:
-    """Return the next tries with their numbers, in turn from client to client, at most as many as each still wants.
-
-    Args:
-        clients: clients of the federation.
-        most: upper bound of the number of tries.
-    """
+    """Return the next tries with their numbers, in turn from client to client: ``most``, or as many as are still wanted."""
     rounds = range(max((client.wanted for client in clients), default=0))
     in_turn = ((client, client.tries + more) for more in rounds for client in clients if more < client.wanted)
     return [pair for _, pair in zip(range(most), in_turn, strict=False)]
@@ -185,12 +172,9 @@ def fingerprint(settings: Mapping[str, Any], clients: Mapping[str, Sequence[Fiel
 
 @contextmanager
 def open_record(folder: str | None, settings: Mapping[str, Any], key: str) -> Iterator[TriesRecord]:
-    """Open the record of a run with these settings; another process waits until it is closed.
+    """Open the record of a run with these settings; another process waits until it is closed. No folder keeps nothing.
 
-    Args:
-        folder: folder of the file; None keeps nothing.
-        settings: settings for a human reader of the file.
-        key: `fingerprint` of the run.
+    ``settings`` are for a human reader of the file; ``key`` is the `fingerprint` of the run.
 
     Raises:
         ValueError: the file is damaged elsewhere than at its end.

@@ -92,16 +92,10 @@ class SandboxError(OSError):
 
 
 class SandboxedProcess:
-    """Process with one piece of code, in a new folder.
+    """Process with one piece of code, in a new folder, the only writable one, which the caller removes.
 
-    Args:
-        code: the code.
-        limits: of the process.
-        protection: `protection.protection` of the folder; empty: unprotected.
-        folder: the only writable folder; the caller removes it.
-        modules: name -> source of modules that the code may import besides the standard library.
-        name: the code's ``__name__``.
-        pipes: file descriptors that the process inherits.
+    ``protection`` is that of the folder, empty for none. The code's ``__name__`` is ``name``; it may import ``modules``
+    (name -> source) besides the standard library and inherits the file descriptors ``pipes``.
     """
 
     def __init__(
