@@ -2,10 +2,9 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.vectors.encoders import content_digest
@@ -19,7 +18,7 @@ from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.sft import SFTModule
 from fedlight.processes.work import for_each
 from fedlight.support.checks import refuse_below
-from fedlight.support.needs import Model, Need
+from fedlight.support.needs import ReadsModel
 from fedlight.support.seeding import derive_seed
 
 STOP = ("\nInstruction 4", "\nExample 2", "\n### Instruction")
@@ -28,7 +27,7 @@ CUT_SHARE = 0.98
 """Share of ``max_new_tokens`` from which an answer counts as cut off: its text may have fewer tokens than were drawn."""
 
 
-class LocalGenerator(TextGenerator):
+class LocalGenerator(ReadsModel, TextGenerator):
     """Text generator that asks a model of this machine, with or without an adapter; the first prompt loads it.
 
     Args:
@@ -89,11 +88,6 @@ class LocalGenerator(TextGenerator):
             raise ValueError(
                 f"adapter={adapter!r} has several adapters: give one of its folders, such as adapter0 in it"
             )
-
-    @classmethod
-    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model."""
-        return [Model(settings["model"])]
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
         """Return an answer to each prompt; empty for a prompt that does not fit into the model. See `TextGenerator`.

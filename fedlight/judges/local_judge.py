@@ -5,8 +5,8 @@ should think before it answers, give `ChatJudge` a `LocalGenerator`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -18,14 +18,14 @@ from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
 from fedlight.modules.language.base_model import Execution
 from fedlight.modules.sft import SFTModule
 from fedlight.support.checks import refuse_below
-from fedlight.support.needs import Model, Need
+from fedlight.support.needs import ReadsModel
 from fedlight.support.types import Fields
 
 VERDICT = AT_ONCE.rpartition("\n")[2]  # in a chat it begins the answer
 CONTINUATIONS = [f" {word}" for word in WORDS]  # the blank belongs to the word's token
 
 
-class LocalJudge(Judge):
+class LocalJudge(ReadsModel, Judge):
     """Judge that takes the likeliest of three verdicts; the model is loaded at the first pair to be read.
 
     A pair that does not fit into the model is not read. Unless ``forced``, neither is one where a text other than a
@@ -83,11 +83,6 @@ class LocalJudge(Judge):
             adapter=adapter,
             execution=Execution(trust_remote_code=trust_remote_code),
         )
-
-    @classmethod
-    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model."""
-        return [Model(settings["model"])]
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         """Return a verdict on our answers, shown first; see `fedlight.evaluation.judge`.

@@ -1,6 +1,6 @@
 """Judge that asks a trained selector."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.generators.local_generator import make_ready
 from fedlight.modules.selector import SelectorModule, check_odd, refuse_one_order
 from fedlight.pretrained.hub import load_tokenizer
-from fedlight.support.needs import Model, Need
+from fedlight.support.needs import ReadsModel
 from fedlight.support.types import Fields
 
 
-class SelectorJudge(Judge):
+class SelectorJudge(ReadsModel, Judge):
     """Judge that asks a trained selector, or takes the majority of several adapters.
 
     Pairs are shown as ``CompletionPairDataModule`` shows them, and votes are counted as for labels. Inputs that are cut, and
@@ -78,11 +78,6 @@ class SelectorJudge(Judge):
         refuse_one_order(self._selector.asked, orders)
         self._tokenizer: Any = None
         check_odd(len(self._selector.adapter_names))  # reads the folder now, not at the first pair
-
-    @classmethod
-    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model."""
-        return [Model(settings["model"])]
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         """Return a verdict on each pair; ``fields`` are texts of the template's slots; see `fedlight.evaluation.judge`.

@@ -66,6 +66,15 @@ class Requires(Protocol):
         """
 
 
+class ReadsModel:
+    """Base of the classes that read the weights which their setting ``model`` names."""
+
+    @classmethod
+    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
+        """Return the model, which a dry run looks for."""
+        return [Model(settings["model"])]
+
+
 @runtime_checkable
 class KeepsLog(Protocol):
     """Class that writes a file into the trainer's ``default_root_dir``, unless a setting names another place."""

@@ -34,7 +34,7 @@ from fedlight.stacking.dropout import DropoutMasks
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import Checked, check_choice, check_precision, check_range
-from fedlight.support.needs import Model, Need
+from fedlight.support.needs import ReadsModel
 from fedlight.support.seeding import derive_seed
 from fedlight.support.settings_record import made_of, with_plain_values
 
@@ -43,7 +43,7 @@ Texts = Sequence[str]
 Scores = list[list[Likelihood]]
 
 
-class LanguageModule(Checked, LightningModule):
+class LanguageModule(ReadsModel, Checked, LightningModule):
     """Language model that is trained, saved and asked for text; a subclass defines ``example_losses``.
 
     Args:
@@ -115,11 +115,6 @@ class LanguageModule(Checked, LightningModule):
         self._warned_of_length = False
         self._evaluated = Results()
         self._train_sums: dict[str, list[tuple[Tensor, list[int]]]] | None = None
-
-    @classmethod
-    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model, which a dry run looks for."""
-        return [Model(settings["model"])]
 
     @property
     def options(self) -> Any:
@@ -373,13 +368,8 @@ class LanguageModule(Checked, LightningModule):
     ) -> list[list[list[str]]]:
         """Complete the prompts of several clients in one batch, each client's by its own weights.
 
-        A client's texts are those of `generate` with its weights and its seed, up to ties of rounding.
-
-        Args:
-            states: of each client the trained weights that differ from the module's, by name; the module keeps its own.
-            prompts: of each client.
-            seeds: of each client's draws.
-            settings: ``n``, ``temperature``, ``top_p``, ``max_new_tokens``, ``stop`` and ``strip``, as in `generate`.
+        A client's texts are those of `generate` with its weights, its seed and the same settings, up to ties of rounding.
+        ``states`` has of each client the trained weights that differ from the module's, which keeps its own.
 
         Raises:
             ValueError: the adapters cannot be stacked (`fedlight.stacking.StackedAdapters`), or see `generate`.

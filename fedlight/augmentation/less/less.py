@@ -40,12 +40,12 @@ from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.checks import refuse_below
-from fedlight.support.needs import Model, Need
+from fedlight.support.needs import ReadsModel
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
 
-class LESS(Augmentation):
+class LESS(ReadsModel, Augmentation):
     """Selection of public rows by their influence on the client's own rows, which is also their score.
 
     The defaults are those of the paper and its code. ``warmup.epochs`` gradients of every public row cost as much as
@@ -95,11 +95,6 @@ class LESS(Augmentation):
         Template.named(template)  # refuses an unknown name
         self._new_module(seed=0)  # refuses wrong settings before anything is read
         self._record: dict[str, object] = {}
-
-    @classmethod
-    def requires(cls, settings: Mapping[str, Any]) -> list[Need]:
-        """Return the model, which a dry run looks for."""
-        return [Model(settings["model"])]
 
     def keep_in(self, folder: Path) -> None:
         self.cache = self.cache or str(folder / "less")
