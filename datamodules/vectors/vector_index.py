@@ -67,23 +67,12 @@ class VectorIndex:
         return VectorIndex(self.vectors, None)
 
     @classmethod
-    def build(
-        cls,
-        vectors: np.ndarray,
-        kind: Kind = "auto",
-        links: int = LINKS,
-        build_effort: int = BUILD_EFFORT,
-        threads: int = 1,
-    ) -> Self:
+    def build(cls, vectors: np.ndarray, kind: Kind = "auto") -> Self:
         """Return an index of the vectors, which are not copied; a graph holds its own copy.
 
         Args:
             vectors: ``(rows, dimension)``, unit length.
             kind: ``"auto"`` is exact below 50,000 rows or without hnswlib, else ``"hnsw"``, the graph.
-            links: links of a graph node (hnswlib's M), >= 2; more give better recall and take more memory.
-            build_effort: candidates held while building (ef_construction), >= 1; more give better recall and build longer.
-            threads: threads that build the graph. Only one thread builds the same graph each time: with more, a later
-                search may find slightly different rows.
 
         Raises:
             ValueError: there are no rows, the vectors are no matrix or not of unit length, or hnswlib is missing.
@@ -97,10 +86,11 @@ class VectorIndex:
         graph = None
         if _choose_kind(kind, len(vectors)) == "hnsw":
             graph = _create_graph(vectors.shape[1])
-            graph.init_index(max_elements=len(vectors), M=links, ef_construction=build_effort, random_seed=0)
+            graph.init_index(max_elements=len(vectors), M=LINKS, ef_construction=BUILD_EFFORT, random_seed=0)
             for start in range(0, len(vectors), ROWS_AT_ONCE):
                 block = np.asarray(vectors[start : start + ROWS_AT_ONCE])
-                graph.add_items(block, np.arange(start, start + len(block)), num_threads=threads)
+                # Only one thread builds the same graph each time.
+                graph.add_items(block, np.arange(start, start + len(block)), num_threads=1)
         return cls(vectors, graph)
 
     def search(self, queries: np.ndarray, number: int, below: float | None = None) -> list[Hits]:

@@ -47,9 +47,9 @@ class DirectRetrieval(retrieval.Retrieval):
         sent = retrieval.compute_centers(self.encoder, clients, self.clusters, seed)
         index = retrieval.build_index(self.encoder, public, self.index)
         queries = np.concatenate([clusters.centers for clusters in sent.values()])
-        index, notes = retrieval.tune_index(index, queries, self.number, self.alpha, self.index_recall, seed)
         sent_bytes = {client: retrieval.count_bytes(clusters) for client, clusters in sent.items()}
-        self._notes = {"sent_bytes": sent_bytes, **notes}
+        self._notes = {"sent_bytes": sent_bytes}
+        index = self.tuned(index, queries, seed)
         return {
             client: retrieval.to_added(
                 retrieve_direct(index, clusters.centers, self.number, self.alpha), public

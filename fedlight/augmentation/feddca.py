@@ -60,9 +60,6 @@ class FedDCA(retrieval.Retrieval):
         index = retrieval.build_index(self.server_encoder, public, self.index)
         chosen = select_centers(projected, seed, self.selection)
         centers = {client: clusters.centers[chosen[client]] for client, clusters in projected.items()}
-        index, notes = retrieval.tune_index(
-            index, np.stack([*centers.values()]), self.number, self.alpha, self.index_recall, seed
-        )
         messages = {
             client: {
                 "sent_bytes": retrieval.count_bytes(clusters),
@@ -71,7 +68,8 @@ class FedDCA(retrieval.Retrieval):
             }
             for client, clusters in sent.items()
         }
-        self._notes = {"clients": messages, **notes}
+        self._notes = {"clients": messages}
+        index = self.tuned(index, np.stack([*centers.values()]), seed)
         hits = retrieve(index, centers, self.number, self.alpha)
         return {client: retrieval.to_added(hits[client], public) for client in centers}
 

@@ -47,6 +47,22 @@ class Retrieval(Augmentation):
         self.index, self.index_recall = index, index_recall
         self._notes: dict[str, object] = {}
 
+    def tuned(self, index: VectorIndex, queries: np.ndarray, seed: int) -> VectorIndex:
+        """Return an index with the wanted recall on all ``queries``, ``(queries, dimension)``; a graph's recall is recorded.
+
+        It is measured, and printed, by `fedlight.datamodules.vectors.recall`.
+        """
+        if index.kind == "exact":
+            return index
+        # One process measures for all, so that each searches with the same effort.
+        measured = once(
+            lambda: reach_recall(index, queries, self.number, self.alpha, self.index_recall, seed)
+        )
+        rank_zero_info(in_words(measured, len(queries)))
+        self._notes["index"] = measured
+        index.ef_factor = 2 ** (len(measured["tried"]) - 1)  # doubled for each effort after the first
+        return index.exact() if measured["searched"] == "exact" else index
+
     def why_fewer(self) -> str:
         return "no more rows" if self.alpha is None else f"no more rows lie below alpha={self.alpha}"
 
@@ -58,14 +74,7 @@ class Retrieval(Augmentation):
 def compute_centers(
     encoder: Encoder, clients: Mapping[str, Sequence[Fields]], num_clusters: int, seed: int
 ) -> dict[str, Clusters]:
-    """Return each client's message.
-
-    Args:
-        encoder: encoder of the clients.
-        clients: each client's rows, at least one.
-        num_clusters: xi, >= 1; a client with fewer distinct instructions sends fewer centres.
-        seed: seed of the starting points, together with the client's name.
-    """
+    """Return each client's message: at most ``num_clusters`` (xi) centres, fewer with fewer distinct instructions."""
     # One call for all clients: rows are encoded independently.
     vectors = encoder.encode([instruction_text(row) for rows in clients.values() for row in rows])
     ends = np.cumsum([len(rows) for rows in clients.values()])
@@ -92,30 +101,6 @@ def build_index(encoder: Encoder, public: Sequence[Fields], kind: IndexKind) -> 
     vectors = encoder.encode([instruction_text(row) for row in public])
     encoder.release()  # before the language model is loaded
     return VectorIndex.build(vectors, kind)
-
-
-def tune_index(
-    index: VectorIndex, queries: np.ndarray, number: int, alpha: float | None, target: float, seed: int
-) -> tuple[VectorIndex, dict[str, object]]:
-    """Return an index with the wanted recall, and its part of the record: ``index`` with the recall, nothing if exact.
-
-    A graph's recall on the queries is measured, and printed, by `fedlight.datamodules.vectors.recall`.
-
-    Args:
-        index: index of the public rows.
-        queries: all queries that will be searched, ``(queries, dimension)``.
-        number: rows of a query.
-        alpha: bound of the cosine; None: none.
-        target: mean recall in [0, 1] that a graph has to reach.
-        seed: seed of the sample of queries.
-    """
-    if index.kind == "exact":
-        return index, {}
-    # One process measures for all, so that each searches with the same effort.
-    measured = once(lambda: reach_recall(index, queries, number, alpha, target, seed))
-    rank_zero_info(in_words(measured, len(queries)))
-    index.ef_factor = 2 ** (len(measured["tried"]) - 1)  # doubled for each effort after the first
-    return index.exact() if measured["searched"] == "exact" else index, {"index": measured}
 
 
 def to_added(hits: Hits, public: Sequence[Fields]) -> list[Added]:

@@ -10,7 +10,7 @@ from thread_team import on_team
 from fedlight.augmentation import DirectRetrieval, FedDCA, FedDCAStar, RandomSampling, retrieval
 from fedlight.augmentation.retrieval import compute_centers
 from fedlight.datamodules.rows.fields import instruction_text
-from fedlight.datamodules.vectors import Encoder, HashedEncoder, VectorIndex, recall, vector_index
+from fedlight.datamodules.vectors import Encoder, HashedEncoder, recall, vector_index
 from fedlight.modules import ProjectorModule
 
 TOPICS = ("bread flour oven yeast", "court law judge trial", "goal ball team match", "planet star orbit moon")
@@ -176,10 +176,8 @@ def test_all_rows_above_alpha_give_nothing_and_the_reason():
 def poor_graph(monkeypatch):
     """Graphs of few links that start at ef = number: they miss much of 240 rows."""
     pytest.importorskip("hnswlib")
-    build = VectorIndex.build
-    monkeypatch.setattr(
-        VectorIndex, "build", lambda vectors, kind: build(vectors, kind, links=4, build_effort=10)
-    )
+    monkeypatch.setattr(vector_index, "LINKS", 4)
+    monkeypatch.setattr(vector_index, "BUILD_EFFORT", 10)
     monkeypatch.setattr(vector_index, "MIN_EFFORT", 1)
     monkeypatch.setattr(vector_index, "SEARCH_EFFORT", 1)
 

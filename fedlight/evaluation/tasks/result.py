@@ -156,8 +156,8 @@ class Result:
         return {**rates, **{f"score/{name}/{group}": score for group, score in self.by_group.items()}}
 
 
-def wilson_interval(share: float, number: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the ends of Wilson's interval of a mean score in [0, 1] of ``number`` rows.
+def wilson_interval(share: float, number: int) -> tuple[float, float]:
+    """Return the ends of Wilson's 95 % interval of a mean score in [0, 1] of ``number`` rows.
 
     Scores between 0 and 1 vary less than zeros and ones, so their interval is at most too wide.
 
@@ -167,7 +167,7 @@ def wilson_interval(share: float, number: int, confidence: float = 0.95) -> tupl
         >>> [round(end, 4) for end in wilson_interval(0.5, 10)]
         [0.2366, 0.7634]
     """
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     middle = (share + z * z / (2 * number)) / (1 + z * z / number)
     half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number**2)) / (1 + z * z / number)
     return max(0.0, middle - half), min(1.0, middle + half)  # rounding may pass 0 and 1

@@ -36,7 +36,9 @@ def poor(vectors, monkeypatch):
     pytest.importorskip("hnswlib")
     monkeypatch.setattr(index_file, "MIN_EFFORT", 20)
     monkeypatch.setattr(index_file, "SEARCH_EFFORT", 1)
-    return VectorIndex.build(vectors, "hnsw", links=6, build_effort=20)
+    monkeypatch.setattr(index_file, "LINKS", 6)
+    monkeypatch.setattr(index_file, "BUILD_EFFORT", 20)
+    return VectorIndex.build(vectors, "hnsw")
 
 
 def recalls(index, vectors, queries, number, below=None):
