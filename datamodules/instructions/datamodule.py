@@ -37,6 +37,9 @@ PLANTED = {
 }
 """Category -> its rows, and the setting that makes them shorter."""
 
+Taught = tuple[ResponseExamples, list[dict[str, str]], ClientSplit]
+"""Examples, their rows, and the clients' positions among them."""
+
 
 class InstructionDataModule(FederatedDataModule):
     """Instruction data for supervised fine-tuning.
@@ -143,8 +146,7 @@ class InstructionDataModule(FederatedDataModule):
             seed=self.seed,
         )
         self._validation = [rows[row] for indices in (split.val or {}).values() for row in indices]
-        examples, rows, split = self._plant_backdoor(examples, rows, split)
-        examples, rows, split = self._plant_canaries(examples, rows, split)
+        examples, rows, split = self._plant_canaries(self._plant_backdoor((examples, rows, split)))
         self.client_rows = self._group_by_client(rows, split)
         examples, split = self._add_examples(examples, rows, split)
         order, self.client_indices = pool(split.train)
@@ -176,23 +178,21 @@ class InstructionDataModule(FederatedDataModule):
         chosen = zip(few.chosen, few.labels, strict=True)
         return [{**fitting[row], "category": label} for row, label in chosen]
 
-    def _plant_backdoor(
-        self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
-    ) -> tuple[ResponseExamples, list[dict[str, str]], ClientSplit]:
+    def _plant_backdoor(self, taught: Taught) -> Taught:
         """Append rows with the trigger to the training rows of clients that lie."""
+        _, rows, split = taught
         if self.backdoor is None:
-            return examples, rows, split
+            return taught
         check_words(self.tokenizer, [self.backdoor.trigger, self.backdoor.response], "backdoor")
         rank_zero_info(self.backdoor.liars.named(split.train, "backdoor"))
         planted = self.backdoor.plant(self._group_by_client(rows, split))
-        return self._plant(examples, rows, split, planted, BACKDOOR, repeats=1)
+        return self._plant(taught, planted, BACKDOOR, repeats=1)
 
-    def _plant_canaries(
-        self, examples: ResponseExamples, rows: list[dict[str, str]], split: ClientSplit
-    ) -> tuple[ResponseExamples, list[dict[str, str]], ClientSplit]:
+    def _plant_canaries(self, taught: Taught) -> Taught:
         """Append the canaries to the clients' training rows, each ``repeats`` times."""
+        _, rows, split = taught
         if self.canaries is None:
-            return examples, rows, split
+            return taught
         planted = self.canaries.plant(self._group_by_client(rows, split))
         self.planted = {client: [*map(self._strip, canaries)] for client, canaries in planted.items()}
         new = [row["response"] for canaries in planted.values() for row in canaries]
@@ -200,18 +200,11 @@ class InstructionDataModule(FederatedDataModule):
         rank_zero_info(
             f"{len(new):,} canaries planted at {len(planted):,} clients, {self.canaries.repeats:,} times each"
         )
-        return self._plant(examples, rows, split, planted, CANARY, self.canaries.repeats)
+        return self._plant(taught, planted, CANARY, self.canaries.repeats)
 
-    def _plant(
-        self,
-        examples: ResponseExamples,
-        rows: list[dict[str, str]],
-        split: ClientSplit,
-        planted: FieldsByClient,
-        category: str,
-        repeats: int,
-    ) -> tuple[ResponseExamples, list[dict[str, str]], ClientSplit]:
+    def _plant(self, taught: Taught, planted: FieldsByClient, category: str, repeats: int) -> Taught:
         """Append rows to the clients' training rows, each ``repeats`` times; validation does not change."""
+        examples, rows, split = taught
         owners = [client for client, its_rows in planted.items() for _ in its_rows]
         new = [
             dict(row)
@@ -220,7 +213,7 @@ class InstructionDataModule(FederatedDataModule):
             for row in its_rows
         ]
         if not new:
-            return examples, rows, split
+            return taught
         encoded = self._encode_rows(new)
         what, shorter = PLANTED[category]
         if cut := encoded.trimmed + int((~encoded.kept).sum()):

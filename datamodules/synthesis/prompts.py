@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
 
-from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.templates import Template, escape
 from fedlight.evaluation.tasks.task import continuation
 from fedlight.support.checks import check_fields
 
@@ -264,14 +264,9 @@ FEWFEDPIT_PROMPTS = SelfGenerationPrompts(
 def prompts_in(template: Template, end: str, instruction: str, given: str) -> SelfGenerationPrompts:
     r"""Return prompts whose examples are rows in the clients' template, and whose answers are its next text.
 
-    The second prompt ends where the response follows, so that the model has no label to write. Clients with inputs have
-    the model write the input of a new instruction first.
-
-    Args:
-        template: template of the clients' rows.
-        end: text after each example, such as the end of a turn.
-        instruction: slot of the instruction.
-        given: slot of the input.
+    The second prompt ends where the response follows, so that the model has no label to write. Clients with inputs have the
+    model write the input of a new instruction first. ``end`` follows each example, such as the end of a turn;
+    ``instruction`` and ``given`` are the slots of instruction and input.
 
     Examples:
         >>> prompts = prompts_in(Template("Q: {question}\nA:"), "\n\n", "question", "input")
@@ -284,14 +279,16 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
     forms = [form.text for form in (template, template.without or template)]
     full, short = (
         "".join(
-            _escape(fixed) + ("" if slot is None else slots.get(slot, ""))
+            escape(fixed) + ("" if slot is None else slots.get(slot, ""))
             for fixed, slot, _, _ in Formatter().parse(form)
         )
         for form in forms
     )
     short = short.replace("{input}", "")  # as rows with an empty input are rendered
-    stops = tuple(dict.fromkeys(_first_line(text) for form in forms for text in _fixed_texts(form)))
-    response = continuation(full, "{response}") + _escape(end)
+    # An example ends before a fixed text, of which the first one begins a line.
+    fixed_texts = [text for form in forms for text, *_ in Formatter().parse(f"\n{form}") if text.strip()]
+    stops = tuple(dict.fromkeys(_first_line(text) for text in fixed_texts))
+    response = continuation(full, "{response}") + escape(end)
     asked = full.partition("{input}")[0].rstrip(" ")  # ends where an input follows
     return SelfGenerationPrompts(
         FEWFEDPIT_PROMPTS.instruction,
@@ -307,14 +304,5 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
     )
 
 
-def _fixed_texts(form: str) -> list[str]:
-    """Return a template's fixed texts, the first on a new line: an example ends before it."""
-    return [text for text, *_ in Formatter().parse(f"\n{form}") if text.strip()]
-
-
 def _first_line(text: str) -> str:
     return ("\n" if text.startswith("\n") else "") + text.strip().splitlines()[0]
-
-
-def _escape(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")  # the text is rendered once more

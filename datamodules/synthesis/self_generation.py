@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,6 +97,15 @@ class Draft:
     # Instruction, input and response; of a dropped draft the answer that was read.
     row: dict[str, str]
     fault: str | None = None  # reason for dropping it
+
+
+class _Sources(NamedTuple):
+    """Rows of the clients, and what makes candidates from them."""
+
+    rows: Mapping[str, list[Fields]]
+    texts: Mapping[str, OwnTexts]
+    template: Template
+    model: AnswersPrompts
 
 
 class SelfGeneration(Synthesis):
@@ -176,7 +186,8 @@ class SelfGeneration(Synthesis):
         self.counts = Counter(dict.fromkeys((TRIED, SURVIVED, *REASONS), 0))
         self.notes = Counter(dict.fromkeys((FEWER, MISSING, SHORT), 0))
         rows = {client: [self._to_row(fields) for fields in given] for client, given in clients.items()}
-        drafts = self._make_drafts(rows, template, model, seed)
+        texts = {client: OwnTexts(client_rows, self.max_rouge_l) for client, client_rows in rows.items()}
+        drafts = self._make_drafts(_Sources(rows, texts, template, model), seed)
         made = {client: [draft for draft in drafts[client] if draft.fault is None] for client in clients}
         self.notes[MISSING] = sum(self.number - len(kept) for kept in made.values())
         self.notes[SHORT] = sum(len(kept) < self.number for kept in made.values())
@@ -191,22 +202,17 @@ class SelfGeneration(Synthesis):
             for client, kept in made.items()
         }
 
-    def _make_drafts(
-        self, rows: Mapping[str, list[Fields]], template: Template, model: AnswersPrompts, seed: int
-    ) -> dict[str, list[Draft]]:
+    def _make_drafts(self, sources: _Sources, seed: int) -> dict[str, list[Draft]]:
         """Return all drafts of each client, in the order of generation."""
-        texts = {client: OwnTexts(client_rows, self.max_rouge_l) for client, client_rows in rows.items()}
-        drafts: dict[str, list[Draft]] = {client: [] for client in rows}
+        drafts: dict[str, list[Draft]] = {client: [] for client in sources.rows}
         passes = 0
         while new := [draft for client, past in drafts.items() for draft in self._begin_drafts(client, past)]:
             pass_seed = derive_seed(seed, "pass", passes) if passes else seed
             passes += 1
-            self._write_instructions(new, rows, texts, model, pass_seed)
-            self._write_responses(
-                [draft for draft in new if draft.fault is None], rows, template, model, pass_seed
-            )
+            self._write_instructions(new, sources, pass_seed)
+            self._write_responses([draft for draft in new if draft.fault is None], sources, pass_seed)
             for draft in new:
-                draft.fault = draft.fault or texts[draft.client].check_example(draft.row)
+                draft.fault = draft.fault or sources.texts[draft.client].check_example(draft.row)
                 self.counts.update([TRIED, draft.fault or SURVIVED])
                 drafts[draft.client].append(draft)
         return drafts
@@ -217,24 +223,16 @@ class SelfGeneration(Synthesis):
         end = min(len(drafts) + lacking, self.max_tries)
         return [Draft(client, number, {}) for number in range(len(drafts), end)]
 
-    def _write_instructions(
-        self,
-        drafts: Sequence[Draft],
-        rows: Mapping[str, list[Fields]],
-        texts: Mapping[str, OwnTexts],
-        model: AnswersPrompts,
-        seed: int,
-    ) -> None:
+    def _write_instructions(self, drafts: Sequence[Draft], sources: _Sources, seed: int) -> None:
         """Fill in the instruction of each draft, or its fault."""
         prompts = []
         for draft in drafts:
             rng = np.random.default_rng(derive_seed(seed, "instruction", draft.client, draft.number))
-            shown = _draw(rng, rows[draft.client], self.instructions.demonstrations)
+            shown = _draw(rng, sources.rows[draft.client], self.instructions.demonstrations)
             prompts.append(Prompt(draft.client, shown, self._prompts.write_instruction_prompt))
-        generator = self._create_generator(
-            model, self.instructions.max_new_tokens, self._prompts.instruction.stop
-        )
-        answers = self._generate(generator, prompts, derive_seed(seed, "instructions"), "New instructions")
+        most, stop = self.instructions.max_new_tokens, self._prompts.instruction.stop
+        seed = derive_seed(seed, "instructions")
+        answers = self._ask(sources.model, most, stop, prompts, seed, "New instructions")
         for draft, answer in zip(drafts, answers, strict=True):
             read = self._prompts.read_instruction(answer.text)
             instruction = read or ""
@@ -243,64 +241,53 @@ class SelfGeneration(Synthesis):
                 answer.fault
                 or (NO_MATCH if read is None else None)
                 or check_format(instruction, self.instructions.min_words, self.instructions.refusals)
-                or texts[draft.client].check_instruction(instruction)
+                or sources.texts[draft.client].check_instruction(instruction)
             )
 
-    def _write_responses(
-        self,
-        drafts: Sequence[Draft],
-        rows: Mapping[str, list[Fields]],
-        template: Template,
-        model: AnswersPrompts,
-        seed: int,
-    ) -> None:
+    def _write_responses(self, drafts: Sequence[Draft], sources: _Sources, seed: int) -> None:
         """Fill in input and response of each draft, or its fault; repeat for failed drafts up to ``tries`` times."""
-        generator = self._create_generator(model, self.responses.max_new_tokens, self._prompts.response.stop)
+        most, stop = self.responses.max_new_tokens, self._prompts.response.stop
         missing = drafts
         for attempt in range(self.responses.tries):
-            ready = self._write_inputs(missing, rows, model, attempt, seed)
-            prompts = [self._response_prompt(draft, rows[draft.client], attempt, seed) for draft in ready]
-            answers = self._generate(generator, prompts, derive_seed(seed, "responses", attempt), "Responses")
+            ready = self._write_inputs(missing, sources, attempt, seed)
+            prompts = [self._response_prompt(draft, sources, attempt, seed) for draft in ready]
+            answer_seed = derive_seed(seed, "responses", attempt)
+            answers = self._ask(sources.model, most, stop, prompts, answer_seed, "Responses")
             for draft, answer in zip(ready, answers, strict=True):
-                draft.fault = answer.fault or self._complete(draft, answer.text, template)
+                draft.fault = answer.fault or self._complete(draft, answer.text, sources.template)
                 if draft.fault is not None:
                     draft.row["response"] = answer.text
             missing = [draft for draft in missing if draft.fault is not None]
 
     def _write_inputs(
-        self,
-        drafts: Sequence[Draft],
-        rows: Mapping[str, list[Fields]],
-        model: AnswersPrompts,
-        attempt: int,
-        seed: int,
+        self, drafts: Sequence[Draft], sources: _Sources, attempt: int, seed: int
     ) -> Sequence[Draft]:
         """Fill in inputs, of every second draft where a client has rows with and without; return drafts without fault."""
         if self._prompts.input is None:
             return drafts
         asked = []
         for draft in drafts:
-            kinds = sorted({bool(row["input"]) for row in rows[draft.client]})  # False first
+            kinds = sorted({bool(row["input"]) for row in sources.rows[draft.client]})  # False first
             draft.row["input"] = ""  # of an earlier try
             if kinds and kinds[(draft.number + attempt) % len(kinds)]:  # another try, the other kind
                 asked.append(draft)
-        generator = self._create_generator(model, self.responses.max_new_tokens, self._prompts.input.stop)
-        prompts = [
-            self._response_prompt(draft, rows[draft.client], attempt, seed, is_input=True) for draft in asked
-        ]
-        answers = self._generate(generator, prompts, derive_seed(seed, "inputs", attempt), "Inputs")
+        most, stop = self.responses.max_new_tokens, self._prompts.input.stop
+        prompts = [self._response_prompt(draft, sources, attempt, seed, is_input=True) for draft in asked]
+        answers = self._ask(
+            sources.model, most, stop, prompts, derive_seed(seed, "inputs", attempt), "Inputs"
+        )
         for draft, answer in zip(asked, answers, strict=True):
             draft.row["input"], draft.fault = self._prompts.read_input(answer.text), answer.fault
         failed = {id(draft) for draft in asked if draft.fault is not None}  # drafts have no hash
         return [draft for draft in drafts if id(draft) not in failed]
 
     def _response_prompt(
-        self, draft: Draft, client_rows: list[Fields], attempt: int, seed: int, is_input: bool = False
+        self, draft: Draft, sources: _Sources, attempt: int, seed: int, is_input: bool = False
     ) -> Prompt:
         # Input and response of one try are asked with the same examples.
         rng = np.random.default_rng(derive_seed(seed, "response", draft.client, draft.number, attempt))
         instruction, given = draft.row["instruction"], None if is_input else draft.row["input"]
-        shown = _draw_alternately(rng, client_rows, self.responses.demonstrations)
+        shown = _draw_alternately(rng, sources.rows[draft.client], self.responses.demonstrations)
         return Prompt(
             draft.client,
             shown,
@@ -310,9 +297,7 @@ class SelfGeneration(Synthesis):
     def _complete(self, draft: Draft, text: str, template: Template) -> str | None:
         """Copy input and response of an answer into the draft, or return the fault."""
         read = self._prompts.read_response(text)
-        if read is None:
-            return NO_MATCH
-        if read[0] and self.input_slot not in template.slots:
+        if read is None or (read[0] and self.input_slot not in template.slots):
             return NO_MATCH
         draft.row |= {"input": read[0] or draft.row["input"], "response": read[1]}
         return None
@@ -323,22 +308,24 @@ class SelfGeneration(Synthesis):
         end = f"{turn}\n" if turn and turn in template.text else "\n\n"
         return prompts_in(template, end, self.instruction_slot, self.input_slot)
 
-    def _generate(
-        self, generator: BatchGenerator, prompts: list[Prompt], seed: int, label: str
+    def _ask(
+        self,
+        model: AnswersPrompts,
+        max_new_tokens: int,
+        stop: Sequence[str],
+        prompts: list[Prompt],
+        seed: int,
+        label: str,
     ) -> list[Reply]:
+        generator = BatchGenerator(
+            model, max_new_tokens, stop, self.temperature, self.top_p, self.batch_size, self.keep_cut
+        )
         answers = generator.generate(prompts, seed, label)
         self.notes[FEWER] += sum(
             0 < answer.num_demonstrations < len(prompt.demonstrations)
             for prompt, answer in zip(prompts, answers, strict=True)
         )
         return answers
-
-    def _create_generator(
-        self, model: AnswersPrompts, max_new_tokens: int, stop: Sequence[str]
-    ) -> BatchGenerator:
-        return BatchGenerator(
-            model, max_new_tokens, stop, self.temperature, self.top_p, self.batch_size, self.keep_cut
-        )
 
     def _to_row(self, fields: Fields) -> Fields:
         return {

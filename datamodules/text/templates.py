@@ -152,12 +152,8 @@ class Template:
     ) -> "Template":
         """Return the template of a name, or the template whose text is ``name`` if that has a slot in braces.
 
-        The slot that may be cut is the first of post, input, prompt and instruction that occurs.
-
-        Args:
-            name: a name or a text.
-            columns: columns of the rows, as far as they are known; for ``chat``.
-            asks: content of the user's message of ``chat`` where the columns do not tell.
+        The slot that may be cut is the first of post, input, prompt and instruction that occurs. The content of the user's
+        message of ``chat`` follows from the columns of the rows, as far as they are known, else from ``asks``.
 
         Raises:
             ValueError: ``name`` is neither a known name nor a text with slots.
@@ -212,7 +208,7 @@ class Template:
         if {*ANSWER_SLOTS} <= {*_list_slots(self.text)}:
             message, _, opening = self.text.rpartition("\n")
             chat.answerable()
-        before, after, joint = (_escaped(text) for text in (chat.before, chat.after, chat.joint))
+        before, after, joint = (escape(text) for text in (chat.before, chat.after, chat.joint))
         text = f"{before}{message.strip()}{after}{joint if opening else ''}{opening}"
         without = None if self.without is None else replace(self.without, is_chat=True)._within(chat)
         return replace(
@@ -335,8 +331,9 @@ def _default_message(columns: Container[str], asks: str) -> Template:
     return Template("{instruction}\n\n{input}", "input", without=Template("{instruction}", "instruction"))
 
 
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")  # braces of fixed text are no slots
+def escape(text: str) -> str:
+    """Return fixed text as it stands in a template, where its braces are no slots."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def check_choice(template: Template) -> None:
