@@ -46,13 +46,6 @@ class HoldsClientRows(Protocol):
         """Return rows like the clients' that are not trained on; empty where there are none."""
 
 
-@runtime_checkable
-class PlantsCanaries(Protocol):
-    """Datamodule that may have canaries, which draw further secrets; see ``fedlight.datamodules.rows.canaries``."""
-
-    canaries: Any
-
-
 SCORING: tuple[type, str] = ScoresRaw, "log_likelihoods"
 WRITING: tuple[type, str] = AnswersPrompts, "generate, log_likelihoods"
 """Needs of attacks that have the module score, or write, texts; see `Attack.needs`."""
@@ -366,11 +359,6 @@ def sample_texts(
         )
         texts += drawn
     return texts
-
-
-def canaries_of(data: object) -> Any:
-    """Return the canaries of a datamodule that plants some, else None."""
-    return data.canaries if isinstance(data, PlantsCanaries) else None
 
 
 def without_planted(data: HoldsClientRows) -> dict[str, list[Fields]]:

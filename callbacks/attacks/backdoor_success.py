@@ -6,23 +6,15 @@ text, so no answer is misread.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from fedlight.callbacks.attacks.attack import (
     SCORING,
     Attack,
     Found,
-    HoldsClientRows,
     render_prompts,
 )
 from fedlight.evaluation.tasks.model import ScoresRaw
-
-
-@runtime_checkable
-class HoldsBackdoor(Protocol):
-    """Datamodule whose clients may train on a `fedlight.datamodules.rows.poison.Backdoor`."""
-
-    backdoor: Any
 
 
 class BackdoorSuccess(Attack):
@@ -49,11 +41,10 @@ class BackdoorSuccess(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if not isinstance(data, HoldsBackdoor) or data.backdoor is None:
+        if getattr(data, "backdoor", None) is None:
             raise ValueError("BackdoorSuccess: no client has a backdoor: set data.rows.backdoor")
 
-    def prepare(self, data: HoldsClientRows, module: Any) -> None:
-        assert isinstance(data, HoldsBackdoor)
+    def prepare(self, data: Any, module: Any) -> None:
         self._template, self._backdoor = data.template, data.backdoor
         rows = [row for row in data.unseen_rows() if row["response"] != data.backdoor.response]
         if not rows:

@@ -17,17 +17,16 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedlight.callbacks.attacks.attack import (
     WRITING,
     Attack,
     Found,
     HoldsClientRows,
-    canaries_of,
     render_prompts,
     sample_texts,
 )
@@ -46,17 +45,6 @@ from fedlight.support.torch_parts import eval_mode
 
 RANDOM_SECRETS = 1000
 """Number of random secrets of no client that are searched for, to measure what is written by chance."""
-
-
-@runtime_checkable
-class LearnsTexts(Protocol):
-    """Module that can be trained on texts."""
-
-    def response_batch(self, prompts: Sequence[str], responses: Sequence[str]) -> Any:
-        """Return a batch of responses after their prompts."""
-
-    def example_losses(self, batch: Any) -> Tensor:
-        """Return the loss of each example, ``(batch,)``."""
 
 
 class Item(NamedTuple):
@@ -141,7 +129,7 @@ class ClientExtraction(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if self.steps and not isinstance(module, LearnsTexts):
+        if self.steps and not (hasattr(module, "response_batch") and hasattr(module, "example_losses")):
             raise ValueError(
                 f"ClientExtraction.steps={self.steps} needs a module with response_batch and example_losses, such as "
                 f"SFTModule, not {type(module).__name__}: set steps to 0"
@@ -166,7 +154,7 @@ class ClientExtraction(Attack):
                 f"ClientExtraction: no other client has private items that those of {attacker!r} do not contain: {_REMEDY}"
             )
         self._planted = {item.text for its_items in items.values() for item in its_items if item.planted}
-        canaries = canaries_of(data)
+        canaries = getattr(data, "canaries", None)
         drawn = canaries.secrets(RANDOM_SECRETS) if canaries else []
         self._random = _unwritten(sorted({*map(normalize_space, drawn)} - {*self._owners}), known)
 

@@ -17,7 +17,6 @@ from fedlight.callbacks.attacks.attack import (
     Attack,
     Found,
     HoldsClientRows,
-    canaries_of,
     render_prompts,
     without_planted,
     write_answers,
@@ -95,7 +94,7 @@ class DiscoverableMemorization(Attack):
 
     def check_settings(self, module: object, data: object) -> None:
         super().check_settings(module, data)
-        if self.random_secrets and canaries_of(data) is None:
+        if self.random_secrets and getattr(data, "canaries", None) is None:
             raise ValueError(
                 f"DiscoverableMemorization.random_secrets={self.random_secrets} is for the exposure of canaries, but "
                 f"{type(data).__name__} plants none: set data.rows.canaries, or random_secrets to 0"
@@ -108,7 +107,7 @@ class DiscoverableMemorization(Attack):
             raise ValueError(
                 f"DiscoverableMemorization: no client has a row{those} besides canaries, so nothing to ask for"
             )
-        canaries = canaries_of(data)
+        canaries = getattr(data, "canaries", None)
         self._others = canaries.secrets(self.random_secrets) if canaries else []
 
     def attack(self, module: Any, client: str | None) -> Found:

@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 import torch
@@ -29,13 +29,6 @@ from fedlight.support.checks import Checked
 from fedlight.support.files import full_disk_named, sealed, sync, unsealed, write_whole
 
 LINES = "digest of lines"
-
-
-@runtime_checkable
-class SkipsPredictBatches(Protocol):
-    """Datamodule whose next predict loader can leave out its first batches."""
-
-    skip_predict_batches: int
 
 
 class PredictionWriter(Checked, L.Callback):
@@ -69,7 +62,7 @@ class PredictionWriter(Checked, L.Callback):
         if trainer.world_size > 1:
             raise ValueError(f"PredictionWriter writes {self.path} in one process: set devices=1 num_nodes=1")
         data = trainer.datamodule  # type: ignore[attr-defined]
-        can_skip = isinstance(data, SkipsPredictBatches)
+        can_skip = hasattr(data, "skip_predict_batches")
         self._digest = hashlib.blake2b(digest_size=16)
         self._own, self._num_open = "", 0
         self._state: dict[str, Any] = once(lambda: self._open(can_skip))
@@ -137,7 +130,7 @@ class PredictionWriter(Checked, L.Callback):
         if isinstance(vars(pl_module).get("predict_step"), _InTurn):
             del pl_module.predict_step
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "predict" and isinstance(data, SkipsPredictBatches):
+        if stage == "predict" and hasattr(data, "skip_predict_batches"):
             data.skip_predict_batches = 0
 
     def _open(self, can_skip: bool) -> dict[str, Any]:

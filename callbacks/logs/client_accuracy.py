@@ -38,14 +38,6 @@ Indices = Mapping[str, np.ndarray]
 
 
 @runtime_checkable
-class EvaluatesByClient(Protocol):
-    """Datamodule with each client's examples: client id -> positions in the loader's order; None where not known."""
-
-    val_client_indices: Indices | None
-    test_client_indices: Indices | None
-
-
-@runtime_checkable
 class OwnTestExamples(Protocol):
     """Datamodule with a test set by client, ready after ``setup("test")``: client id -> indices in ``test_set``."""
 
@@ -80,9 +72,7 @@ class Outcomes:
     def own(self, selector: int | None, weights: Sequence[float] | None) -> np.ndarray | None:
         """Return whether a client's own model is right on each example, ``(examples,)``; None where that is not known.
 
-        Args:
-            selector: the client's selector; None: the vote of all counts.
-            weights: its weights for mixing the selectors, ``(U,)``; None for a single one.
+        A client without a selector has the vote of all, one with ``weights``, ``(U,)``, the mixture of the selectors.
         """
         if weights is not None:
             return None if self.log_odds is None else mix_log_odds(self.log_odds, weights) > 0
@@ -129,12 +119,7 @@ class Tally:
 def tally(
     outcomes: Outcomes, indices: Indices, weights: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, Tally]:
-    """Return the results of each client with an example in the pass.
-
-    Args:
-        outcomes: of a pass over examples.
-        indices: client -> positions of its examples.
-        weights: client -> its weights for mixing the selectors.
+    """Return the results of each client with an example in the pass, with the selectors mixed by its ``weights``.
 
     Examples:
         >>> outcomes = Outcomes(np.array([[True], [False], [True]]), np.array([True, False, True]), None)
@@ -299,12 +284,12 @@ class ClientAccuracy(RoundLog):
                 client_row(
                     c,
                     len(right),
-                    float(right.mean()),
-                    selectors.get(c),
-                    float(right.mean()),
                     known,
+                    selector=selectors.get(c),
+                    accuracy=float(right.mean()),
+                    own_accuracy=float(right.mean()),
                     # Empty where an even number of selectors would vote, or examples have no orders.
-                    float(np.mean(measured[c][1])) if measured[c][1] else None,
+                    own_both_orders=float(np.mean(measured[c][1])) if measured[c][1] else None,
                 )
                 for c, right in correct.items()
             ],
@@ -350,7 +335,8 @@ class ClientAccuracy(RoundLog):
             own_accuracy = None if index is None else each.correct[index]
             if client in weights:
                 own_accuracy = each.mixed
-            rows.append(client_row(client, each.examples, each.vote, selector, own_accuracy, known))
+            values = {"selector": selector, "accuracy": each.vote, "own_accuracy": own_accuracy}
+            rows.append(client_row(client, each.examples, known, **values))
         voted = [each.vote for each in tallies.values() if each.vote is not None]
         metrics = spread(voted, self.worst) if voted else {}
         if own_accuracies := [float(row["own_accuracy"]) for row in rows if row["selector"] != ""]:
@@ -388,30 +374,11 @@ class ClientAccuracy(RoundLog):
         self._messages.add(reason)
 
 
-def client_row(
-    client: str,
-    examples: int,
-    accuracy: float | None,
-    selector: int | None,
-    own_accuracy: float | None,
-    known: Mapping[str, str],
-    own_both_orders: float | None = None,
-) -> Record:
-    """Return a row of ``clients.csv``, without its stage and round; None is an empty field.
-
-    Args:
-        client: the client.
-        examples: number of its examples.
-        accuracy: share of its examples that the vote answers right, in [0, 1].
-        selector: the client's own selector; None where clients are not grouped.
-        own_accuracy: share that its own selector answers right.
-        known: client -> known group.
-        own_both_orders: share of its comparisons that its own model answers right with both orders averaged.
-    """
+def client_row(client: str, examples: int, known: Mapping[str, str], **values: float | None) -> Record:
+    """Return a row of ``clients.csv``, without its stage and round; a value that is None or not given is empty."""
     row: Record = {"client": client, "examples": examples, "group": known.get(client, "")}
-    values = {"selector": selector, "accuracy": accuracy, "own_accuracy": own_accuracy}
-    values["own_both_orders"] = own_both_orders
-    return row | {name: "" if value is None else value for name, value in values.items()}
+    columns = ("selector", "accuracy", "own_accuracy", "own_both_orders")
+    return row | {name: "" if (value := values.get(name)) is None else value for name in columns}
 
 
 def _why_no_own(
@@ -448,11 +415,9 @@ def stack_outcomes(outputs: Sequence[Any]) -> Outcomes | None:
 
 
 def mix_log_odds(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Return the log-odds of the right answer under selectors whose probabilities are mixed by weights, ``(examples,)``.
+    """Return the log-odds of the right answer under a mixture of selectors, ``(examples,)``.
 
-    Args:
-        log_odds: of the right answer under each selector, ``(examples, U)``.
-        weights: of the selectors, ``(U,)``, summing to 1.
+    ``log_odds`` are ``(examples, U)``; the weights of the selectors, ``(U,)``, sum to 1.
 
     Examples:
         >>> mix_log_odds(np.array([[4.0, -1.0], [4.0, -9.0]]), [0.4, 0.6]).round(3).tolist()  # of 0.55 and 0.39
@@ -469,7 +434,9 @@ def mix_log_odds(log_odds: np.ndarray, weights: Sequence[float]) -> np.ndarray:
 
 
 def _client_indices(data: Any, stage: str) -> Indices | None:
-    return getattr(data, f"{stage}_client_indices") if isinstance(data, EvaluatesByClient) else None
+    """Return client id -> positions in the loader's order; None where the datamodule does not know them."""
+    indices: Indices | None = getattr(data, f"{stage}_client_indices", None)
+    return indices
 
 
 def _find_own_examples(trainer: L.Trainer) -> OwnTestExamples:

@@ -3,9 +3,7 @@
 It holds labels and counts, no text of a client. Leave the callback out where the counts are private.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,14 +13,6 @@ from fedlight.support.checks import Checked
 from fedlight.support.files import csv_text, write_whole
 
 COLUMNS = ("client", "label", "split", "rows")
-
-
-@runtime_checkable
-class CountsClientRows(Protocol):
-    """Datamodule that counts the clients' examples."""
-
-    def client_counts(self) -> Sequence[tuple[str, str, str, int]]:
-        """Return client, label (empty for none), split and number of examples."""
 
 
 class ClientData(Checked, L.Callback):
@@ -41,7 +31,7 @@ class ClientData(Checked, L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = training_data(trainer)
-        if not isinstance(data, CountsClientRows):
+        if not hasattr(data, "client_counts"):
             rank_zero_info(
                 "ClientData: the client of a training example is not known, so there is no data.csv: add "
                 "ByClient(clients) to the callbacks"

@@ -32,24 +32,6 @@ class GroupsClients(Protocol):
     grouped_round: int | None
 
 
-@runtime_checkable
-class WeighsSelectors(Protocol):
-    """Algorithm whose clients have weights over all selectors.
-
-    Attributes:
-        weights: client id -> its weights, which sum to 1; empty before the first grouping and where each has one selector.
-    """
-
-    weights: Mapping[str, list[float]]
-
-
-@runtime_checkable
-class RunsAlgorithm(Protocol):
-    """Federated loop with an algorithm."""
-
-    algorithm: Any
-
-
 class GroupLog(RoundLog):
     """Lightning callback that writes ``groups.csv`` and logs how far a grouping agrees with the last and the known one.
 
@@ -114,15 +96,15 @@ def group_rows(grouping: GroupsClients, known: Mapping[str, str]) -> list[Record
     return rows
 
 
-def weights_of(grouping: object) -> Mapping[str, list[float]]:
-    """Return client id -> its weights over the selectors; empty where each client has one selector."""
-    return grouping.weights if isinstance(grouping, WeighsSelectors) else {}
+def weights_of(grouping: Any) -> Mapping[str, list[float]]:
+    """Return client id -> its weights over the selectors, of sum 1; empty where each client has one selector."""
+    return getattr(grouping, "weights", {})
 
 
 def find_grouping(trainer: L.Trainer) -> GroupsClients | None:
     """Return the algorithm of the trainer's federated loop if it groups clients."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    algorithms = [callback.algorithm for callback in callbacks if isinstance(callback, RunsAlgorithm)]
+    algorithms = [getattr(callback, "algorithm", None) for callback in callbacks]
     return next((algorithm for algorithm in algorithms if isinstance(algorithm, GroupsClients)), None)
 
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch import Tensor
 
 from fedlight.callbacks.logs.trainer import find_callback
-from fedlight.callbacks.logs.visit_log import RecordsVisits
+from fedlight.callbacks.logs.visit_log import RecordsVisits, VisitLog
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.visits.visit import step_losses
 from fedlight.callbacks.progress.run_summary import (
@@ -49,14 +49,6 @@ class VisitsClients(Protocol):
     @property
     def device_name(self) -> str:
         """Name of the first visit's device, empty without a fleet."""
-
-
-@runtime_checkable
-class LogsVisits(Protocol):
-    """Callback with the rows of ``visits.csv``."""
-
-    def visit_rows(self) -> list[dict[str, str]]:
-        """Return all visits of the run as text."""
 
 
 class RoundProgress(Checked, ProgressBar):
@@ -276,7 +268,7 @@ class RoundProgress(Checked, ProgressBar):
         unit = "epoch" if self._loop is None else "round"
         seconds = time.monotonic() - self._fit_started
         self.console.print(self._metrics.table(unit, seconds))
-        log: LogsVisits | None = find_callback(trainer, LogsVisits)
+        log: VisitLog | None = find_callback(trainer, VisitLog)
         rows = [] if log is None else log.visit_rows()
         if rows and "device" in rows[0]:
             self.console.print(device_table(rows))

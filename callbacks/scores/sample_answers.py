@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -17,24 +17,6 @@ from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.files import refuse_unwritable, write_json_lines
 
 MOST_TOKENS = 128
-
-
-@runtime_checkable
-class HoldsResponses(Protocol):
-    """Datamodule with validation examples and the tokenizer that has encoded them."""
-
-    val_set: Any
-    tokenizer: Any
-
-    def collate(self, examples: list[Any]) -> Mapping[str, Any]:
-        """Return ``input_ids`` and ``labels``, ``(batch, tokens)``; labels are -100 on prompt and padding."""
-
-
-@runtime_checkable
-class HoldsTemplate(Protocol):
-    """Datamodule with the template of its prompts, whose ``stops`` end an answer."""
-
-    template: Any
 
 
 class Sample(NamedTuple):
@@ -68,7 +50,8 @@ class SampleAnswers(Checked, L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Choose the prompts, so that a module or data that do not fit are refused before training."""
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(pl_module, WritesText) or not isinstance(data, HoldsResponses):
+        has_responses = all(hasattr(data, name) for name in ("val_set", "tokenizer", "collate"))
+        if not isinstance(pl_module, WritesText) or not has_responses:
             raise ValueError(
                 f"SampleAnswers needs a module that writes text and data with responses, such as SFTModule and "
                 f"InstructionDataModule, not {type(pl_module).__name__} and {type(data).__name__}: take it out"
@@ -92,7 +75,7 @@ class SampleAnswers(Checked, L.Callback):
         shown = [sample for sample, is_short in zip(self._samples, fits, strict=True) if is_short]
         with isolate_rng():  # training continues as if no answer had been written
             data = trainer.datamodule  # type: ignore[attr-defined]
-            stop = data.template.stops if isinstance(data, HoldsTemplate) else ()
+            stop = data.template.stops if hasattr(data, "template") else ()
             settings = {"temperature": 0.0, "max_new_tokens": tokens, "seed": 0, "stop": stop}
             raw, tuned = (
                 _answers(pl_module, [sample.prompt for sample in shown], {**settings, "raw": off})
@@ -108,13 +91,13 @@ class SampleAnswers(Checked, L.Callback):
             write_json_lines(Path(trainer.default_root_dir) / "samples.jsonl", lines)
 
 
-def choose(data: HoldsResponses, number: int) -> list[Sample]:
+def choose(data: Any, number: int) -> list[Sample]:
     """Return validation examples at equal distances as texts, each prompt once.
 
     Raises:
         ValueError: the examples have no responses.
     """
-    # Of fewer rows than prompts some places would come twice.
+    # Of fewer rows than prompts some places would come twice. Labels are -100 on prompt and padding.
     places = np.unique(np.linspace(0, len(data.val_set) - 1, number).round().astype(int))
     batch = data.collate([data.val_set[int(place)] for place in places])
     if not {"input_ids", "labels", "attention_mask"} <= set(batch):

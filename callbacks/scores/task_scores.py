@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -27,13 +27,6 @@ from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
 WORST = 0.1
-
-
-@runtime_checkable
-class HoldsTasks(Protocol):
-    """Datamodule whose test set holds the rows of tasks; see ``fedlight.datamodules.instructions.task_data``."""
-
-    tasks: Mapping[str, Task]
 
 
 class TaskScores(Checked, L.Callback):
@@ -94,7 +87,7 @@ class TaskScores(Checked, L.Callback):
                 f"{type(pl_module).__name__}"
             )
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if self.tasks is None and not isinstance(data, HoldsTasks):
+        if self.tasks is None and not hasattr(data, "tasks"):
             raise ValueError(
                 f"TaskScores.tasks is not given, and {type(data).__name__} has none: set tasks, or use TaskDataModule"
             )

@@ -10,7 +10,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.types import Fields
@@ -28,21 +28,6 @@ class Added(NamedTuple):
     fields: Fields
     row: int | None = None
     score: float | None = None
-
-
-@runtime_checkable
-class Described(Protocol):
-    """Object that returns the settings its result depends on, such as an augmentation or a text generator."""
-
-    def settings(self) -> dict[str, object]:
-        """Return plain values by name, without secrets."""
-
-
-@runtime_checkable
-class Identified(Protocol):
-    """Object with a text that identifies its content, such as an encoder."""
-
-    identity: str
 
 
 class Augmentation(Checked, ABC):
@@ -107,10 +92,8 @@ class Augmentation(Checked, ABC):
 def settings_of(thing: object, without_effect: Sequence[str] = ()) -> dict[str, object]:
     """Return the class of ``thing`` and the arguments of its constructor, read from attributes of the same names.
 
-    Args:
-        thing: object that stores its arguments. An argument that is an object itself is described by its ``settings()`` or
-            ``identity``, see `Described` and `Identified`, or is read in the same way.
-        without_effect: arguments to leave out.
+    An argument that is an object itself is described by its ``settings()``, plain values without secrets, or its
+    ``identity``, a text that identifies its content, or is read in the same way. Those ``without_effect`` are left out.
 
     Examples:
         >>> from fedlight.datamodules.rows.exclusion import Holdout
@@ -124,13 +107,13 @@ def settings_of(thing: object, without_effect: Sequence[str] = ()) -> dict[str, 
     }
 
 
-def _to_plain(value: object) -> object:
+def _to_plain(value: Any) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
         return {str(name): _to_plain(entry) for name, entry in value.items()}
     if isinstance(value, Sequence):
         return [_to_plain(entry) for entry in value]
-    if isinstance(value, Described):
+    if hasattr(value, "settings"):
         return value.settings()
-    return value.identity if isinstance(value, Identified) else settings_of(value)
+    return value.identity if hasattr(value, "identity") else settings_of(value)

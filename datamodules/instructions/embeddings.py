@@ -6,7 +6,7 @@ text of a row is the template's slots without the response.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,6 @@ from fedlight.datamodules.rows.split import TextSplit
 from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
-
-
-@runtime_checkable
-class MapsDimensions(Protocol):
-    """Projector, with the dimensions it maps from and to."""
-
-    dimensions: tuple[int, int]
 
 
 class EmbeddingDataModule(FederatedDataModule):
@@ -116,7 +109,8 @@ class EmbeddingDataModule(FederatedDataModule):
         """Raise ValueError for a projector of other dimensions, before any text is encoded."""
         module = self.trainer.lightning_module if self.trainer else None
         small, large = self.small.dimension, self.large.dimension
-        if isinstance(module, MapsDimensions) and (wanted := module.dimensions) != (small, large):
+        wanted = getattr(module, "dimensions", None)  # of a projector
+        if wanted is not None and wanted != (small, large):
             raise ValueError(
                 f"the projector maps {wanted[0]} dimensions to {wanted[1]}, the encoders give {small} and {large}: set "
                 f"model.small_dimension={small} and model.large_dimension={large}"

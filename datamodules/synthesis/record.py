@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -69,41 +69,28 @@ class Part:
     dropped: list[Dropped] = field(default_factory=list)
 
 
-@runtime_checkable
-class DescribesBase(Protocol):
-    """Module with a description of its frozen base, a checksum included."""
-
-    base: dict[str, Any]
-
-
 class SynthesisRecord:
     """Files of candidates in a folder.
 
     Args:
         folder: created by `check_writable`.
-        setting: name of the setting that errors about the folder mention.
     """
 
-    def __init__(self, folder: str | Path, setting: str = "synthesis_folder") -> None:
-        self.folder, self.setting = Path(folder).expanduser(), setting
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).expanduser()
 
     def file(self, round_idx: int) -> Path:
         """Return the path of a round's file; rounds count from 0."""
         return self.folder / f"round_{round_idx:04d}.jsonl"
 
     def find(self, round_idx: int, settings: Settings, clients: Sequence[str]) -> tuple[Part | None, str]:
-        """Return the part of these clients with equal settings.
-
-        Args:
-            round_idx: round, from 0.
-            settings: see `Part`; settings named in ``PART_SETTINGS`` may differ between the parts of a file.
-            clients: clients, in order.
+        """Return the part of these clients and round with equal settings, but for those in ``PART_SETTINGS``.
 
         Returns:
             The part and ""; or None and why the file cannot be used, "" if it only lacks these clients.
         """
         try:
-            parts = self._read(round_idx)
+            parts = _parse(read_bytes(self.file(round_idx)))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # to be made
             return None, ""
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -124,16 +111,13 @@ class SynthesisRecord:
         Raises:
             OSError: the folder cannot be written, or a folder has the file's name.
         """
-        refuse_unwritable(self.folder, self.setting)
+        refuse_unwritable(self.folder, "synthesis_folder")
         if (file := self.file(round_idx)).is_dir():
             raise OSError(f"{file} is a folder, where a file is to be written: move it away")
 
     def write(self, round_idx: int, parts: Sequence[Part]) -> None:
         """Write all parts of a round so far; call `check_writable` before."""
         write_whole(self.file(round_idx), b"".join(map(_serialize, parts)))
-
-    def _read(self, round_idx: int) -> list[Part]:
-        return _parse(read_bytes(self.file(round_idx)))
 
 
 @dataclass(frozen=True)
@@ -288,9 +272,10 @@ def state_digest(module: nn.Module) -> str:
         if tensor.requires_grad:  # the base's description has a checksum of frozen ones
             values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # numpy has no bf16
             digest.update(values.numpy().tobytes())
-    if isinstance(module, DescribesBase):
+    base: Any = getattr(module, "base", None)  # a description of the frozen one, with a checksum
+    if base is not None:
         described = {
-            name: value for name, value in module.base.items() if name != "model"
+            name: value for name, value in base.items() if name != "model"
         }  # a path, which may change
         digest.update(json.dumps(described, sort_keys=True, default=str).encode())
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -18,19 +18,6 @@ ROWS_TOGETHER = 128
 """Most texts that are written at once, unless one client asks for more."""
 
 
-@runtime_checkable
-class WritesForClients(Protocol):
-    """Module that writes for several clients in one batch, such as a ``LanguageModule``."""
-
-    def generate(self, prompts: Sequence[str], *args: Any, **settings: Any) -> list[list[str]]:
-        """Complete prompts with the module as it stands."""
-
-    def generate_for(
-        self, states: Sequence[State], prompts: Sequence[Sequence[str]], seeds: Sequence[int], **settings: Any
-    ) -> list[list[list[str]]]:
-        """Complete the prompts of several clients, each client's by its own weights."""
-
-
 def work_with_models(
     module: Any,
     states: Sequence[State],
@@ -39,12 +26,9 @@ def work_with_models(
 ) -> list[R]:
     """Return the results of work with the models of clients, whose texts are written in common batches where possible.
 
-    Args:
-        module: shared module.
-        states: tensors of each client that differ from the module's, by name.
-        works: of each client a function of its model, which has the module's ``generate``, ``log_likelihoods``,
-            ``free_energies``, ``fits`` and ``tokenizer``. It advances no global random stream and calls no other process.
-        holding: function that puts a state into the module while its context lasts.
+    ``states`` has of each client the tensors that differ from the module's; ``holding`` puts a state into the module. A
+    piece of work takes a client's model, which has the module's ``generate``, ``log_likelihoods``, ``free_energies``,
+    ``fits`` and ``tokenizer``; it advances no global random stream and calls no other process.
     """
     if not _can_stack(module, states):
         results = []
@@ -121,12 +105,12 @@ class _ClientModel:
 
 
 def _can_stack(module: Any, states: Sequence[State]) -> bool:
-    if len(states) < 2 or not isinstance(module, WritesForClients):
+    if len(states) < 2 or not hasattr(module, "generate_for"):
         return False
-    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}  # type: ignore[attr-defined]
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
     try:
         # For its checks alone: nothing is stacked yet.
-        StackedAdapters(module, trained)  # type: ignore[arg-type]
+        StackedAdapters(module, trained)
     except ValueError:
         return False
     return all(state.keys() <= trained.keys() for state in states)

@@ -7,7 +7,7 @@ how a context is extended.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
@@ -17,24 +17,10 @@ PADDED_TABLES = ("roberta", "camembert", "longformer", "data2vec-text")
 """Model types whose position table has rows for padding before the first position."""
 
 
-@runtime_checkable
-class LimitsTokens(Protocol):
-    """Datamodule with a limit on the tokens of a text."""
-
-    max_tokens: int
-
-
 def check_batch(batch: Any, form: Mapping[str, int], module: str, hint: str) -> None:
-    """Check that a batch has the entries that a module reads, with the right number of dimensions.
+    """Raise ValueError for a batch that lacks an entry of ``form`` or has it with another number of dimensions than there.
 
-    Args:
-        batch: a batch of the datamodule.
-        form: name of each entry -> its dimensions; 0: not checked. An empty form accepts every batch.
-        module: name of the module's class.
-        hint: the data that the module reads, and the datamodule that provides them.
-
-    Raises:
-        ValueError: an entry is missing or has other dimensions.
+    0 dimensions are not checked; ``hint`` names the data that the module reads, and the datamodule that provides them.
 
     Examples:
         >>> check_batch({"labels": 0}, {"chosen": 0}, "DPOModule", "pairs")
@@ -79,19 +65,14 @@ def has_position_table(config: Any) -> bool:
 
 
 def check_max_tokens(config: Any, model: str, data: object) -> None:
-    """Raise ValueError for data whose ``max_tokens`` is above the rows of a model's position table.
-
-    Args:
-        config: config of ``transformers``.
-        model: name of the model.
-        data: the trainer's datamodule; one without ``max_tokens`` is accepted.
-    """
+    """Raise ValueError for data whose ``max_tokens`` is above the rows of a model's position table."""
     limit = count_positions(config)
-    if limit is None or not has_position_table(config) or not isinstance(data, LimitsTokens):
+    asked = getattr(data, "max_tokens", None)
+    if limit is None or not has_position_table(config) or not isinstance(asked, int):
         return
-    if isinstance(data.max_tokens, int) and data.max_tokens > limit:
+    if asked > limit:
         raise ValueError(
-            f"data.max_tokens={data.max_tokens} is above the {limit} learned positions of model={model!r}: "
+            f"data.max_tokens={asked} is above the {limit} learned positions of model={model!r}: "
             f"set --data.max_tokens {limit} or less, or take a model with more"
         )
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,14 +19,6 @@ from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, Row
-
-
-@runtime_checkable
-class KnowsStops(Protocol):
-    """Source that knows how its next question would begin; an answer ends before it."""
-
-    stops: Sequence[str]
-
 
 Normalization = Literal["sum", "tokens", "bytes"]
 
@@ -138,8 +130,8 @@ class Task(Checked, ABC):
         self._ready: Ready | None = None
         self._form: str | None = None
         self.stop, self.seed = list(self.stops) if stop is None else list(stop), seed
-        if isinstance(data, KnowsStops):  # a run-on is never wanted
-            self.stop = [*self.stop, *data.stops]
+        # The next question of the source would begin with these; a run-on is never wanted.
+        self.stop += getattr(data, "stops", ())
 
     @abstractmethod
     def example(self, row: Row) -> Example:
@@ -322,14 +314,10 @@ def find_likeliest(
     continuation: Callable[[str], str],
     normalize: Normalization = "sum",
 ) -> list[str]:
-    """Return the likeliest choice after each prompt.
+    """Return the likeliest of its choices after each prompt.
 
-    Args:
-        model: module that returns likelihoods.
-        prompts: texts.
-        choices: of each prompt.
-        continuation: a choice -> the text that follows the prompt, see `Prompts.continuation`.
-        normalize: compare the ``sum`` of a choice's log-probabilities, or their mean by ``tokens`` or by ``bytes``.
+    ``continuation`` makes the text that follows the prompt. With ``normalize`` the sum of a choice's log-probabilities is
+    compared, or their mean by tokens or by bytes.
     """
     texts = [[continuation(choice) for choice in prompt_choices] for prompt_choices in choices]
     best = []

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
+from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.progress.round_progress import RoundProgress
 from fedlight.callbacks.progress.run_summary import MetricEnds, output_paths, report_command, traffic
 
@@ -36,10 +37,11 @@ class Falling(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
-class Visited(L.Callback):
-    """Stands in for the visit log."""
+class Visited(VisitLog):
+    """Visit log of these rows."""
 
     def __init__(self, rows):
+        super().__init__()
         self.rows = rows
 
     def visit_rows(self):
