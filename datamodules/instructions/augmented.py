@@ -208,9 +208,10 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         return added, {"public_rows": len(fits), **self.augmentation.record()}
 
     def _complete(self, row: Added, fits: np.ndarray) -> Added:
-        """Return the row with a text for every slot and its index in `public`."""
+        """Return the row as plain values, with a text for every slot and its index in `public`."""
         fields = {**dict.fromkeys(self.template.slots, ""), **row.fields}
-        return Added(fields, None if row.row is None else int(fits[row.row]), row.score)
+        index = None if row.row is None else int(fits[row.row])
+        return Added(fields, index, None if row.score is None else float(row.score))
 
     def _describe_settings(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, object]:
         """Return everything that the added rows depend on."""
@@ -254,18 +255,8 @@ def _read_valid(
 
 
 def _plain(added: Mapping[str, Sequence[Added]]) -> dict[str, list[tuple[Any, ...]]]:
-    """Return added rows as plain values, which processes exchange."""
-    return {
-        client: [
-            (
-                dict(row.fields),
-                None if row.row is None else int(row.row),
-                None if row.score is None else float(row.score),
-            )
-            for row in rows
-        ]
-        for client, rows in added.items()
-    }
+    """Return added rows as tuples, which processes exchange."""
+    return {client: [tuple(row) for row in rows] for client, rows in added.items()}
 
 
 def _expand(given: T | list[T], number: int, setting: str) -> list[T]:

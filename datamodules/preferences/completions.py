@@ -11,15 +11,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.preferences.format import Format
+from fedlight.datamodules.preferences.format import Format, encode_comparisons
 from fedlight.datamodules.preferences.labelling import Orders, form_pairs
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.encoding import (
-    Comparison,
     Encoded,
-    encode_choice,
-    encode_pair,
-    encode_responses,
 )
 from fedlight.datamodules.text.examples import Choice, PreferredExamples, collate_choices, collate_preferred
 from fedlight.datamodules.text.templates import Template, check_choice
@@ -28,13 +24,7 @@ from fedlight.pretrained.hub import load_tokenizer
 
 
 class ShownPairs(Dataset):
-    """Pairs in one order or both, sorted by length.
-
-    Args:
-        encoded: two sequences per pair.
-        pairs: indices of pairs to show.
-        orders: show every pair in both orders, or in its own alone.
-    """
+    """Pairs, of two encoded sequences each, in one order or both, sorted by length."""
 
     def __init__(self, encoded: Encoded, pairs: np.ndarray, orders: Orders) -> None:
         self.encoded = encoded
@@ -116,7 +106,7 @@ class CompletionPairDataModule(FederatedDataModule):
             )
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         self.template = self.template.for_tokenizer(self.tokenizer)
-        encoded = self._encode(pairs)
+        encoded = encode_comparisons(self, self.form, pairs)
         fits = np.flatnonzero(encoded.both_kept())  # [pairs]
         rank_zero_info(
             f"{self.source}: {len(pairs):,} pairs, {skipped:,} equal or empty ones skipped; "
@@ -129,15 +119,6 @@ class CompletionPairDataModule(FederatedDataModule):
             self.predict_set = examples.take(np.argsort(examples.lengths, kind="stable"))
             return
         self.predict_set = ShownPairs(encoded, fits, self.orders)
-
-    def _encode(self, pairs: list[Comparison]) -> Encoded:
-        if self.form == "choice":
-            return encode_choice(self.tokenizer, self.template, pairs, self.max_tokens, self.choices)
-        if self.form == "pair":
-            return encode_pair(self.tokenizer, self.template, pairs, self.max_tokens, self.truncate_answers)
-        fields = [pair.fields for pair in pairs for _ in range(2)]
-        answers = [answer for pair in pairs for answer in (pair.first, pair.second)]
-        return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return a batch of the form without choice labels, with each pair's ``index`` and ``order``, ``(batch,)``."""

@@ -6,7 +6,7 @@ position. Deviation: the paper splits the doubled examples into training and val
 first, so the two never share a pair, nor votes of one client on the same two answers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.preferences.baselines import describe
 from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
-from fedlight.datamodules.preferences.format import Format
+from fedlight.datamodules.preferences.format import Format, encode_comparisons
 from fedlight.datamodules.rows.columns import complete_columns, value_at
 from fedlight.datamodules.rows.given import GivenRows, RowsError, Source
 from fedlight.datamodules.rows.poison import PoisonedVotes
@@ -26,11 +26,7 @@ from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
 from fedlight.datamodules.text.encoding import (
-    Comparison,
     Encoded,
-    encode_choice,
-    encode_pair,
-    encode_responses,
 )
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
@@ -270,17 +266,6 @@ class PreferenceDataModule(FederatedDataModule):
             )
         return fits
 
-    def _encode(self, comparisons: Sequence[Comparison]) -> Encoded:
-        if self.view == "selector" and self.form == "choice":
-            return encode_choice(self.tokenizer, self.template, comparisons, self.max_tokens, self.choices)
-        if self.view == "selector":
-            return encode_pair(
-                self.tokenizer, self.template, comparisons, self.max_tokens, self.truncate_answers
-            )
-        fields = [comparison.fields for comparison in comparisons for _ in range(2)]
-        answers = [answer for comparison in comparisons for answer in (comparison.first, comparison.second)]
-        return encode_responses(self.tokenizer, self.template, fields, answers, self.max_tokens, pairs=True)
-
     def _make_examples(self, votes: Votes, first_index: int = 0) -> tuple[Examples, np.ndarray, int]:
         """Return the examples, their votes, ``(votes,)``, and the number of texts that were cut."""
         if self.encoder is not None:
@@ -288,7 +273,8 @@ class PreferenceDataModule(FederatedDataModule):
             made = FeatureExamples.from_votes(self.encoder, votes.comparisons, comparison, winner)
             self.encoder.release()  # training needs its memory
             return made, np.arange(len(winner)), 0
-        encoded = self._encode(votes.comparisons)
+        form = self.form if self.view == "selector" else "responses"
+        encoded = encode_comparisons(self, form, votes.comparisons)
         fits = self._find_fitting(votes, encoded)
         comparison, winner = np.array(votes.comparison)[fits], np.array(votes.winner)[fits]
         if self.view == "selector":

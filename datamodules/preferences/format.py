@@ -1,9 +1,17 @@
 """How two answers to a prompt are shown to a model: settings that YAML nests below ``format``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedlight.datamodules.rows.poison import PoisonedVotes
+from fedlight.datamodules.text.encoding import (
+    Comparison,
+    Encoded,
+    encode_choice,
+    encode_pair,
+    encode_responses,
+)
 from fedlight.support.checks import check_fields
 
 
@@ -46,3 +54,15 @@ class Format:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+def encode_comparisons(data: Any, form: str, comparisons: Sequence[Comparison]) -> Encoded:
+    """Return two sequences of each comparison, by the tokenizer, the template and the limits of a datamodule."""
+    tokenizer, template, most = data.tokenizer, data.template, data.max_tokens
+    if form == "choice":
+        return encode_choice(tokenizer, template, comparisons, most, data.choices)
+    if form == "pair":
+        return encode_pair(tokenizer, template, comparisons, most, data.truncate_answers)
+    fields = [each.fields for each in comparisons for _ in range(2)]
+    answers = [answer for each in comparisons for answer in (each.first, each.second)]
+    return encode_responses(tokenizer, template, fields, answers, most, pairs=True)

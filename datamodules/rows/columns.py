@@ -159,7 +159,8 @@ def field_at(row: Mapping[str, Any], path: str, name: str) -> str:
     if name == MESSAGES:
         turns = turns_of(find_value(row, path))
         return write_turns(turns) if turns and all(turn["content"] for turn in turns) else ""
-    return reply_at(row, path) if name in (*REPLIES, "response") else text_at(row, path)
+    value = find_value(row, path)
+    return reply_of(value) if name in (*REPLIES, "response") else text_of(value)
 
 
 def turns_of(value: Any) -> list[dict[str, str]]:
@@ -182,11 +183,6 @@ def turns_of(value: Any) -> list[dict[str, str]]:
         }
         for turn in turns
     ]
-
-
-def reply_at(row: Mapping[str, Any], path: str) -> str:
-    """Return the stripped text of an answer at a path; see `reply_of`."""
-    return reply_of(find_value(row, path))
 
 
 def reply_of(value: Any) -> str:

@@ -118,15 +118,9 @@ def read_votes(
     An answer that is a turn of a conversation, but the user's, is missing.
 
     A repeated vote is the same client's same choice between the same two answers to the same prompt, in either order;
-    without a ``client`` column all rows are one client's. A client's opposite votes on one comparison are kept and
-    counted as a conflict.
-
-    Args:
-        rows: raw rows.
-        columns: the column map.
-        choice_values: ``a``, ``b`` and ``tie`` -> their raw value or list of raw values.
-        required: slots that may not be empty.
-        source: name of the rows in messages.
+    without a ``client`` column all rows are one client's. A client's opposite votes on one comparison are kept and counted
+    as a conflict. The slots ``required`` may not be empty; ``choice_values`` has the raw value, or a list of them, of ``a``,
+    ``b`` and ``tie``.
 
     Raises:
         RowsError: a mapped column does not exist, a choice has an unknown value, the choices contradict the scores, a
@@ -134,9 +128,12 @@ def read_votes(
     """
     _check_map(columns, source)
     check_columns(rows, columns, source)
-    meaning = _invert_choice_values(choice_values)
+    meaning = invert_choice_values(choice_values)
     _check_scores(rows, columns, meaning, source)
-    votes = Votes(groups=_read_groups(rows, columns, source), counts=VoteCounts(source, rows=len(rows)))
+    votes = Votes(counts=VoteCounts(source, rows=len(rows)))
+    if {"client", "group"} <= set(columns):
+        pairs = ((text_at(row, columns["client"]), text_at(row, columns["group"])) for row in rows)
+        votes.groups = map_groups(pairs, source)
     counts = votes.counts
     index: dict[tuple, int] = {}
     seen: set[tuple[str, int, int]] = set()
@@ -221,15 +218,8 @@ def map_groups(pairs: Iterable[tuple[str, str]], source: str) -> dict[str, str]:
     return groups
 
 
-def _read_groups(rows: Rows, columns: Columns, source: str) -> dict[str, str]:
-    if not {"client", "group"} <= set(columns):
-        return {}
-    pairs = ((text_at(row, columns["client"]), text_at(row, columns["group"])) for row in rows)
-    return map_groups(pairs, source)
-
-
-def _invert_choice_values(choice_values: ChoiceValues) -> dict[str, str]:
-    """Return raw value as text -> a, b or tie."""
+def invert_choice_values(choice_values: ChoiceValues) -> dict[str, str]:
+    """Return raw value as text -> a, b or tie; raise ValueError for another name, and for a value with two meanings."""
     meaning: dict[str, str] = {}
     for name, raw in choice_values.items():
         if name not in ("a", "b", "tie"):

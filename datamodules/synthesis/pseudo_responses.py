@@ -77,9 +77,12 @@ class PseudoResponses(Synthesis):
                 f"{type(model).__name__} has no free_energies: PseudoResponses weights answers by them; train an SFTModule"
             )
         self.counts, self.notes, self.dropped = Counter(), Counter(), []
-        asked = [
-            (client, fields) for client, rows in clients.items() for fields in _find_distinct(rows, template)
-        ]
+        distinct = {  # prompts, each once
+            (client, tuple(row[slot] for slot in template.slots)): None
+            for client, rows in clients.items()
+            for row in rows
+        }
+        asked = [(client, dict(zip(template.slots, texts, strict=True))) for client, texts in distinct]
         generator = BatchGenerator(
             model,
             self.max_response_tokens,
@@ -125,12 +128,6 @@ def energy_weights(energies: Sequence[float], temperature: float) -> list[float]
     """
     lowest = min(energies, default=0.0)  # its weight is 1, so no exponent is above 0
     return [math.exp((lowest - energy) / temperature) for energy in energies]
-
-
-def _find_distinct(rows: Sequence[Fields], template: Template) -> list[dict[str, str]]:
-    """Return the slots of rows with distinct prompts."""
-    asked = {tuple(row[slot] for slot in template.slots): None for row in rows}
-    return [dict(zip(template.slots, texts, strict=True)) for texts in asked]
 
 
 def _fix_prompt(client: str, text: str) -> Prompt:

@@ -310,12 +310,21 @@ def find_folder(model: str, what: str = "model") -> Path:
         FileNotFoundError: the path does not exist, or the folder holds no sentence-transformers model.
         OSError: there is no such hub name, or the hub cannot be reached.
     """
-    path = find_pretrained(model, what) or Path(model).expanduser()
-    if path.is_dir():
-        return _check_folder(path, model, what)
-    if not NAME.fullmatch(model):
-        raise FileNotFoundError(f"{what}={model!r}: there is no such folder")
-    return _check_folder(_download(model, what), model, what)
+    folder = find_pretrained(model, what) or Path(model).expanduser()
+    if not folder.is_dir():
+        if not NAME.fullmatch(model):
+            raise FileNotFoundError(f"{what}={model!r}: there is no such folder")
+        folder = _download(model, what)
+    if not (folder / "modules.json").is_file():
+        raise FileNotFoundError(
+            f"{what}={model!r}: {folder} has no modules.json, so it is no sentence-transformers model; give a folder of "
+            "SentenceTransformer.save"
+        )
+    if not any(folder.rglob(f"*{WEIGHTS}")):
+        raise FileNotFoundError(
+            f"{what}={model!r}: {folder} has no {WEIGHTS} file; save the model again with SentenceTransformer.save"
+        )
+    return folder
 
 
 def content_digest(folder: Path) -> str:
@@ -338,19 +347,6 @@ def content_digest(folder: Path) -> str:
                 content = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
             digest.update(name.encode() + b"\0" + content)
     return digest.hexdigest()
-
-
-def _check_folder(folder: Path, model: str, what: str) -> Path:
-    if not (folder / "modules.json").is_file():
-        raise FileNotFoundError(
-            f"{what}={model!r}: {folder} has no modules.json, so it is no sentence-transformers model; give a folder of "
-            "SentenceTransformer.save"
-        )
-    if not any(folder.rglob(f"*{WEIGHTS}")):
-        raise FileNotFoundError(
-            f"{what}={model!r}: {folder} has no {WEIGHTS} file; save the model again with SentenceTransformer.save"
-        )
-    return folder
 
 
 def _download(name: str, what: str) -> Path:

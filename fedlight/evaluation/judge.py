@@ -1,12 +1,4 @@
-"""Interface of judges, which choose the better of two answers to a prompt, and verdicts with both orders averaged.
-
-* ``OracleJudge``: knows every client's taste in the embedded world.
-* ``FactJudge``: knows the facts of the embedded instruction domains.
-* ``SelectorJudge``: a trained selector, or the majority of several.
-* ``LocalJudge``: a language model on this machine; the verdict that it finds likeliest.
-* ``ChatJudge``: an endpoint or a local model, asked in words.
-* ``LengthJudge``: the longer answer wins; the baseline of every judge.
-"""
+"""Interface of judges, which choose the better of two answers to a prompt, and verdicts with both orders averaged."""
 
 import math
 from abc import ABC, abstractmethod
@@ -124,10 +116,8 @@ def judge_both_orders(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which examples are right when each selector's verdict is the mean of both orders.
 
-    Args:
-        orders: order of each example, ``(examples,)``: 2c and 2c + 1 are the two orders of comparison c.
-        log_odds: log-probability of B less that of A by each of U selectors, an odd number, ``(examples, U)``.
-        labels: 0 where A is better and 1 where B is, ``(examples,)``.
+    Orders 2c and 2c + 1 are the two orders of comparison c; ``log_odds``, ``(examples, U)``, are the log-probability of B
+    less that of A by each of U selectors, an odd number; ``labels`` are 0 where A is better and 1 where B is.
 
     Returns:
         For the examples whose other order is among them: 1 where the majority of the selectors is right, 0 where it is
@@ -138,12 +128,8 @@ def judge_both_orders(
         >>> right.tolist(), comparisons.tolist()  # B is preferred by 0.5 shown second, and by -2 shown first
         ([1.0, 1.0], [0, 0])
     """
-    known, first = np.unique(orders, return_index=True)
-    # searchsorted may point past the last one.
-    place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
-    # The orders of a comparison are 2c and 2c + 1, which differ in the last bit.
-    judged = np.flatnonzero(known[place] == orders ^ 1)
-    both = log_odds[judged] - log_odds[first[place[judged]]]  # [judged, U], twice the mean of both orders
+    others, judged = _other_orders(orders)
+    both = log_odds[judged] - log_odds[others[judged]]  # [judged, U], twice the mean of both orders
     verdict = np.sign(np.sign(both).sum(axis=1))  # the majority of the selectors
     right = (1 + verdict * (2 * labels[judged] - 1)) / 2  # labels 0 and 1 as -1 and 1
     return right, orders[judged] // 2
@@ -172,7 +158,12 @@ def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarr
     """
     from scipy.optimize import minimize_scalar
 
-    other = log_odds[_other_orders(orders)]
+    others, known = _other_orders(orders)
+    if len(known) < len(orders):
+        raise ValueError(
+            "letters are calibrated on both orders of each pair, but one is missing: predict all of them"
+        )
+    other = log_odds[others]
     margins = (log_odds - other) / 2 * (2 * labels - 1)  # above 0 where the selector agrees with the label
     minimum = minimize_scalar(
         lambda log_t: np.logaddexp(0, -margins / np.exp(log_t)).mean(),
@@ -182,26 +173,18 @@ def calibrate_letters(orders: np.ndarray, log_odds: np.ndarray, labels: np.ndarr
     return float((log_odds + other).mean() / 2), float(np.exp(minimum.x))
 
 
-def _other_orders(orders: np.ndarray) -> np.ndarray:
-    """Return where the other order of each example's comparison is, ``(examples,)``; raise ValueError without one."""
+def _other_orders(orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the other order of each example is, ``(examples,)``, and the examples for which there is one."""
     known, first = np.unique(orders, return_index=True)
+    # The orders of a comparison are 2c and 2c + 1, which differ in the last bit. searchsorted may point past the last.
     place = np.searchsorted(known, orders ^ 1).clip(max=max(len(known) - 1, 0))
-    if not np.array_equal(known[place], orders ^ 1):
-        raise ValueError(
-            "letters are calibrated on both orders of each pair, but one is missing: predict all of them"
-        )
-    others: np.ndarray = first[place]
-    return others
+    return first[place], np.flatnonzero(known[place] == orders ^ 1)
 
 
 def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[str, float]:
-    """Return the mean of verdicts and the ends of its 95 % interval over comparisons; nothing without a verdict.
+    """Return the mean of the verdicts of `judge_both_orders` and its 95 % interval over comparisons; nothing without one.
 
     The mean is NaN, without an interval, where a verdict is NaN. One comparison alone has no interval.
-
-    Args:
-        right: of `judge_both_orders`, ``(judged,)``.
-        comparisons: of `judge_both_orders`, ``(judged,)``.
 
     Returns:
         The mean under the empty name, the ends under ``_low`` and ``_high``: endings of a metric's name.

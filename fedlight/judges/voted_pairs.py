@@ -8,7 +8,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.datamodules.rows.votes import VOTE_NAMES
+from fedlight.datamodules.rows.votes import VOTE_NAMES, invert_choice_values
 from fedlight.support.seeding import derive_seed
 
 WORTH = {"a": 1.0, "b": 0.0, "tie": 0.5}
@@ -96,14 +96,14 @@ def read_pairs(
     `fedlight.judges.judge_agreement.judge_agreement`; ``source`` has one row for each vote.
 
     Raises:
-        RowsError: a column is missing, a choice has an unknown value, a value means two things, or no row has two
+        ValueError: a column is missing, a choice has an unknown value, a value means two things, or no row has two
             different answers.
     """
     if missing := [name for name in NEEDED if name not in columns]:
         raise RowsError(f"{source}: columns has no {missing[0]!r}; it needs {', '.join(NEEDED)}")
     rows = load_rows(source)
     check_columns(rows, {**columns, **({"question": question} if question else {})}, source)
-    worth = _worth(choice_values)
+    worth = {value: WORTH[name] for value, name in invert_choice_values(choice_values).items()}
     counts = VoteCounts(source, rows=len(rows))
     voted: dict[tuple[str, ...], _Voted] = {}
     for number, row in enumerate(rows):
@@ -131,20 +131,6 @@ def read_pairs(
     if not voted:
         raise RowsError(f"{source}: no row has two different answers")
     return _drawn(list(voted.values()), limit, seed, counts)
-
-
-def _worth(choice_values: Mapping[str, Any]) -> dict[str, float]:
-    """Return value of the choice -> vote."""
-    worth: dict[str, float] = {}
-    for name, values in choice_values.items():
-        if name not in WORTH:
-            raise RowsError(f"choice_values.{name} is none of {', '.join(WORTH)}")
-        for value in values if isinstance(values, list) else [values]:
-            if worth.setdefault(str(value), WORTH[name]) != WORTH[name]:
-                raise RowsError(
-                    f"choice_values: {value!r} means two things; write it under one of {', '.join(WORTH)}"
-                )
-    return worth
 
 
 def _pair(at: Mapping[str, str], question: str | None) -> Pair:

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ class ScoredBlocks:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
-    def read(self, epoch: int, block: int, shape: tuple[int, int]) -> np.ndarray | None:
+    def read(self, epoch: int, block: int, shape: tuple[int, int]) -> Tensor | None:
         """Return the scores of a block, or None if the file is missing or damaged."""
         if self.folder is None:
             return None
@@ -51,7 +52,7 @@ class ScoredBlocks:
             scores: np.ndarray = np.load(io.BytesIO(unsealed_bytes(read_bytes(self._file(epoch, block)))))
         except (OSError, ValueError):
             return None
-        return scores if scores.shape == shape else None
+        return torch.from_numpy(scores) if scores.shape == shape else None
 
     def write(self, epoch: int, block: int, scores: np.ndarray) -> None:
         """Write the scores ``(rows, clients)`` of a block; a reader sees all of them or none."""
@@ -82,13 +83,7 @@ def find_blocks(
 
 
 class PaddedExamples:
-    """Examples as batches of a module, padded on the right.
-
-    Args:
-        examples: prompts with responses.
-        padding: padding token.
-        device: device of the module.
-    """
+    """Examples as batches on a device, padded on the right with a token."""
 
     def __init__(self, examples: ResponseExamples, padding: int, device: torch.device) -> None:
         self.examples, self.padding, self.device = examples, padding, device
@@ -108,14 +103,9 @@ class PaddedExamples:
 
 
 class Features:
-    """Gradient features of examples by a module's trained weights.
+    """Gradient features of examples by the trained weights of a configured module with one adapter.
 
-    Args:
-        module: configured, with one adapter.
-        dimension: numbers of a feature.
-        batch_size: examples whose gradients are in memory at once.
-        way: see `example_gradients`.
-        seed: seed of the projection.
+    Gradients of ``batch_size`` examples are in memory at once.
     """
 
     def __init__(self, module: SFTModule, dimension: int, batch_size: int, way: str, seed: int) -> None:
@@ -136,16 +126,6 @@ class Features:
         """Return the mean of the plain gradients' features, ``(dimension,)``."""
         parts = [self.compute(examples, batch).sum(dim=0) for batch in self.batches(examples.longest_first())]
         return torch.stack(parts).sum(dim=0) / len(examples)
-
-
-def _read(blocks: ScoredBlocks, number: int, block: int, shape: tuple[int, int]) -> Tensor | None:
-    """Return the known scores of a block of an epoch, None without them; one process looks for all."""
-
-    def look() -> Tensor | None:
-        known = blocks.read(number, block, shape)
-        return None if known is None else torch.from_numpy(known)
-
-    return once(look)
 
 
 def _compute(
@@ -169,18 +149,9 @@ def influence_scores(
 ) -> tuple[np.ndarray, list[Epoch]]:
     """Warm the module up on some of the candidates and score all of them after each epoch.
 
-    Of several processes each warms up its module, and they share the gradients.
-
-    Args:
-        features: features by the module, which is trained in place.
-        candidates: examples to score.
-        targets: examples of each client.
-        epochs: batches of each epoch of the warm-up, as indices of candidates.
-        lr: highest learning rate of the warm-up.
-        blocks: known scores, and where new ones are kept.
-
-    Returns:
-        ``(candidates, targets)`` fp64, cosines weighted by the epochs' mean learning rates; and the epochs.
+    The scores, ``(candidates, targets)`` fp64, are cosines weighted by the epochs' mean learning rates; ``epochs`` has the
+    batches of each epoch as indices of candidates, and ``blocks`` keeps known scores. Of several processes each warms up its
+    module, and they share the gradients.
     """
     scores, finished, order = np.zeros((len(candidates), len(targets))), [], candidates.longest_first()
     with progress_bar("LESS: gradients of public rows", len(epochs) * len(candidates)) as advance:
@@ -190,7 +161,9 @@ def influence_scores(
             means = torch.stack(found_means).to(candidates.device)
             for block, start in enumerate(range(0, len(order), BLOCK)):
                 indices = order[start : start + BLOCK]
-                block_scores = _read(blocks, number, block, (len(indices), len(targets)))
+                # One process looks for all.
+                shape = len(indices), len(targets)
+                block_scores: Tensor | None = once(partial(blocks.read, number, block, shape))
                 if block_scores is None:
                     block_scores = _compute(features, candidates, indices, epoch.moments, means)
                     if is_first():
