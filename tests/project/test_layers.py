@@ -5,6 +5,7 @@ functions and those for type checkers count.
 """
 
 import ast
+import functools
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -23,6 +24,7 @@ OTHERS = sorted(
     for folder in ("benchmarks", "examples", "tests")
     for path in (ROOT / folder).rglob("*.py")
 )
+TEXTS = {path: (ROOT / path).read_text(encoding="utf-8") for path in [*PACKAGE, *OTHERS]}
 FLOORS = (
     {"cli"},
     {"preflight"},
@@ -50,7 +52,8 @@ LARGER = {"fedlight/federation": 13, "fedlight/support": 14}
 """Folders with more files, which may not grow."""
 
 
-def imported_names(source: str) -> set[str]:
+@functools.cache
+def imported_names(source: str) -> frozenset[str]:
     """Every module or ``module.name`` that the source imports, at the top or inside of functions."""
     names = set()
     for node in ast.walk(ast.parse(source)):
@@ -58,7 +61,7 @@ def imported_names(source: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def faults(path: Path, source: str) -> list[str]:
@@ -80,9 +83,9 @@ def faults(path: Path, source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=str)
-def test_imports_point_down(path):
-    assert faults(path, (ROOT / path).read_text(encoding="utf-8")) == []
+def test_imports_point_down():
+    wrong = {str(path): faults(path, TEXTS[path]) for path in PACKAGE}
+    assert {path: complaints for path, complaints in wrong.items() if complaints} == {}
 
 
 def test_the_sandbox_imports_nothing_of_the_rest_but_its_folder():
@@ -90,7 +93,7 @@ def test_the_sandbox_imports_nothing_of_the_rest_but_its_folder():
     own = {
         path.name: {
             name
-            for name in imported_names((ROOT / path).read_text(encoding="utf-8"))
+            for name in imported_names(TEXTS[path])
             if name.startswith("fedlight")
         }
         for path in room
@@ -125,7 +128,7 @@ def circle(sources: dict[str, str]) -> list[str]:
 
 
 def test_no_file_imports_itself_through_others():
-    sources = {module_name(path): (ROOT / path).read_text(encoding="utf-8") for path in PACKAGE}
+    sources = {module_name(path): TEXTS[path] for path in PACKAGE}
     assert len(sources) == len(PACKAGE) > 250
     assert circle(sources) == []
 
@@ -137,8 +140,7 @@ def test_no_room_imports_itself_through_others(folder):
     for path in PACKAGE:
         if len(path.parts) == 4 and path.parts[1] == folder:
             room = ".".join(path.parts[:3])
-            text = (ROOT / path).read_text(encoding="utf-8")
-            rooms = {".".join(name.split(".")[:3]) for name in imported_names(text)} - {room}
+            rooms = {".".join(name.split(".")[:3]) for name in imported_names(TEXTS[path])} - {room}
             sources[room] = sources.get(room, "") + "".join(
                 f"import {name}\n" for name in sorted(rooms) if name
             )
@@ -157,23 +159,15 @@ def test_a_circle_is_found_through_a_lazy_import():
     assert sorted(set(circle(sources))) == ["fedlight.a", "fedlight.b", "fedlight.c"]
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=str)
-def test_nothing_is_imported_under_a_bare_name(path):
-    roots = {name.split(".")[0] for name in imported_names((ROOT / path).read_text(encoding="utf-8"))}
-    assert roots & {"", *BARE} == set()
+def test_nothing_is_imported_under_a_bare_name():
+    roots = {str(path): {name.split(".")[0] for name in imported_names(TEXTS[path])} for path in OTHERS}
+    assert {path: names for path, names in roots.items() if names & {"", *BARE}} == {}
 
 
-@pytest.mark.parametrize("path", PACKAGE + OTHERS, ids=str)
-def test_files_stay_short(path):
-    assert num_lines(path) <= 600
-
-
-def num_lines(path: Path) -> int:
-    return (ROOT / path).read_text(encoding="utf-8").count("\n")
-
-
-def test_half_of_the_files_are_below_150_lines():
-    assert sorted(map(num_lines, PACKAGE))[len(PACKAGE) // 2] < 150
+def test_files_stay_short():
+    lines = {path: text.count("\n") for path, text in TEXTS.items()}
+    assert {str(path): number for path, number in lines.items() if number > 600} == {}
+    assert sorted(lines[path] for path in PACKAGE)[len(PACKAGE) // 2] < 150
 
 
 def test_every_folder_has_a_place_among_the_floors():
@@ -181,15 +175,12 @@ def test_every_folder_has_a_place_among_the_floors():
     assert rooms - {"conf"} == set(FLOOR)
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE}), ids=str)
-def test_rooms_stay_small_and_say_what_they_are_for(folder):
-    files = {path.name: path for path in PACKAGE if path.parent == folder}
-    place = (
-        str(folder.relative_to("fedlight")) if folder.parts[1:2] and folder.parts[1] in BARE else str(folder)
-    )
-    assert len(files) - 1 <= LARGER.get(place, MOST_FILES)
-    tree = ast.parse((ROOT / files["__init__.py"]).read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree)
+def test_rooms_stay_small_and_say_what_they_are_for():
+    for folder in sorted({path.parent for path in PACKAGE}):
+        files = {path.name: path for path in PACKAGE if path.parent == folder}
+        place = str(folder.relative_to("fedlight") if {*folder.parts[1:2]} & BARE else folder)
+        assert len(files) - 1 <= LARGER.get(place, MOST_FILES), folder
+        assert ast.get_docstring(ast.parse(TEXTS[files["__init__.py"]])), folder
 
 
 @pytest.mark.parametrize(
