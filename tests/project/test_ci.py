@@ -18,7 +18,7 @@ def test_tests_on_real_data_run_where_it_is(tmp_path, is_there):
     shutil.copy(CI, checkout / ".ci/run")
     programs.mkdir()
     for name in ("make", "chromium"):
-        (programs / name).write_text('#!/bin/sh\necho "$0 $1 ${FEDLIGHT_SHARED-unset}" >&2\n')
+        (programs / name).write_text('#!/bin/sh\necho "$0 $* ${FEDLIGHT_SHARED-unset}" >&2\n')
         (programs / name).chmod(0o755)
     if is_there:
         shared.mkdir()
@@ -29,6 +29,7 @@ def test_tests_on_real_data_run_where_it_is(tmp_path, is_there):
     )
     value = str(shared) if is_there else "unset"
     assert done.stderr.splitlines() == [
-        f"{programs}/make {target} {value}" for target in ("check", "test-all", "figures")
+        f"{programs}/make {targets} {value}"
+        for targets in ("-j2 --output-sync=target check figures", "test-all")
     ]
     assert ("so tests on real data are skipped" in done.stdout) is not is_there

@@ -10,28 +10,24 @@ from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, find_objec
 from fedlight.recipes import recipe as recipes
 
 MOST = 12
-CLASSES = [name for name in CLASS_FILES if class_of(name)]
-CALLS = sorted(
-    {
-        function
-        for file in path("recipes").rglob("*.yaml")
-        for function in re.findall(r"\bcall: ([\w.]+)", file.read_text(encoding="utf-8"))
-    }
-)
 
 
 def number(made):
     return len([name for name in signature(made).parameters if name != "kwargs"])
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_constructor_has_few_arguments(name):
-    assert number(class_of(name)) <= MOST
+def test_a_constructor_has_few_arguments():
+    assert [name for name in CLASS_FILES if (kind := class_of(name)) and number(kind) > MOST] == []
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_recipe_function_has_few_arguments(name):
-    assert number(find_object(name)) <= MOST
+def test_a_recipe_function_has_few_arguments():
+    calls = {
+        function
+        for file in path("recipes").rglob("*.yaml")
+        for function in re.findall(r"\bcall: ([\w.]+)", file.read_text(encoding="utf-8"))
+    }
+    assert len(calls) > 20
+    assert [name for name in sorted(calls) if number(find_object(name)) > MOST] == []
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,12 @@ def test_the_build_refuses_a_verdict_that_its_intervals_contradict(docs_hook, mo
         docs_hook.on_pre_build(None)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_all_that_a_page_quotes_is_there(path):
-    """The hook raises where a name is gone; and none of its lines stays a link."""
-    made = hook("quotes").on_page_markdown(
-        path.read_text(encoding="utf-8"), page(str(path.relative_to(DOCS)))
-    )
-    assert hook("quotes").QUOTE.search(made) is None
+def test_all_that_a_page_quotes_is_there():
+    """The hook raises where a name is gone, with the page; and none of its lines stays a link."""
+    quotes = hook("quotes")
+    for path in PAGES:
+        made = quotes.on_page_markdown(path.read_text(encoding="utf-8"), page(str(path.relative_to(DOCS))))
+        assert quotes.QUOTE.search(made) is None, path
 
 
 def test_a_quoted_function_has_its_lines_and_no_docstring():
@@ -196,23 +195,22 @@ def test_every_room_is_in_the_reference():
     assert folders - {ROOT / "fedlight"} == referred
 
 
-@pytest.mark.parametrize("command", INLINE)
-def test_inline_commands_name_what_exists(command):
+def test_inline_commands_name_what_exists():
     """Those of the blocks are parsed in full by tests/project/test_readme.py."""
     from fedlight.cli.main import COMMANDS
     from fedlight.conf import path as conf_path
 
-    words = command.split()
-    if words[1] == "run" and words[2].isidentifier() and words[2].islower():
-        assert conf_path(f"recipes/{words[2]}.yaml").is_file()
-    configs = [word for word in words if word.endswith(".yaml") and word != "mine.yaml"]
-    assert all(conf_path(config).is_file() for config in configs)
-    assert words[1] in COMMANDS
+    for command in INLINE:
+        words = command.split()
+        if words[1] == "run" and words[2].isidentifier() and words[2].islower():
+            assert conf_path(f"recipes/{words[2]}.yaml").is_file(), command
+        configs = [word for word in words if word.endswith(".yaml") and word != "mine.yaml"]
+        assert all(conf_path(config).is_file() for config in configs), command
+        assert words[1] in COMMANDS, command
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_are_there(program):
-    assert (ROOT / program).is_file()
+def test_programs_are_there():
+    assert [program for program in PROGRAMS if not (ROOT / program).is_file()] == []
 
 
 @pytest.mark.parametrize("block", YAML_BLOCKS)

@@ -91,11 +91,7 @@ def test_imports_point_down():
 def test_the_sandbox_imports_nothing_of_the_rest_but_its_folder():
     room = [path for path in PACKAGE if "sandbox" in path.parts]
     own = {
-        path.name: {
-            name
-            for name in imported_names(TEXTS[path])
-            if name.startswith("fedlight")
-        }
+        path.name: {name for name in imported_names(TEXTS[path]) if name.startswith("fedlight")}
         for path in room
     }
     assert len(room) > 5

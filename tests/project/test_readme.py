@@ -119,9 +119,11 @@ def parse_fedlight(arguments: list[str]) -> None:
     assert end.value.code in (0, None)
 
 
-@pytest.mark.parametrize(("page", "target"), links())
-def test_links_lead_somewhere(page, target):
-    assert (ROOT / page).parent.joinpath(target).resolve().exists()
+def test_links_lead_somewhere():
+    assert len(links()) > 100
+    assert [
+        link for link in links() if not (ROOT / link[0]).parent.joinpath(link[1]).resolve().exists()
+    ] == []
 
 
 def parts_of_the_map() -> list[str]:
@@ -151,9 +153,9 @@ def test_the_readme_is_short_and_says_how_to_install():
     assert all((ROOT / image).is_file() for image in images)
 
 
-@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda value: value.split("\n")[0][:40])
-def test_no_block_needs_a_file_of_the_checkout(page, block):
-    assert not re.search(r"^\s*(from|import) (examples|benchmarks|tests)\b", block, re.MULTILINE)
+def test_no_block_needs_a_file_of_the_checkout():
+    needs = re.compile(r"^\s*(from|import) (examples|benchmarks|tests)\b", re.MULTILINE)
+    assert [(page, block) for page, block in blocks("python") if needs.search(block)] == []
 
 
 def test_the_map_has_every_folder():
