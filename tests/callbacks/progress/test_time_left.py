@@ -125,8 +125,11 @@ class Slow(L.LightningModule):
 
 
 @pytest.mark.slow
-def test_a_log_says_that_validation_comes_on_top_until_one_was_timed():
-    """Of six rounds the third and the last are validated."""
+def test_a_log_says_that_validation_comes_on_top_until_one_was_timed(monkeypatch):
+    """Of six rounds the third and the last are validated; who sleeps moves the clock on, and does not wait."""
+    slept, clock = [], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + sum(slept))
+    monkeypatch.setattr(time, "sleep", slept.append)
     bar = RoundProgress()
     bar.console = Console(file=io.StringIO(), force_terminal=False, width=100)
     settings = {"check_val_every_n_epoch": 3, "num_sanity_val_steps": 0, "enable_progress_bar": True}
