@@ -27,6 +27,7 @@ FOLDER = Path("/run/seed0")
 RUN, CONF, TOLD = "RUN", "CONF", "told"
 CLASS = re.compile(r"\bfedlight\.(?:[a-z_0-9]+\.)+(?=[A-Z])|\bfedlight\.(?=[A-Z])")
 """What stands before the name of a class of fedlight: a moved file changes no setting."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 OWN = ("model", "data", "federated", "seed_everything")
 
 
@@ -58,6 +59,12 @@ def commands(name: str, run: Path = FOLDER) -> list[Stage]:
 
 
 @functools.cache
+def written(stage: Stage) -> str:
+    """Text of a stage's config."""
+    return as_yaml(stage.config())
+
+
+@functools.cache
 def new_to_the_parser() -> dict[str, list[Stage]]:
     """The stages of each recipe with a key, a type of number, a choice or a class that no stage before has at this place.
 
@@ -67,7 +74,7 @@ def new_to_the_parser() -> dict[str, list[Stage]]:
     for name in names():
         found[name] = []
         for stage in commands(name):
-            lines = {(stage.command, *line) for line in leaves(yaml.safe_load(as_yaml(stage.config())))}
+            lines = {(stage.command, *line) for line in leaves(yaml.load(written(stage), LOADER))}
             if not lines <= said:
                 found[name].append(stage)
             said |= lines
@@ -96,7 +103,7 @@ def _parsed(command: str, text: str) -> dict:
 
 def parsed(stage: Stage) -> dict:
     """All settings of a command, defaults included, as its own parser has them."""
-    return _parsed(stage.command, as_yaml(stage.config()))
+    return _parsed(stage.command, written(stage))
 
 
 def named(stage: Stage, settings: dict) -> str:
@@ -157,7 +164,7 @@ def unlike(told, settings, at: str = "") -> list[str]:
 
 def digests(name: str) -> dict[str, str]:
     """A digest of what all commands of a recipe are told, and one of what each that is new to the parser hears."""
-    told = [without_places(stage, f"{stage.name}: {as_yaml(stage.config())}") for stage in commands(name)]
+    told = [without_places(stage, f"{stage.name}: {written(stage)}") for stage in commands(name)]
     heard = {stage.name: digest(named(stage, parsed(stage))) for stage in new_to_the_parser()[name]}
     return {TOLD: digest("".join(told)), **heard}
 
