@@ -19,23 +19,34 @@ from fedlight.pretrained.hub import load_tokenizer
 RENAMED = {"prompt": "ask", "response_a": "one", "response_b": "two", "choice": "pick", "client": "who"}
 
 
-@pytest.fixture
-def votes(tmp_path, monkeypatch):
-    """The embedded world's votes under other names, in a file of the working folder."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def vote_lines():
+    """The embedded world's votes under other names."""
     rows = [{RENAMED[name]: row[name] for name in RENAMED} for row in toy.rows("votes")[:600]]
-    (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def votes(tmp_path, monkeypatch, vote_lines):
+    """A file of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "votes.jsonl").write_text(vote_lines)
     return "votes.jsonl"
 
 
-@pytest.fixture
-def instructions(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def instruction_lines():
     rows = [
         {"ask": f"{row['instruction']} {row['input']}", "reply": row["output"], "clinic": row["client"]}
         for row in toy.rows("instructions", split="private", client_rows=20)
     ]
-    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def instructions(tmp_path, monkeypatch, instruction_lines):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asked.jsonl").write_text(instruction_lines)
     return "asked.jsonl"
 
 
