@@ -203,7 +203,7 @@ def refuse_diverged(losses: np.ndarray) -> np.ndarray:
     if not np.isfinite(losses).all():
         client, selector = np.argwhere(~np.isfinite(losses))[0].tolist()
         raise ValueError(
-            f"client {client} has diverged under selector {selector}, its loss is {losses[client, selector]}: lower the lr"
+            f"the loss of client {client} under selector {selector} is {losses[client, selector]}: lower the lr"
         )
     return losses
 
