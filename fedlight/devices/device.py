@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, ValidationError
 from yaml import YAMLError
 
 from fedlight.conf import path as conf_path
@@ -26,21 +25,7 @@ TERA = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
-    """Numbers of a profile, described at `Device`."""
-
-    memory_gib: float
-    tflops: float
-    download_mbps: float
-    upload_mbps: float
-    watts: float
-    weight_bits: int = 16
-    memory_share: float = 0.5
-    utilisation: float = 0.3
-
-
-@dataclass(frozen=True)
-class Device(Profile):
+class Device:
     """One kind of device; its speeds are constant and do not depend on the machine that emulates it.
 
     Args:
@@ -66,8 +51,16 @@ class Device(Profile):
         (1.0, 10.0, 5.0)
     """
 
-    name: str
-    availability: Availability = field(default_factory=Always)
+    memory_gib: float
+    tflops: float
+    download_mbps: float
+    upload_mbps: float
+    watts: float
+    weight_bits: int = 16
+    memory_share: float = 0.5
+    utilisation: float = 0.3
+    name: str = field(kw_only=False)
+    availability: Availability = field(default_factory=Always, kw_only=False)
 
     def __post_init__(self) -> None:
         for key in ("memory_gib", "tflops", "download_mbps", "upload_mbps", "watts"):
@@ -117,7 +110,8 @@ def load_device(name_or_file: str) -> Device:
         8.0
     """
     file = _find(name_or_file)
-    known = ", ".join(field.name for field in (*fields(Profile), fields(Device)[-1]))
+    keys = {each.name: each for each in fields(Device) if each.name != "name"}
+    known = ", ".join(keys)
     try:
         given: Any = OmegaConf.to_container(OmegaConf.create(read_yaml(file)))
         if not given or not isinstance(given, dict):
@@ -125,17 +119,17 @@ def load_device(name_or_file: str) -> Device:
         availability = parse_availability(given.pop("availability", "always"))
         if (empty := next((key for key, value in given.items() if value is None), None)) is not None:
             raise ValueError(f"{empty} is null: it could not be measured; write in a number above 0")
-        numbers: Any = OmegaConf.merge(OmegaConf.structured(Profile), given)
-        return Device(name=file.stem, availability=availability, **numbers)
+        if unknown := [key for key in given if key not in keys]:
+            raise ValueError(f"there is no key {unknown[0]!r} of a device; there are {known}")
+        needed = [name for name, each in keys.items() if each.default is each.default_factory]  # both MISSING
+        if missing := [name for name in needed if name not in given]:
+            raise ValueError(f"{missing[0]} is missing; a device has {known}")
+        numbers: Any = {k: float(v) if type(v) is int and k != "weight_bits" else v for k, v in given.items()}
+        return Device(file.stem, availability=availability, **numbers)
     except BoundError:  # it names the file
         raise
     except (YAMLError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from None
-    except MissingMandatoryValue as error:
-        raise ValueError(f"{file}: {error.full_key} is missing; a device has {known}") from None
-    except (ConfigKeyError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{file}: {error.full_key}: {reason}; a device has {known}") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
