@@ -46,6 +46,7 @@ REFERENCES = {
     "own, one thread": "own, one thread",
     "own, two processes": "own, one thread",
     "own, two processes, stacked": "own, one thread",
+    "sft, two processes, stacked": "own, one thread",
     "pfl": HAND,
     "flower": HAND,
 }
@@ -54,9 +55,11 @@ FURTHER = [
     ("own, stacked", "pfl"),
     ("own, two processes, stacked", "pfl"),
     ("own, two processes, stacked", "own"),
+    ("sft, stacked", "pfl"),
+    ("sft, two processes, stacked", "pfl"),
 ]
 """Further comparisons, each a row of its own."""
-ONE_THREAD = ("own, one thread", "own, two processes", "own, two processes, stacked")
+ONE_THREAD = ("own, one thread", *(name for name in REFERENCES if "two processes" in name))
 PATIENCE_SECONDS = 600
 """Longest wait for a round, or for the processes of a way to be there."""
 WAYS = Path(__file__).with_name("peers_ways.py")

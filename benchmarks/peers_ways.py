@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlight.modules.language.adapters import Lora
-
 LR = 1e-3
 VOCABULARY = 512
 CLOCK = time.process_time if os.environ.get("PEERS_CLOCK") == "cpu" else time.perf_counter
@@ -240,6 +238,7 @@ def with_lightning(
         trained_module: L.LightningModule = OwnModule()
     else:
         from fedlight import SFTModule
+        from fedlight.modules.language.adapters import Lora
 
         trained_module = SFTModule(
             settings.folder, lora=Lora(rank=8, dropout=0.0), dtype=settings.dtype, lr=LR
@@ -373,6 +372,11 @@ def ways(settings: Settings) -> dict[str, Callable[[list[int], Turns], None]]:
         "own, one thread": {"loop": {}},
         "own, two processes": {"loop": {}, "strategy": "client_parallel"},
         "own, two processes, stacked": {"loop": {"clients_at_once": half}, "strategy": "client_parallel"},
+        "sft, two processes, stacked": {
+            "loop": {"clients_at_once": half},
+            "strategy": "client_parallel",
+            "module": "sft",
+        },
     }
     others: dict[str, Callable[[list[int], Turns], None]] = {
         "by hand": lambda size, turns: by_hand(settings, size, turns),
