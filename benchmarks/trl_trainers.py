@@ -2,9 +2,9 @@
 
 A Llama of a million parameters with random weights, or the language model in the folder ``--model``, and LoRA of rank 8 on
 all linear layers, without dropout; random prompts and responses of equal length in a fixed order; fused AdamW at a constant
-rate, fp32, no clipping. Nothing is logged, evaluated or saved; each side collates tokens in its own way. Both start from
-the same adapter. The run ends with an error where the mean losses of a round differ by more than ``--tolerance``: then they
-train unlike things.
+rate, no clipping; fp32, or a base in bf16, which TRL trains under autocast, its default. Nothing is logged, evaluated or
+saved; each side collates tokens in its own way. Both start from the same adapter. The run ends with an error where the mean
+losses of a round differ by more than ``--tolerance``: then they train unlike things.
 
 * steps: median training steps a second of a way's rounds; a round is one epoch of the data.
 * ratio: median over the rounds of fedlight's speed to TRL's in the same turn; low and high are its extremes.
@@ -34,9 +34,6 @@ import torch
 from peers import make_model, measure
 from peers_ways import VOCABULARY, Settings, Turns
 from torch import Tensor, nn
-
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
 
 RATES = {"sft": 1e-3, "reward": 1e-4, "dpo": 1e-4, "dpo, cached": 1e-4}
 """Task -> learning rate."""
@@ -80,10 +77,12 @@ def train_own(task: str, settings: Settings, size: list[int], turns: Turns) -> N
 
     from fedlight import DPOModule, RewardModule, SFTModule
     from fedlight.datamodules.text.examples import collate_preferred, collate_responses
+    from fedlight.modules.language.adapters import Lora
+    from fedlight.modules.language.optimizers import Optimization
 
     losses = list[Tensor]()
     options: dict[str, Any] = {"optimizer": Optimization("AdamW", {"weight_decay": 0.0})}
-    options |= {"lr": RATES[task], "lora": Lora(rank=8, alpha=16, dropout=0.0)}
+    options |= {"lr": RATES[task], "lora": Lora(rank=8, alpha=16, dropout=0.0), "dtype": settings.dtype}
     kinds: dict[str, Any] = {"sft": SFTModule, "reward": RewardModule}
     module = kinds.get(task, partial(DPOModule, beta=BETA))(settings.folder, **options)
     module.configure_model()
@@ -163,7 +162,8 @@ def train_trl(task: str, settings: Settings, size: list[int], turns: Turns) -> N
 
     named = {"lr_scheduler_type": "constant", "optim": "adamw_torch_fused", "report_to": "none"}
     named |= {"train_sampling_strategy": "sequential", "logging_strategy": "no", "save_strategy": "no"}
-    flags = dict.fromkeys(("gradient_checkpointing", "bf16", "dataloader_pin_memory"), False)
+    flags = dict.fromkeys(("gradient_checkpointing", "dataloader_pin_memory"), False)
+    flags["bf16"] = settings.dtype == "bf16"  # autocast, TRL's default
     flags |= dict.fromkeys(("use_cpu", "disable_tqdm"), True)
     numbers = {"per_device_train_batch_size": size[0], "num_train_epochs": settings.rounds + 1}
     numbers |= {"learning_rate": RATES[task], "weight_decay": 0.0, "max_grad_norm": 0.0}
@@ -172,7 +172,8 @@ def train_trl(task: str, settings: Settings, size: list[int], turns: Turns) -> N
     lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type=kind)
     given: dict[str, Any] = {"processing_class": AutoTokenizer.from_pretrained(settings.folder)}
     given |= {"train_dataset": Dataset.from_list(rows), "peft_config": lora, "callbacks": [Rounds()]}
-    trainer = Trainer(loader(settings.folder, dtype=torch.float32), args=arguments, **given)
+    number = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
+    trainer = Trainer(loader(settings.folder, dtype=number), args=arguments, **given)
     set_start(trainer.model)
     trainer.train()
     save_losses(settings, f"trl: {task}", size, losses)
@@ -229,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--model", type=Path, help="folder of a language model, in the place of the random one"
     )
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of the base under LoRA")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest relative difference of losses")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
@@ -237,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ |= {"PEERS_CLOCK": "cpu"} if options.cpu else {}
     sizes, rows = [list(map(int, size.split("x"))) for size in options.sizes], []
     with tempfile.TemporaryDirectory() as folder:
-        numbers = {name: getattr(options, name) for name in ("rounds", "steps", "hidden", "layers")}
+        numbers = {name: getattr(options, name) for name in ("rounds", "steps", "hidden", "layers", "dtype")}
         log = Path(folder)
         settings = Settings(str(log / "model"), sizes, **numbers)
         weights = make_model(settings, options.model, options.threads, log)
