@@ -51,12 +51,13 @@ def draw_pairs(settings: Settings, size: list[int]) -> list[Row]:
 
 
 def set_start(model: nn.Module) -> None:
-    """Give the trained weights the same values on both sides: A and a head drawn, B 0."""
+    """Give the trained weights the same values on both sides: A and a head drawn, B 0; in fp32."""
     stream = torch.Generator().manual_seed(1)
     for name, weight in sorted(model.named_parameters()):
         if weight.requires_grad:
             drawn = torch.randn(weight.shape, generator=stream) * 0.1
-            weight.data.copy_(torch.zeros_like(drawn) if "lora_B" in name else drawn)
+            # replaced, not copied into: PEFT's head is as narrow as the base
+            weight.data = torch.zeros_like(drawn) if "lora_B" in name else drawn
 
 
 def save_losses(settings: Settings, way: str, size: list[int], losses: list[Tensor]) -> None:
