@@ -79,8 +79,9 @@ def test_copies_that_are_freed_while_twins_are_made_go_back(monkeypatch, bits):
 
 
 IN_A_FRESH_PROCESS = """
-import gc, json, sys
+import gc, json, os, sys
 from pathlib import Path
+import torch
 from fedlight.devices import hardware
 from fedlight.modules.language.base_model import load_base
 
@@ -88,26 +89,46 @@ def memory(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
-small, folder, base = sys.argv[1:]
-load_base(small, base=base, dtype="bf16", trust_remote_code=False)  # imports
-gc.collect()
-hardware.return_freed_memory()
-Path("/proc/self/clear_refs").write_text("5")  # from now on VmHWM is the peak
-before = memory("VmRSS")
-network = load_base(folder, base=base, dtype="fp32" if base == "plain" else "bf16", trust_remote_code=False)[0]
-peak = memory("VmHWM") - before
-weights = sum(layer.in_features * layer.out_features for layer in network.modules() if hasattr(layer, "in_features"))
-print(json.dumps([peak, weights, folder in Path("/proc/self/maps").read_text()]))
+def settle(*bases):
+    for base in bases:
+        load_base(small, base=base, dtype="bf16", trust_remote_code=False)
+    gc.collect()
+    hardware.return_freed_memory()
+
+def measure(base):
+    settle(base)  # a fork begins without the pages of libraries
+    Path("/proc/self/clear_refs").write_text("5")  # from now on VmHWM is the peak
+    before = memory("VmRSS")
+    network = load_base(folder, base=base, dtype="fp32" if base == "plain" else "bf16", trust_remote_code=False)[0]
+    peak = memory("VmHWM") - before
+    linear = [layer for layer in network.modules() if hasattr(layer, "in_features")]
+    weights = sum(layer.in_features * layer.out_features for layer in linear)
+    return [base, peak, weights, folder in Path("/proc/self/maps").read_text()]
+
+torch.set_num_threads(1)
+small, folder, *bases = sys.argv[1:]
+settle(*bases)  # imports
+for base in bases:
+    if not os.fork():  # each has a process that starts from the same memory
+        print(json.dumps(measure(base)), flush=True)
+        os._exit(0)
+    os.wait()
 """
+
+
+@pytest.fixture(scope="module")
+def peaks(folder, tiny_model) -> dict[str, list]:
+    """In a process without memory that earlier tests freed, which would hold some of the weights unseen."""
+    command = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(tiny_model), folder, "nf4", "int8", "plain"]
+    lines = subprocess.run(command, capture_output=True, check=True).stdout.splitlines()
+    return {base: measured for base, *measured in map(json.loads, lines)}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux, for the peak of memory")
 @pytest.mark.parametrize(("base", "bytes_a_weight"), [("nf4", 0.5 + 4 / 64), ("int8", 1), ("plain", 4)])
-def test_the_peak_is_the_base_and_a_few_tensors(folder, tiny_model, base, bytes_a_weight):
-    """In a process without memory that earlier tests freed, which would hold some of the weights unseen."""
-    command = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(tiny_model), folder, base]
-    peak, weights, mapped = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+def test_the_peak_is_the_base_and_a_few_tensors(peaks, base, bytes_a_weight):
+    peak, weights, mapped = peaks[base]
     assert not mapped
     assert weights > 50e6
     assert 0.9 * weights * bytes_a_weight < peak < weights * bytes_a_weight + 60e6
