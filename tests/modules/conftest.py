@@ -82,13 +82,6 @@ def long_llama(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def larger_llama(tmp_path_factory) -> str:
-    """Heads of 64 numbers, as kernels on GPUs want them."""
-    sizes = {"hidden_size": 256, "max_position_embeddings": 128}
-    return make_llama(tmp_path_factory.mktemp("larger"), seed=0, **sizes)
-
-
-@pytest.fixture(scope="session")
 def bert(tmp_path_factory) -> str:
     return make_bert(tmp_path_factory.mktemp("bert"))
 
