@@ -4,6 +4,7 @@ What is marked ``gpu`` runs where it is asked for, with ``pytest -m gpu``, and t
 """
 
 import functools
+import gc
 import importlib.metadata
 import os
 import re
@@ -84,6 +85,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and pytest -m gpu"))
+
+
+def pytest_collection_finish() -> None:
+    """Looks for garbage more rarely, and not among the millions of objects that imports and collection have left."""
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(autouse=True)
