@@ -184,7 +184,10 @@ def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first):
 
 
 COMMANDS = {
-    "selector": ["selector.yaml", "--trainer.max_epochs=2", "--model.execution.gradient_checkpointing=true"],
+    "selector": [
+        *("selector.yaml", "--trainer.max_epochs=2", "--model.execution.gradient_checkpointing=true"),
+        *(f"--data.source={VOTES}", f"--data.split.test_source={HELDOUT}"),
+    ],
     # Clients see their few pairs several times, whose reference is known then.
     "dpo": [
         *("feddpo.yaml", "--trainer.max_epochs=1", "--model.dtype=bf16", "--data.batch_size=3"),
