@@ -274,5 +274,5 @@ def test_a_product_of_nothing_has_no_new_factors():
 
 @pytest.mark.parametrize("threshold", [0, -0.5, 1.5, float("nan")])
 def test_a_threshold_that_is_no_share_is_refused(threshold):
-    with pytest.raises(ValueError, match=r"threshold=.* must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"threshold=.*, a share of the squared singular values, must be in"):
         ProductAverage(threshold)
