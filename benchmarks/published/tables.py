@@ -16,6 +16,7 @@ RESULTS = (
 )
 PAGES = (*RESULTS, "README.md")
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+AS_ABOVE = "*The same run as the table above.*"
 
 
 def table(published: Published, name: str) -> tuple[str, list[Figure]]:
@@ -98,10 +99,14 @@ def caption(measurement: Measurement) -> str:
 
 
 def rendered(text: str, published: Published) -> str:
-    """A page with its tables written anew."""
+    """A page with its tables written anew; a caption that the table before it has is not written again."""
+    before = ""
 
     def written(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{table(published, found[2])[0]}\n\n{found[3]}"
+        nonlocal before
+        lines, gap, told = table(published, found[2])[0].partition("\n\n")
+        same, before = told == before, told
+        return f"{found[1]}\n{lines}{gap}{AS_ABOVE if gap and same else told}\n\n{found[3]}"
 
     return BLOCK.sub(written, text)
 
