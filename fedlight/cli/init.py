@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedlight.datamodules.rows.rows import TEXT_ENDINGS
 from fedlight.first_config.columns import Guess
-from fedlight.first_config.draft import DEFAULT_MODEL, METHODS, Wishes, make_draft
-from fedlight.first_config.text import write
+from fedlight.first_config.draft import DEFAULT_MODEL, METHODS, SELECTORS, Wishes, make_draft
+from fedlight.first_config.text import filled, write
 from fedlight.support.console import OneLineArguments, print_table
 from fedlight.support.files import write_whole
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"written: {file}\nnext:    fedlight fit --config {file}\nthen:    fedlight report runs/{file.stem}"
     )
-    if draft.method not in ("fedbis", "fedbiscuit"):  # selectors compare answers and write none
+    if draft.method not in SELECTORS:
         print(f"and:     fedlight chat runs/{file.stem}")
     # Late: the import takes seconds, and the lines above need not wait for it.
     from fedlight.preflight import dry_run, finding
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _write_opinions(options: argparse.Namespace) -> None:
     """Write the recipe of votes on single statements."""
-    from fedlight.first_config.opinions import make_opinions, write_opinions
+    from fedlight.first_config.opinions import make_opinions
 
     if options.method not in (None, "fedbis"):
         raise ValueError(f"--method {options.method} cannot use --statements: take fedbis, or leave it out")
@@ -89,7 +89,7 @@ def _write_opinions(options: argparse.Namespace) -> None:
     draft = make_opinions(options.data, options.statements, given, encoder)
     file = _free(options, "opinions")
     _show(f"{draft.votes}: {draft.rows:,} votes", draft.guesses)
-    write_whole(file, write_opinions(draft, str(file)))
+    write_whole(file, filled("opinions", draft, str(file)))
     print(f"written: {file}\nnext:    fedlight run {file}\nthen:    fedlight report runs/{file.stem}")
     if options.dry_run:
         from fedlight.preflight.dry_run import dry_run

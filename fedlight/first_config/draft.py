@@ -35,7 +35,8 @@ from fedlight.pretrained.hub import find_model, load_tokenizer
 from fedlight.support.types import Rows
 from fedlight.support.words import count_noun
 
-ON_VOTES = ("fedbis", "fedbiscuit", "dpo")
+SELECTORS = ("fedbis", "fedbiscuit")  # which compare answers and write none
+ON_VOTES = (*SELECTORS, "dpo")
 ON_INSTRUCTIONS = ("feddca", "fewfedpit")
 METHODS = ("fedbis", "fedbiscuit", "feddca", "fewfedpit", "sft", "dpo")
 DEFAULT_MODEL = "Qwen/Qwen2-0.5B"
@@ -245,7 +246,7 @@ def _text(
 ) -> tuple[str, tuple[str, str] | None, list[Guess]]:
     """Return template, choice words, and their lines of the table."""
     chat, tokens = words.has_chat(model.tokenizer), None
-    if method in ("fedbis", "fedbiscuit"):
+    if method in SELECTORS:
         tokens = words.find_choices(model.tokenizer, "prompt" in paths, wishes.choices, wishes.template)
         template = words.choice_template("prompt" in paths, tokens.value, chat)
         reason = "shows both answers and ends with a colon, before the choice token"

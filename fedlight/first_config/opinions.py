@@ -6,16 +6,11 @@ As in Polis. Of two statements a person prefers the one that it agrees with; `fe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.first_config.columns import Column, Guess, GuessError, describe, pick, score_name
-from fedlight.first_config.text import scalar
 from fedlight.first_config.votes import is_opinion
 from fedlight.recipes.polis import MODERATED, VOTES
-
-ROUNDS = 12
-CLIENTS_PER_ROUND = 10
 
 
 @dataclass(frozen=True)
@@ -69,59 +64,6 @@ def make_opinions(
     names |= {"statement": statement, "moderated": moderation}
     columns = {name: str(guess.value) for name, guess in names.items()}
     return OpinionDraft(votes, statements, encoder, len(rows), columns, list(names.values()))
-
-
-def write_opinions(draft: OpinionDraft, file: str) -> str:
-    """Return the YAML of a recipe, which will be called ``file``."""
-    folder = f"runs/{Path(file).stem}"
-    named = {name: path for name, path in draft.columns.items() if name != path}
-    columns = ["      columns:                         # ours: yours"] * bool(named)
-    columns += [f"        {name}: {scalar(path)}" for name, path in named.items()]
-    return f"""# FedBis on opinions: of two statements, which one does this person agree with? A person is a client.
-#
-# Data:     {draft.votes}, {draft.rows:,} votes; {draft.statements}
-# Paper:    Wu et al., https://arxiv.org/abs/2407.03038
-# Run:      fedlight run {file}
-# Look:     fedlight report {folder}
-# Change:   the encoder, for one that knows words: init again with --model FOLDER_OF_A_SENTENCE_ENCODER
-
-seeds: [0]
-
-stages:
-  opinions:                            # pairs of a statement that a person agrees with and one that it does not
-    call: fedlight.recipes.polis.opinion_pairs
-    with:
-      votes: {scalar(draft.votes)}
-      statements: {scalar(draft.statements)}
-{chr(10).join(columns)}{chr(10) * bool(columns)}      seed: ${{seed}}
-      pairs: all                       # contested: those on which a jury of half of the people is divided
-      train: ${{run}}/opinions/train.jsonl
-      test: ${{run}}/opinions/test.jsonl
-  fedbis:
-    fit: polis.yaml                    # a small head on frozen vectors of the statements
-    with:
-      seed_everything: ${{seed}}
-      trainer.max_epochs: {ROUNDS}           # rounds
-      trainer.callbacks:
-        - class_path: RoundProgress
-        - class_path: VisitLog
-        - class_path: ClientData
-        - class_path: ClientAccuracy
-          init_args: {{own_models: true}}
-      trainer.enable_checkpointing: false
-      data.init_args.source: ${{run}}/opinions/train.jsonl
-      data.init_args.split.test_source: ${{run}}/opinions/test.jsonl
-      data.init_args.format.encoder: {scalar(draft.encoder)}
-      federated.clients_per_round: {CLIENTS_PER_ROUND}
-      federated.clients_at_once: {CLIENTS_PER_ROUND}
-  table:
-    call: fedlight.recipes.polis.opinion_table
-    with:
-      train: ${{run}}/opinions/train.jsonl
-      test: ${{run}}/opinions/test.jsonl
-      methods:
-        FedBis: {{train: "${{run}}/fedbis"}}
-"""
 
 
 def _shared_ids(votes: Sequence[Column], statements: Sequence[Column]) -> tuple[str, str]:
