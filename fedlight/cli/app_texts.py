@@ -38,15 +38,7 @@ def pyproject(name: str, config: str, settings: Sequence[str]) -> str:
 
 
 def readme(name: str, config: str, folder: Path, clients: int, notes: Sequence[str]) -> str:
-    """Return the README.md of an app.
-
-    Args:
-        name: of the app.
-        config: file name of its config.
-        folder: its absolute path.
-        clients: least number of them for a start.
-        notes: sentences about callbacks and paths.
-    """
+    """Return the README.md of an app, with the fewest clients for a start, and notes on callbacks and paths."""
     listed = "".join(f"\n* {note[:1].upper()}{note[1:]}." for note in notes) + "\n" * bool(notes)
     return Template(text_of("README.template")).substitute(
         name=name, config=config, folder=folder, clients=clients, notes=listed

@@ -14,12 +14,7 @@ from fedlight.runs.run import Run
 
 
 def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
-    """Return the known facts of a run; of a checkpoint, up to its round.
-
-    Args:
-        opened: the run.
-        ask_hub: ask the hub for the base's licence where its folder does not say it.
-    """
+    """Return the known facts of a run; of a checkpoint, up to its round; ``ask_hub``: also for the base's licence."""
     run, rounds = opened.run, opened.rounds()
     config = run.config()
     loop, data = (within(config, part, "init_args") or {} for part in ("federated", "data"))

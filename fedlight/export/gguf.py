@@ -33,16 +33,9 @@ def find_converter(given: Path | None = None) -> Path:
 
 
 def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
-    """Write the GGUF file of a model's folder.
+    """Write the GGUF file of a whole model with its tokenizer, its weights of one of `TYPES`.
 
-    Args:
-        converter: from `find_converter`.
-        model: folder of a whole model with its tokenizer.
-        file: to be written.
-        outtype: number type of the weights, one of `TYPES`.
-
-    Raises:
-        ValueError: the converter does not know the architecture or the tokenizer.
+    Raises ValueError where the converter does not know the architecture or the tokenizer.
     """
     command = [sys.executable, str(converter), str(model), "--outfile", str(file), "--outtype", outtype]
     try:

@@ -18,13 +18,8 @@ FEWEST_ROWS = 4  # of such a client, at least
 def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | None) -> Guess:
     """Return the column of the clients; its value is None where there is none, and rows are dealt out.
 
-    Args:
-        columns: all columns.
-        taken: columns that have another role; for votes, texts of the same values are the same comparison.
-        given: column that the user named, ``"none"`` for no column, or None.
-
-    Raises:
-        GuessError: several columns could be it, and no name speaks for one.
+    Columns in ``taken`` have another role; ``given`` is the one that the user named, or ``"none"``. Raises GuessError where
+    several columns could be it, and no name speaks for one.
 
     Examples:
         >>> from fedlight.first_config.columns import describe

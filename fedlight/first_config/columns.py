@@ -196,30 +196,22 @@ def score_name(name: str, role: str) -> int:
     return 2 * (name.lower() in weak or (is_one and not forms.isdisjoint(weak)))
 
 
-def pick(
-    columns: Sequence[Column], role: str, given: str | None, what: str | None = None, required: bool = True
-) -> Guess | None:
+def pick(columns: Sequence[Column], role: str, given: str | None, required: bool = True) -> Guess | None:
     """Return the column of a role: the given one, or the one whose name speaks for it most, or the only one.
 
-    Args:
-        columns: those that could have the role.
-        role: key of `NAMES`.
-        given: column that the user named.
-        what: the role in words; None: the role.
-        required: raise GuessError where nothing speaks for any of them, instead of returning None.
+    Where nothing speaks for any of them, GuessError is raised if a column is ``required``.
     """
-    what = what or role
     if given is not None:
-        return Guess(what, given, f"given with --{role}")
+        return Guess(role, given, f"given with --{role}")
     if not columns:
         return None
     scores = {column.name: score_name(column.name, role) for column in columns}
     best = max(scores.values())
     leading = [name for name, score in scores.items() if score == best]
     if best and len(leading) == 1:  # 3 and 4 are scores of strong words
-        return Guess(what, leading[0], f"its name speaks for the {role}", sure=best > 2 or len(scores) == 1)
+        return Guess(role, leading[0], f"its name speaks for the {role}", sure=best > 2 or len(scores) == 1)
     if len(columns) == 1 and required:
-        return Guess(what, leading[0], "the only column left that could be it", sure=False)
+        return Guess(role, leading[0], "the only column left that could be it", sure=False)
     if required or best:  # names that speak for several columns are a question even where none is needed
         raise GuessError(ambiguous(role, leading))
     return None

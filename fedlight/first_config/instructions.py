@@ -18,12 +18,7 @@ from fedlight.first_config.columns import (
 def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]) -> FoundColumns:
     """Return the columns of instructions: a conversation's, else by name, else the question stands before the response.
 
-    Args:
-        columns: all columns of the rows.
-        given: role -> column that the user named, or None.
-
-    Raises:
-        GuessError: several columns could have a role, or there are no two columns with text.
+    Raises GuessError where several columns could have a role, or no two columns have text.
 
     Examples:
         >>> from fedlight.first_config.columns import describe

@@ -56,11 +56,7 @@ def explain(sizes: Sizes, rows_of_clients: Sequence[int]) -> list[Guess]:
 
 
 def choose_tokens(lengths: Sequence[int], positions: int | None) -> tuple[int, float]:
-    """Return ``max_tokens`` and the share of texts that fit into it.
-
-    Args:
-        lengths: tokens of some texts, with the end token.
-        positions: positions of the model; None: not known.
+    """Return ``max_tokens`` for texts of these lengths, with the end token, and the share of them that fits into it.
 
     Examples:
         >>> choose_tokens([40] * 99 + [5000], 32768), choose_tokens([40, 600], 512)

@@ -37,16 +37,10 @@ def find_votes(
     answers: Sequence[str] | None = None,
     values: Mapping[str, Sequence[str]] | None = None,
 ) -> FoundColumns:
-    """Return the columns of votes.
+    """Return the columns of votes, those that the user has named among them.
 
-    Args:
-        columns: all columns of the rows.
-        given: role -> column that the user named, or None.
-        answers: columns of the two answers that the user named.
-        values: raw values that the user named for ``a``, ``b`` and ``tie``.
-
-    Raises:
-        GuessError: something cannot be told; the message names the candidates and the option that settles it.
+    ``values`` are the user's raw values for ``a``, ``b`` and ``tie``. Raises GuessError, with the candidates and the option
+    that settles it, where something cannot be told.
     """
     pair = _find_decided_pair(columns, given)
     if pair is not None and answers is None:
@@ -104,10 +98,7 @@ def read_choice(
 ) -> dict[str, str | list[str]]:
     """Return the meaning of a choice's values: ``a``, ``b``, and ``tie`` where there are ties; empty if it is not known.
 
-    Args:
-        raw: the different values.
-        answers: names of the columns of A and B, which a value may be.
-        given: raw values that the user named for ``a``, ``b`` and ``tie``.
+    Of the ``raw`` values one may be the name of a column of A and B, ``answers``; ``given`` are those that the user named.
 
     Examples:
         >>> read_choice(["model_b", "tie", "model_a"], ("answers_a", "answers_b"))

@@ -34,10 +34,7 @@ def one_line(
 ) -> str:
     r"""Return the relevant part of a nested message of jsonargparse in one line, with its key.
 
-    Args:
-        message: of the parser.
-        keys: all keys of the command, among which a misspelt one is looked up.
-        dropped: name of a new class -> name of the old class, and names of its dropped arguments.
+    A misspelt key is looked up among ``keys``. ``dropped``: new class -> old class, and its dropped arguments.
 
     Examples:
         >>> one_line('Parser key "federated": Parser key "algorithm": - Expected a dot import path string: FedAvgg')

@@ -13,15 +13,9 @@ LOCK = "run.lock"
 
 @contextmanager
 def alone_in(folder: Path, setting: str) -> Iterator[None]:
-    """Keep other commands out of a folder, which is created if missing, while the block runs.
+    """Keep other commands out of a folder, which is created if missing and named by a ``setting``, while the block runs.
 
-    Args:
-        folder: folder of the run.
-        setting: setting that names the folder, for the message, such as ``--output``.
-
-    Raises:
-        ValueError: another process is at work there.
-        OSError: nothing can be written there.
+    Raises ValueError where another process is at work there, OSError where nothing can be written.
     """
     refuse_unwritable(folder, setting)
     lock = FileLock(folder / LOCK)

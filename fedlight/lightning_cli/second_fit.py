@@ -60,13 +60,9 @@ class FitFolder:
         self._checkpoints = {os.path.relpath(file, folder): file for file in checkpoints}
 
     def has_work(self, writes: bool = True) -> bool:
-        """Return whether there is something to do, and set ``checkpoint`` and ``said``.
+        """Return whether there is something to do, and set ``checkpoint`` and ``said``; of several processes one ``writes``.
 
-        Args:
-            writes: whether this process writes the files of the folder; of several processes the first one does.
-
-        Raises:
-            ValueError: the run has other settings, they are not known, or a finished run has no checkpoint for more epochs.
+        Raises ValueError for other or unknown settings, and for more epochs of a finished run without a checkpoint.
         """
         last = last_fit(self.folder)
         if not self.made.file.is_file():
@@ -108,11 +104,9 @@ class FitFolder:
         return True
 
     def begin(self, starts_over: bool, given: str | None) -> None:
-        """Write the settings, before the first work.
+        """Write the settings, before the first work, and which checkpoints are of an earlier run.
 
-        Args:
-            starts_over: the checkpoints in the folder are not of this run.
-            given: checkpoint that the user has named, which is of this run.
+        Where it starts over, all of them are, but for one that the user has ``given``.
         """
         if self.made.file.is_file() and not starts_over and not (given and self.made.differences()):
             earlier = self.made.earlier()

@@ -96,13 +96,8 @@ def workload(
 ) -> tuple[FederatedLoop, Workload, dict[str, Any]]:
     """Return the loop, the work of a visit, counted without weights, and the settings that the work follows from.
 
-    Args:
-        config: parsed settings of ``fedlight fit``.
-        examples: number of examples of a client, where a visit is one pass over its data.
-        lora_rank: LoRA rank of the client; None for that of the module.
-
-    Raises:
-        ValueError: a setting is missing, or the module is not derived from LanguageModule.
+    ``examples`` are those of a client, where a visit is one pass over its data, and ``lora_rank`` is its rank, else the
+    module's. Raises ValueError where a setting is missing, or the module is not derived from LanguageModule.
     """
     module, loop = build(config)
     if not isinstance(module, LanguageModule):
@@ -179,9 +174,7 @@ def workload(
 def build(config: Any, parts: Sequence[str] = ("model", "federated")) -> tuple[Any, FederatedLoop]:
     """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``.
 
-    Args:
-        config: parsed settings of ``fedlight fit``.
-        parts: keys to make objects from, ``"data"`` among them if wanted; objects load nothing, and refuse wrong values.
+    With ``"data"`` among the parts, data are made as well; objects load nothing, and refuse wrong values.
     """
     parser = OneLineParser(parser_mode="omegaconf+")
     kinds: dict[str, Any] = {

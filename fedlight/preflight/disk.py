@@ -52,16 +52,9 @@ def check_disk(
     rows: Mapping[str, int],
     counts: RowCounts,
 ) -> list[Finding]:
-    """Check the room for downloads in the caches and for results in the output folder.
+    """Check the room for downloads in the caches and for results of all seeds in the output folder.
 
-    Args:
-        stages: stages of one seed.
-        trainings: trainings of these stages.
-        folder: folder of the results.
-        seeds: number of seeds.
-        models: hub name of a model -> bytes to be fetched.
-        rows: hub name of a data set -> bytes to be fetched.
-        counts: (source, split) -> number of rows, as far as it is known.
+    ``models`` and ``rows`` are bytes to be fetched, by the hub names of models and of data sets.
     """
     from huggingface_hub import constants
 

@@ -114,10 +114,7 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
 def generation_seconds(config: Any, prompt_tokens: int, cuda: bool = False) -> tuple[float, float]:
     """Return the seconds of a prompt, and of each new token of one text, by two short generations of some texts.
 
-    Args:
-        config: parsed settings of ``fedlight predict``; the model is on this machine. Its adapter may not exist yet.
-        prompt_tokens: most tokens of a prompt.
-        cuda: whether to generate on the GPU.
+    The model is on this machine; its adapter may not exist yet.
     """
     parsed = config.clone()
     parsed["model.init_args.adapter"] = None

@@ -97,16 +97,7 @@ class Hub:
     def read(self, repo: Repository, kind: str, path: str, read: Callable[[Any], T], **options: Any) -> T:
         """Return the result of a function of the open file; only the parts that it seeks are fetched.
 
-        Args:
-            repo: repository of the file.
-            kind: ``"model"`` or ``"dataset"``.
-            path: path of the file.
-            read: function of the open file.
-            options: options of ``HfFileSystem.open``.
-
-        Raises:
-            ValueError: the file cannot be read.
-            HubUnreachableError: the hub cannot be reached.
+        Options are those of ``HfFileSystem.open``. Raises ValueError for a file that cannot be read.
         """
         from huggingface_hub.errors import HfHubHTTPError
 

@@ -132,12 +132,7 @@ class Training:
 def trainings(
     stages: Sequence[ParsedStage], configs: Mapping[str, bytes]
 ) -> tuple[list[Training], list[Finding]]:
-    """Return each kind of training once, and findings for those that could not be counted.
-
-    Args:
-        stages: stages with their settings.
-        configs: hub name -> ``config.json``.
-    """
+    """Return each kind of training once, and findings for those not counted; ``configs``: hub name -> ``config.json``."""
     kinds: dict[tuple[Any, ...], Training] = {}
     unknowns: dict[str, Finding] = {}
     merged = {
@@ -228,13 +223,7 @@ def steps_of(config: Mapping[str, Any]) -> int | None:
 
 
 def step_seconds(config: Any, work: Workload, cuda: bool = False) -> float:
-    """Return the seconds of a training step, forward and backward, on a batch of the longest texts; the model is loaded.
-
-    Args:
-        config: parsed settings of ``fedlight fit``; the model is on this machine.
-        work: work of a visit, for the size of a batch.
-        cuda: whether to train on the GPU.
-    """
+    """Return the seconds of a training step, forward and backward, on a batch of the longest texts; the model is loaded."""
     shape = work.shape
     examples = min(shape.examples, max(1, TIMED_TOKENS // max(1, shape.tokens)))
     part = replace(shape, examples=examples, responses=shape.responses * examples // shape.examples)
@@ -311,17 +300,7 @@ def _is_counted(parsed: ParsedStage) -> bool:
 
 
 def count_training(name: str, namespace: Any, base: str, configs: Mapping[str, bytes]) -> Training:
-    """Count a training on shapes.
-
-    Args:
-        name: name of the stage.
-        namespace: parsed settings of ``fedlight fit``.
-        base: hub name or folder of the model.
-        configs: hub name -> ``config.json``.
-
-    Raises:
-        ValueError: the model's config is not known, or a setting is missing.
-    """
+    """Count a training on shapes; raise ValueError where the config of its base is not known, or a setting is missing."""
     config, parsed = namespace.as_dict(), namespace.clone()
     options = config["model"]["init_args"]
     # An adapter's weights do not exist yet, and its shape is the same; of several, equally large, one is trained at a time.

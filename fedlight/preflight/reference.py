@@ -26,12 +26,7 @@ class Written(NamedTuple):
 
 
 def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> list[Finding]:
-    """Return a finding for each path of one seed's stages that nothing writes, or else one for all.
-
-    Args:
-        stages: all stages with their settings, in order.
-        folders: folders of the seed's runs; paths elsewhere are not checked.
-    """
+    """Return a finding for each path in the folders of one seed's runs that no stage writes, or else one for all."""
     known: dict[str, Written] = {}
     outputs: set[Path] = set()
     wrong, number = [], 0

@@ -10,10 +10,6 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
     They are the end tokens of the model's generation config and of the tokenizer, and the added tokens that the chat
     template puts between an answer and the next question: the end of the turn, and the opening of the next one.
-
-    Args:
-        model: a ``transformers`` model.
-        tokenizer: its tokenizer.
     """
     configured = model.generation_config.eos_token_id
     named = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}

@@ -45,13 +45,6 @@ def chat_starts(tokenizer: Any) -> tuple[str, ...]:
 
 
 def render_turns(tokenizer: Any, turns: Sequence[Any], ask: bool = True, **options: Any) -> Any:
-    """Return a conversation in the tokenizer's chat template.
-
-    Args:
-        tokenizer: one with a chat template.
-        turns: mappings with ``role`` and ``content``.
-        ask: end where an answer begins.
-        options: see ``apply_chat_template``.
-    """
+    """Return a conversation in the tokenizer's chat template; ``ask``: it ends where an answer begins."""
     options = {"tokenize": False, "date_string": DAY, **options}
     return tokenizer.apply_chat_template(list(turns), add_generation_prompt=ask, **options)

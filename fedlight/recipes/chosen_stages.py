@@ -33,10 +33,7 @@ def chosen_stages(
 ) -> tuple[list[list[Stage]], list[Stage]]:
     """Return the wanted stages and those that they read from, in order: those of each seed, and those of all seeds.
 
-    Args:
-        runs: stages of each seed.
-        together: stages that read the runs of all seeds.
-        only: names of the wanted stages; ValueError for a name that is no stage.
+    ``runs`` are the stages of each seed, ``together`` those that read all seeds. A name that is no stage is a ValueError.
     """
     known = dict.fromkeys(stage.name for stages in (*runs, together) for stage in stages)
     for name in only:

@@ -38,10 +38,6 @@ def check_processes(number: int | None) -> None:
 def why_one_process(command: str, config: Mapping[str, Any]) -> str | None:
     """Return why a stage runs in one process; None for a stage whose work several processes share.
 
-    Args:
-        command: the stage's command.
-        config: settings of its Lightning command.
-
     Examples:
         >>> why_one_process("fit", {"trainer": {}, "federated": {"class_path": "fedlight.FederatedLoop"}})
         >>> why_one_process("fit", {"trainer": {}})

@@ -167,14 +167,7 @@ def deviation(values: Sequence[float]) -> float:
 def points_of(tables: str | Sequence[str], x: str, y: str, label: str = "method") -> dict[str, Any]:
     """Return two columns of the rows that stages have returned: name -> ``x`` and ``y``, lists, without rows that lack one.
 
-    Args:
-        tables: folders of stages whose result has ``rows``, one or several (one for each seed).
-        x: a column.
-        y: another.
-        label: column with the names.
-
-    Raises:
-        ValueError: a folder has no result, or no row has both columns.
+    ``label`` is the column with the names. Without a result or such a row a ValueError is raised.
     """
     folders = [tables] if isinstance(tables, str) else tables
     rows = [row for folder in folders for row in result_of(folder).get("rows", [])]

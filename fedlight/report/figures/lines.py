@@ -72,18 +72,8 @@ def line_chart(
 ) -> Chart:
     """Return a chart of lines, at most `MOST_LINES` of them; its rows have all.
 
-    Args:
-        name: of the chart's files.
-        title: its title.
-        caption: what the lines are; bands and omissions are added.
-        lines: name -> line.
-        known: looks of the methods, see `fedlight.report.figures.style.looks_of`.
-        x: name of the axis across.
-        y: name of the axis upwards; may be empty.
-        column: column of the rows with the positions.
-        label: column of the rows with the names.
-        scale: by what positions are divided in the figure; None: they are whole numbers.
-        lowest: beginning of the axis upwards; None: that of the lines.
+    To the caption, bands and omissions are added; ``column`` and ``label`` are the rows' columns of positions and names. The
+    figure divides positions by ``scale``, without which they are whole numbers, and begins upwards at ``lowest``.
     """
     shown = dict(list(lines.items())[:MOST_LINES])
     figure, axes = new_chart()
@@ -118,12 +108,7 @@ def draw_panels(
 ) -> Figure:
     """Draw panels in a grid, at most `MOST_LINES` lines in each, without bands where these would hide each other.
 
-    Args:
-        panels: at least one.
-        known: looks of the methods, see `fedlight.report.figures.style.looks_of`; in their order the first are drawn.
-        x: name of the axis that the panels share.
-        across: panels beside each other.
-        from_zero: whether the axes upwards begin at 0; they do where all lines are 0.
+    The first lines in the order of the ``known`` looks are drawn, and ``across`` panels stand beside each other.
     """
     names = {name for panel in panels for name in panel.lines}
     styles = looks_of([name for name in known if name in names][:MOST_LINES], known)
@@ -227,14 +212,9 @@ def draw_scatter(
     paths: Mapping[str, Mapping[str, str]] | None = None,
     styles: Looks | None = None,
 ) -> Figure:
-    """Draw a named point for each method, with a cross of standard deviations over the seeds.
+    """Draw a named point for each method, ``x`` and ``y`` by seed, with a cross of standard deviations over the seeds.
 
-    Args:
-        table: method -> ``x`` and ``y``, a value for each seed.
-        x: name of the axis across.
-        y: name of the axis upwards.
-        paths: name of a line -> name of each of its points, in order -> the point's method.
-        styles: method -> ``color``.
+    ``paths`` are lines: name of a line -> name of each of its points, in order -> the point's method.
     """
     paths = paths or {}
     figure, axes = new_figure()

@@ -250,12 +250,7 @@ def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:
 def final(rows: Rows, stages: Sequence[str] = STAGES) -> dict[tuple[str, str], float]:
     """Return the final accuracies in a ``clients.csv``: of own models, else of a test, else of the last validation.
 
-    Args:
-        rows: of the file.
-        stages: those that count, the first that there is.
-
-    Returns:
-        Client and its number of examples, as text -> accuracy.
+    Of ``stages`` the first that there is counts. The keys are the client and its number of examples, as text.
 
     Examples:
         >>> rows = [{"stage": "val", "round": f"{n}", "client": "a", "examples": "4", "accuracy": f"{n}"} for n in (0, 1)]
@@ -329,13 +324,7 @@ def estimates(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, Estim
 
 @matplotlib.rc_context(STYLE)
 def draw_intervals(panels: Mapping[str, Mapping[str, Estimate]], label: str, at: float = 0.5) -> Figure:
-    """Draw the estimates of each panel, methods from top to bottom, with a line at the value ``at``.
-
-    Args:
-        panels: title -> method -> estimate; every panel has the methods of the first.
-        label: name of the axes.
-        at: value of the line, such as chance.
-    """
+    """Draw the methods' estimates in a panel for each title, with a line at ``at``; all panels have the same methods."""
     figure, axes = new_panels(len(panels))
     methods: Sequence[str] = [*next(iter(panels.values()))]
     figure.set_size_inches(4.0 + 2.0 * len(panels), 1.2 + INCHES_OF_A_ROW * len(methods))

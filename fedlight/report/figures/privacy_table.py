@@ -137,12 +137,9 @@ Leakage = dict[str, dict[int, float]]
 
 
 def read_attacks(folder: str, target: str = GLOBAL, needed: bool = True) -> Leakage:
-    """Return what attacks found in the global model, or in clients' uploads.
+    """Return what attacks found in a run: in the ``global`` model, a client's uploads, or the mean of a round's ``uploads``.
 
-    Args:
-        folder: of a run with attack callbacks.
-        target: ``global``, a client's id, or ``uploads``: the mean over all clients' uploads of a round.
-        needed: raise ValueError for a run without the target, instead of returning nothing.
+    Without the target nothing is returned, unless it is ``needed``: then a ValueError is raised.
     """
     file = Path(folder) / "attacks" / "attacks.csv"
     rows = read_rows(file, KEYS)

@@ -93,9 +93,6 @@ def looks(kinds: Mapping[str, str]) -> Looks:
 
     The same names in the same order look the same on every chart.
 
-    Args:
-        kinds: name -> kind, such as ``first/fedavg`` -> ``fedavg``.
-
     Examples:
         >>> looks({"first/fedavg": "fedavg", "ditto": "ditto", "second/fedavg": "fedavg"})["second/fedavg"]
         {'color': '#0072B2', 'linestyle': '--'}

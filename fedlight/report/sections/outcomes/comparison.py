@@ -116,10 +116,6 @@ def _of_questions(run: Run, task: str) -> Scores:
 def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Difference | None:
     """Return the mean difference over all pairs of all seeds; None where the two share nothing.
 
-    Args:
-        ours: seed -> scores.
-        theirs: those of the method that it is compared with.
-
     Examples:
         >>> gap = difference({"0": {"a": 1.0, "b": 0.5}}, {"0": {"a": 0.5, "b": 0.0, "c": 1.0}})
         >>> gap.mean, gap.pairs, gap.over_pairs, gap.seeds
