@@ -34,7 +34,9 @@ WIDEST = 4
 
 def check_durations(parsed: Sequence[ParsedStage], trained: Sequence[Training]) -> list[Finding]:
     """Return findings with the time of training, validation and generation by models that are here; name untimed work."""
-    findings, generated = check_time(trained), check_generation(parsed)
+    rates: dict[str, tuple[float, float]] = {}
+    findings = check_time(trained)
+    generated = [_generates(item, rates) for item in parsed if _writes(item)]
     timed = {name for training in trained if training.is_timed for name in training.steps}
     timed |= {finding.what.removeprefix(GENERATION) for finding in generated if finding.state is State.OK}
     findings += check_validation(parsed, trained) + generated
@@ -80,12 +82,6 @@ def _validates(parsed: ParsedStage, training: Training, rounds: int) -> Finding:
     if isinstance(limit, int) and not isinstance(limit, bool):
         each = f"at most {limit} {each}, {in_largest_unit(rounds * limit * seconds)} in all"
     return ok(f"validation of {parsed.stage.name}", f"{rounds} times {each}")
-
-
-def check_generation(parsed: Sequence[ParsedStage]) -> list[Finding]:
-    """Return a finding for each stage that completes a known number of prompts with a model that is here."""
-    rates: dict[str, tuple[float, float]] = {}
-    return [_generates(item, rates) for item in parsed if _writes(item)]
 
 
 def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Finding:

@@ -327,14 +327,11 @@ def _cells(name: str, grid: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def _axes(name: str, grid: Any) -> list[dict[str, Any]]:
     axes = grid if isinstance(grid, list) else []
-    are_axes = (isinstance(axis, dict) and axis and all(map(_is_change, axis.values())) for axis in axes)
-    if not axes or not all(are_axes):
+    changes = [change for axis in axes if isinstance(axis, dict) for change in axis.values()]
+    are_axes = axes and all(isinstance(axis, dict) and axis for axis in axes)
+    if not are_axes or not all(change is None or isinstance(change, dict) for change in changes):
         raise ValueError(f"stage {name}: grid is a list of axes, each a map of names to changes of 'with'")
     return axes
-
-
-def _is_change(value: Any) -> bool:
-    return value is None or isinstance(value, dict)
 
 
 def _cell(places: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); a client
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,16 +56,11 @@ class Visits:
         return np.maximum.accumulate(ends)  # a round without visits ends with the one before
 
     def participation(self) -> np.ndarray:
-        """Return clients by outcome in each round, ``(outcomes, rounds)``."""
-        first = self._first_visits
+        """Return clients by outcome of their first visit in each round, ``(outcomes, rounds)``."""
+        first = np.unique(self.rounds * len(self.client_names) + self.clients, return_index=True)[1]
         # Each pair of outcome and round is one number, as bincount counts single ones.
         pairs = self.outcomes[first] * self.num_rounds + self.rounds[first]
         return np.bincount(pairs, minlength=len(OUTCOMES) * self.num_rounds).reshape(len(OUTCOMES), -1)
-
-    @cached_property
-    def _first_visits(self) -> np.ndarray:
-        """First visit of each client in each round, as positions."""
-        return np.unique(self.rounds * len(self.client_names) + self.clients, return_index=True)[1]
 
 
 def visits_of(rows: Rows) -> Visits | None:

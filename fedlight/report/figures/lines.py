@@ -103,9 +103,7 @@ class Panel(NamedTuple):
 
 
 @matplotlib.rc_context(STYLE)
-def draw_panels(
-    panels: Sequence[Panel], known: Looks, x: str, across: int = 1, from_zero: bool = False
-) -> Figure:
+def draw_panels(panels: Sequence[Panel], known: Looks, across: int = 1, from_zero: bool = False) -> Figure:
     """Draw panels in a grid, at most `MOST_LINES` lines in each, without bands where these would hide each other.
 
     The first lines in the order of the ``known`` looks are drawn, and ``across`` panels stand beside each other.
@@ -129,7 +127,7 @@ def draw_panels(
         axes.tick_params(labelsize=8, labelbottom=True)  # shared axes have numbers in the lowest row alone
         axes.grid(axis="y", color="0.85", linewidth=0.6)
     for axes in grid[-across:]:
-        axes.set_xlabel(x, fontsize=9)
+        axes.set_xlabel("rounds that are done", fontsize=9)
     # The legend of one panel stands for all.
     key(figure, grid[max(range(len(panels)), key=lambda place: len(panels[place].lines))])
     return figure

@@ -210,7 +210,7 @@ def _cost_chart(
         f"Above what a round takes, below all rounds until then, in {unit}."
         + bands(totals.values()) * (len(totals) <= MOST_BANDS)
         + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values()),
-        draw_panels(panels, looks_of(totals, known), "rounds that are done", from_zero=True),
+        draw_panels(panels, looks_of(totals, known), from_zero=True),
         [
             {"run": run, "rounds_done": int(place), "in_a_round": float(cost), "so_far": float(total)}
             for run, line in totals.items()

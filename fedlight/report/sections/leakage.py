@@ -143,7 +143,7 @@ def _chart(name: str, title: str, metrics: ByMetric, styles: Looks) -> Chart:
         f"After each round{', mean over the seeds' if several else ''}; dashed grey: the model before training."
         + (several if len(methods) <= MOST_BANDS else "")
         + (f" {left:,} more runs are in the data alone." if left > 0 else ""),
-        draw_panels(panels, styles, "rounds that are done", across=2),
+        draw_panels(panels, styles, across=2),
         rows,
     )
 

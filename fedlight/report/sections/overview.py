@@ -150,14 +150,14 @@ def stages_table(runs: Sequence[Run], folded: bool) -> Table:
     return table_of("Other stages", lines, folded=folded)
 
 
-def headline(metrics: Sequence[str], most: int = PANELS) -> list[str]:
-    """Return at most so many of the metrics, in order; scores come before others.
+def headline(metrics: Sequence[str]) -> list[str]:
+    """Return at most `PANELS` of the metrics, in order; scores come before others.
 
     Examples:
         >>> headline(["a", "b", "c", "d", "win_rate"])
         ['a', 'b', 'c', 'win_rate']
     """
-    chosen = sorted(metrics, key=lambda metric: SCORE.search(metric) is None)[:most]
+    chosen = sorted(metrics, key=lambda metric: SCORE.search(metric) is None)[:PANELS]
     return [metric for metric in metrics if metric in chosen]
 
 
