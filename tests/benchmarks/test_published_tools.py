@@ -68,6 +68,14 @@ def test_a_page_is_written_between_its_marks_alone():
     assert rendered(new, published(measurement())) == new
 
 
+def test_a_caption_is_written_once_where_tables_of_one_run_follow_each_other():
+    page = "<!-- table: one -->\n<!-- end -->\n" * 2
+    new = rendered(page, published(measurement()))
+    assert new.count("python benchmarks/wire.py") == 1
+    assert new.endswith("*The same run as the table above.*\n\n<!-- end -->\n")
+    assert rendered(new, published(measurement())) == new
+
+
 def test_a_template_takes_figures_of_several_measurements():
     free = {"free": {"template": "| {m.score[u]:.2f} | {other.ms[t; b]:.1f} |"}}
     both = published(measurement(), measurement(name="other"), tables=free)
