@@ -102,7 +102,8 @@ class SplitSteps(Part):
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
         """Raise ValueError if the processes of the client have trained unlike weights."""
         self.abort(run)
-        split = {id(held_here(weight)) for weight in run.lightning_module.parameters() if is_split(weight)}
+        # Not held_here(weight): a weight may be frozen since.
+        split = {id(getattr(weight, "held_here", None)) for weight in run.lightning_module.parameters()}
         whole = [weight for weight in visit.parameters.values() if id(weight) not in split]
         bits = torch.tensor([bit for weight in whole for bit in sum_of_bits(weight)])
         total = bits.clone()
