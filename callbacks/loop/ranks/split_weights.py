@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedlight.callbacks.loop.forward.refusals import OF_MODULES
+from fedlight.callbacks.loop.groups.refusals import hooks_of_users
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.core_watch import CoreWatch
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, norm_of
@@ -34,7 +35,8 @@ from fedlight.processes.seat import add_up, is_split
 from fedlight.support.torch_parts import replaced
 
 WORKS_ON_PARTS = (FreshOptimizers, StepSchedules, BufferPolicy, LimitedRounds, CoreWatch, SplitSteps, Ranks)
-GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
+IN_STEPS = (*OF_MODULES, "optimizer_step", "optimizer_zero_grad", "on_before_zero_grad")
+"""Hooks of modules and callbacks that may read or clear gradients, which split weights themselves do not have."""
 
 
 class SplitWeights(Part):
@@ -70,7 +72,9 @@ class SplitWeights(Part):
             for callback in run.trainer.callbacks  # type: ignore[attr-defined]
         }
         whole |= {
-            f"{type(module).__name__}.{hook}": not is_overridden(hook, module) for hook in GRADIENT_HOOKS
+            f"{type(owner).__name__}.{hook}": False
+            for owner in (module, *run.trainer.callbacks)  # type: ignore[attr-defined]
+            for hook in hooks_of_users(owner, IN_STEPS)
         }
         for name, works_on_parts in whole.items():
             if not works_on_parts:
