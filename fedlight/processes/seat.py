@@ -9,6 +9,7 @@ With ``split_trained`` a layer whose weights are all trained is split too. The m
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ def split_layers(module: nn.Module, trained: bool = False) -> int:
     ``trained`` splits layers of trained weights alone too. Layers that are split already stay as they are.
 
     Raises:
-        ValueError: a weight is quantized.
+        ValueError: a weight is quantized, or has a hook that a split weight would lose.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, share_comm_ctx
@@ -77,20 +78,40 @@ def split_layers(module: nn.Module, trained: bool = False) -> int:
                 "base without quantization, or set trainer.strategy.processes_per_client=1"
             )
     mesh: DeviceMesh | None = None
+    uses = _uses(module)
     for layer in layers:
         if not isinstance(layer, FSDPModule):
             mesh = mesh or init_device_mesh(_device_type(), (distributed.get_world_size(),))
             weights = [*layer.parameters()]
             tuned = trained and all(weight.requires_grad for weight in weights)
-            # Those that are trained beside frozen ones, such as LoRA adapters, and single numbers stay whole.
-            stay = {weight for weight in weights if not weight.dim() or (weight.requires_grad and not tuned)}
+            uses_here = _uses(layer)
+            tied = {weight for weight in weights if uses_here[id(weight)] < uses[id(weight)]}
+            # Those that are trained beside frozen ones, such as LoRA adapters, single numbers and tied ones stay whole.
+            stay = {
+                weight
+                for weight in weights
+                if not weight.dim() or (weight.requires_grad and (not tuned or weight in tied))
+            }
+            for name, weight in layer.named_parameters() if tuned else ():
+                if weight not in stay and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+                    raise ValueError(
+                        f"a hook on the gradient of {name} in {type(layer).__name__} would never be called: take the hook "
+                        "out, or set trainer.strategy.split_trained=false"
+                    )
             split: Any = fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=stay)
             split.set_gradient_divide_factor(1.0)  # each process has its share of the mean already
             split.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            # Itself alone: the one before may be left out of this step, and would keep what it gathers until later.
+            split.set_modules_to_backward_prefetch([split])
     share_comm_ctx(
         [layer for layer in layers if isinstance(layer, FSDPModule)]
     )  # or each keeps its whole gradient
     return len(layers)
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """Return the numbers of modules that hold each parameter, by its identity."""
+    return Counter(id(weight) for part in module.modules() for weight in part._parameters.values())
 
 
 def _device_type() -> str:

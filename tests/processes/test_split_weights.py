@@ -83,6 +83,28 @@ class PartlyFrozen(Tuned):
         return self.optimizer([p for p in self.parameters() if p.requires_grad], lr=self.rate)
 
 
+class Tied(Tuned):
+    """Two layers share a weight, and another one shares its own with what is outside of all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers.append(Block())
+        self.middle = nn.Linear(8, 8)
+        self.layers[2].inner.weight = self.layers[0].inner.weight
+        self.layers[3].inner.weight = self.middle.weight
+
+    def loss(self, batch):
+        x = self.middle(self.first(batch[0]))
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.mse_loss(self.head(x), batch[1])
+
+
+class FrozenInBetween(Tuned):
+    def on_train_epoch_start(self):
+        self.layers[1].requires_grad_(self.current_epoch != 1)
+
+
 class OddBlock(Block):
     client = None
 
@@ -213,6 +235,20 @@ def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first, then):
     close(ended[0][0], runs[1][1, 1][0]["fedavg"][0])
 
 
+@pytest.mark.parametrize("model", [Tied, FrozenInBetween])
+def test_layers_that_share_weights_or_are_frozen_later_train_as_in_one_process(tmp_path, model):
+    alone, shared = (
+        run_ranks(
+            shape[0],
+            lambda rank, shape=shape: train(tmp_path / f"{shape}", *shape, model=model),
+            tmp_path / f"logs{shape}",
+        )[0]
+        for shape in ((1, 1), (2, 2))
+    )
+    close(shared[0], alone[0])
+    close(shared[2], alone[2])
+
+
 def test_a_client_that_diverges_in_one_part_is_left_out_in_all(tmp_path):
     ended = {}
     for shape in ((1, 1), (2, 2)):
@@ -242,6 +278,22 @@ class SeesGradients(Tuned):
         pass
 
 
+class ClearsGradients(Tuned):
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        self.zero_grad()
+
+
+class ClipsGradients(L.Callback):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        nn.utils.clip_grad_norm_(pl_module.parameters(), 0.01)
+
+
+class HooksGradients(Tuned):
+    def __init__(self):
+        super().__init__()
+        self.layers[0].inner.weight.register_hook(torch.zeros_like)
+
+
 class SeesUploads(L.Callback):
     shares_uploads = True
 
@@ -264,6 +316,12 @@ class Unlisted(Tuned):
         ({"channel": lambda: Wire(up=TopK(0.5))}, "channel=Wire with codecs sees whole weights"),
         ({"callbacks": lambda: [SeesUploads()]}, "SeesUploads.on_upload sees whole weights"),
         ({"model": SeesGradients}, "SeesGradients.on_before_optimizer_step sees whole weights"),
+        ({"model": ClearsGradients}, "ClearsGradients.optimizer_zero_grad sees whole weights"),
+        (
+            {"callbacks": lambda: [ClipsGradients()]},
+            "ClipsGradients.on_before_optimizer_step sees whole weights",
+        ),
+        ({"model": HooksGradients}, "a hook on the gradient of inner.weight in Block would never be called"),
         ({"model": Unlike}, "OwnRule may look at whole weights"),
         (
             {"model": Unlisted},
