@@ -167,6 +167,10 @@ def hold_parts(optimizer: torch.optim.Optimizer) -> None:
                 f"{type(optimizer).__name__} may look at whole weights, and trainer.strategy.split_trained gives it parts: "
                 f"take one of {', '.join(ELEMENTWISE)}, or set trainer.strategy.split_trained=false"
             )
+        for weight in filter(is_split, group["params"]):
+            part = getattr(weight, "held_here", None)
+            if part is not None and part.data_ptr() != weight.detach().to_local().data_ptr():
+                del weight.held_here  # the module has been on another device since an earlier fit
         group["params"] = [*map(held_here, group["params"])]
 
 

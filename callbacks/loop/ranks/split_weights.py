@@ -97,6 +97,11 @@ class SplitWeights(Part):
         run.bytes_elsewhere = serialized_bytes(everything) - serialized_bytes(here)
         run.norm = self._norm
 
+    def start_round(self, run: Run) -> None:
+        weights = dict(run.lightning_module.named_parameters())
+        for name in self._split:  # which ones are trained goes into checkpoints
+            run.parameters[name].requires_grad_(weights[name].requires_grad)
+
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         def clip_grad_by_norm(optimizer: Optimizer, clip_val: float) -> None:
             gradients = {
