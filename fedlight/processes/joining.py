@@ -165,7 +165,7 @@ class Others:
         return f"process {missing[0]} is gone"
 
     def _is_gone(self, other: int) -> bool:
-        """Return whether the connection to another process is closed, by beginning to send what is never read."""
+        """Return whether the connection to another process is closed, by beginning to send a number that is never read."""
         try:
             # Without a wait: a process that is there would not end it.
             self._group.send([torch.zeros(1)], other, 1)

@@ -5,7 +5,7 @@ are put together while it computes, and freed after it. Trained weights, such as
 whole in each process, so messages, aggregation and checkpoints are as ever.
 
 With ``split_trained`` a layer whose weights are all trained is split too. The module then holds such a weight as a
-``DTensor``; optimizers and the federated loop hold its part in this process, `held_here`, as a parameter of its own.
+``DTensor``; optimizers and the federated loop hold its part in this process, `held_here`.
 """
 
 import warnings
@@ -101,7 +101,7 @@ def split_layers(module: nn.Module, trained: bool = False) -> int:
             split: Any = fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=stay)
             split.set_gradient_divide_factor(1.0)  # each process has its share of the mean already
             split.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-            # Itself alone: the one before may be left out of this step, and would keep what it gathers until later.
+            # Itself alone: the one before may be left out of this step, and would keep its gathered weights until later.
             split.set_modules_to_backward_prefetch([split])
     share_comm_ctx(
         [layer for layer in layers if isinstance(layer, FSDPModule)]

@@ -36,7 +36,7 @@ class Team:
     Attributes:
         seats: groups of processes that train a client together; with ``per_client=1`` each process is one.
         seat: number of this process's group, in [0, seats).
-        same_place: those processes, one of each group, that have the same place in it as this one, as a team; all teams of
+        same_place: one process of each group, with the same place in it as this one, as a team; all teams of
             this kind make the same calls at the same time. With ``per_client=1`` it is the team itself.
 
     Raises:
