@@ -104,8 +104,11 @@ class SplitWeights(Part):
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
         def clip_grad_by_norm(optimizer: Optimizer, clip_val: float) -> None:
+            held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
             gradients = {
-                name: weight.grad for name, weight in run.parameters.items() if weight.grad is not None
+                name: weight.grad
+                for name, weight in run.parameters.items()
+                if id(weight) in held and weight.grad is not None
             }
             factor = float(clip_val) / (self._norm(gradients) + 1e-6)  # as torch has it
             if not factor >= 1:  # nor for NaN
