@@ -6,7 +6,7 @@ and of a cosine of about 0.5 to others of its topic and 0 to the rest. Queries a
 vectors of a topic. Real embeddings have fewer effective dimensions and are found more easily: --vectors FILE.npy takes some,
 and queries are then means of ten neighbours.
 
-* build: seconds until the graph can be searched, on --threads threads.
+* build: seconds until the graph can be searched, on one thread, which builds the same graph each time.
 * recall@k: share of the k exact nearest that the graph gives too. below 0.7: of those with a cosine below 0.7 only.
 * queries/s: of all queries in one call, one thread.
 * RSS: largest resident memory of the process until then; it holds the vectors, and the graph its copy of them.
@@ -143,8 +143,8 @@ def measure(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
         )
         queries[: len(few)] = vectors[few]
     before = peak_gib()
-    build, index = seconds(lambda: VectorIndex.build(vectors, "hnsw", threads=options.threads))
-    row = {"rows": len(vectors), "dimension": vectors.shape[1], "threads": options.threads}
+    build, index = seconds(lambda: VectorIndex.build(vectors, "hnsw"))
+    row = {"rows": len(vectors), "dimension": vectors.shape[1]}
     row |= {"build_seconds": build, "rss_before_gib": before, "rss_built_gib": peak_gib(), "searches": []}
     exact = VectorIndex.build(vectors, "exact")
     for number, below in [(k, None) for k in options.k] + [(k, ALPHA) for k in options.k]:
@@ -204,7 +204,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", type=float, help="mean recall to which the search effort is raised")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--k", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--threads", type=int, default=1, help="that build the graph")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     options = parser.parse_args(arguments)
     if options.vectors or len(options.sizes) == 1:
@@ -227,7 +226,6 @@ def in_own_process(size: int, options: argparse.Namespace) -> dict[str, Any]:
             "sizes": size,
             "dimension": options.dimension,
             "queries": options.queries,
-            "threads": options.threads,
             "near_duplicates": options.near_duplicates,
             **({} if options.target is None else {"target": options.target}),
         }
