@@ -72,7 +72,7 @@ class Outcomes:
     def own(self, selector: int | None, weights: Sequence[float] | None) -> np.ndarray | None:
         """Return whether a client's own model is right on each example, ``(examples,)``; None where that is not known.
 
-        A client without a selector has the vote of all, one with ``weights``, ``(U,)``, the mixture of the selectors.
+        ``selector=None`` takes the vote of all; ``weights``, ``(U,)``, take the mixture of the selectors.
         """
         if weights is not None:
             return None if self.log_odds is None else mix_log_odds(self.log_odds, weights) > 0

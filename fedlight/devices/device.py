@@ -67,7 +67,7 @@ class Device:
             self._check(key, inf)
         for key in ("memory_share", "utilisation"):
             self._check(key, 1)
-        if self.weight_bits not in WEIGHT_BITS:
+        if type(self.weight_bits) is not int or self.weight_bits not in WEIGHT_BITS:
             raise ValueError(f"device {self.name!r}: weight_bits={self.weight_bits!r} must be 16, 8 or 4")
 
     def _check(self, key: str, high: float) -> None:

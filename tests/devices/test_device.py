@@ -67,6 +67,7 @@ def test_a_file_of_ones_own(tmp_path):
         (FIGURES.replace("watts: 5", "watts: much"), "watts='much' must be a number above 0"),
         (FIGURES + "availability: 2", "availability=2.0 is a probability"),
         (FIGURES + "weight_bits: 4.5", "weight_bits=4.5 must be 16, 8 or 4"),
+        (FIGURES + "weight_bits: 4.0", "weight_bits=4.0 must be 16, 8 or 4"),
         (FIGURES + "watts: 6", "found duplicate key watts"),
         ("", "is no device: it has no keys such as memory_gib"),
         ("- 1\n- 2\n", "this is no device"),

@@ -11,7 +11,7 @@ from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
 from memories import loop_with
 from peft import LoraConfig, get_peft_model
-from plain_lightning import Numbers, ten_clients
+from plain_lightning import Block, Numbers, ten_clients
 from plain_lightning import trainer as quiet_trainer
 from ranks import log_of, run_ranks, start_ranks, wait_for
 from shared_runs import files_of, newest
@@ -46,15 +46,6 @@ KINDS = {
     "krum": lambda: {"aggregation": Krum(0.2), "clients_per_round": 6},
     "wire": lambda: {"channel": Wire(up=TopK(0.5))},
 }
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return x + torch.tanh(self.inner(x))
 
 
 class Layered(L.LightningModule):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from memories import loop_with
-from plain_lightning import Numbers, ten_clients
+from plain_lightning import Block, Numbers, ten_clients
 from ranks import run_ranks
 from shared_runs import files_of, newest
 from torch import nn
@@ -29,15 +29,6 @@ pytestmark = [
 ]
 SHAPES = ((4, 2), (3, 3))
 """Processes, and processes for each client."""
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return x + torch.tanh(self.inner(x))
 
 
 class Tuned(L.LightningModule):

@@ -11,6 +11,17 @@ from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.algorithms.fedavg import FedAvg
 
 
+class Block(nn.Module):
+    """Layer of a small deep network."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + torch.tanh(self.inner(x))
+
+
 class Regression(L.LightningModule):
     """Dropout makes the random stream matter; AdamW makes the moments matter."""
 

@@ -1,4 +1,4 @@
-"""Full fine-tuning of a client in several processes, each of which trains and sends on its part of the weights.
+"""Full fine-tuning of a client by several processes: each has a part of the trained weights.
 
 The module's layers hold split weights as `DTensor`. The loop and the optimizers hold the parts here (`held_here`): start
 parameters, movements, exact sums and the server's step are of these alone, and the processes with the same place in their
@@ -40,7 +40,7 @@ IN_STEPS = (*OF_MODULES, "optimizer_step", "optimizer_zero_grad", "on_before_zer
 
 
 class SplitWeights(Part):
-    """Trained weights of which each process of a client has a part.
+    """Part for trained weights that are split among the processes of a client.
 
     Raises:
         ValueError: in ``check``, for settings that work on whole weights or updates; in ``attach``, if no trained weight is
