@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST_SHARED = 64
+LEAST_SHARED = 32
 """Fewest tokens that a text shares, in the mean over a batch, where a row is shared."""
 LARGEST_COST = 0.9
 """Largest cost of shared rows, in units of the cost of separate rows, where a row is shared."""
