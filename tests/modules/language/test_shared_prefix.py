@@ -263,7 +263,8 @@ def test_the_counted_cost_is_that_of_a_row_per_text(long_llama):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "rest", "expected"), [(140, 44, True), (31, 10, False), (32, 32, True), (70, 300, False), (400, 1500, False)]
+    ("prompt", "rest", "expected"),
+    [(140, 44, True), (31, 10, False), (32, 32, True), (70, 300, False), (400, 1500, False)],
 )
 def test_rows_are_shared_where_that_saves_time(prompt, rest, expected):
     texts = make_texts(prompts=(prompt,), rests=((rest,), (rest,)))
