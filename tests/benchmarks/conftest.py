@@ -1,5 +1,6 @@
 """Finds the package beside the measurements; behind all others, as these have names of packages, such as coverage.py."""
 
+import importlib.util
 import logging
 import sys
 from pathlib import Path
@@ -7,7 +8,19 @@ from pathlib import Path
 import lightning.pytorch  # noqa: F401  (gives its logger a level)
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def benchmark(request):
+    """The measurement that the test's file is named for, ``test_NAME_benchmark.py``, as a new module."""
+    name = request.path.stem.removeprefix("test_").removesuffix("_benchmark")
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses, and parsers of its classes, look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module", autouse=True)

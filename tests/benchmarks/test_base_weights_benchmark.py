@@ -1,6 +1,5 @@
 """benchmarks/base_weights.py: 16 bits are two bytes for each weight of the architecture."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,11 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_bytes_of_the_weights(tmp_path):
-    spec = importlib.util.spec_from_file_location("base_weights", ROOT / "benchmarks" / "base_weights.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(["--shapes", "qwen2_0.5b", "--json", str(tmp_path / "rows.json")])
+def test_bytes_of_the_weights(benchmark, tmp_path):
+    benchmark.main(["--shapes", "qwen2_0.5b", "--json", str(tmp_path / "rows.json")])
     (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(

@@ -1,23 +1,11 @@
 """benchmarks/candidates.py: rows that clients wrote are marked by the world, and counted."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from fedlight.toy.instructions import answer, instructions
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def candidates() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("candidates", ROOT / "benchmarks" / "candidates.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def stage(folder: Path, rounds: list[list[tuple[str, str, str]]], tried: int = 8) -> Path:
@@ -31,14 +19,14 @@ def stage(folder: Path, rounds: list[list[tuple[str, str, str]]], tried: int = 8
     return folder
 
 
-def counted(candidates, folder: Path, *flags: str) -> dict:
+def counted(benchmark, folder: Path, *flags: str) -> dict:
     file = folder / "counts.json"
-    candidates.main([str(folder), "--keep", "1", "--json", str(file), *flags])
+    benchmark.main([str(folder), "--keep", "1", "--json", str(file), *flags])
     (row,) = json.loads(file.read_text())
     return row
 
 
-def test_rows_are_marked_by_the_worlds_own_answers(candidates, tmp_path, capsys):
+def test_rows_are_marked_by_the_worlds_own_answers(benchmark, tmp_path, capsys):
     asked = next(iter(instructions(split="test", seed=3, domain="kitchen", topic_rows=4)))
     rounds = [
         [
@@ -47,13 +35,13 @@ def test_rows_are_marked_by_the_worlds_own_answers(candidates, tmp_path, capsys)
         ]
     ]
     rounds += [[("c1", "which ? anna towers", "wrong 3")]] * 4
-    row = counted(candidates, stage(tmp_path, rounds))
+    row = counted(benchmark, stage(tmp_path, rounds))
     assert row == {"stage": "fewfedpit_50", "seed": 3, "tried": 40, "survived": 6 / 40, "first": 6 / 5, "last": 6 / 5,
                    "short": 9, "visits": 10, "right": 1 / 6, "asked": 1}  # fmt: skip
     assert "survived 0.15" in capsys.readouterr().out
 
 
-def test_topics_that_share_a_rule_are_counted_apart(candidates, tmp_path):
+def test_topics_that_share_a_rule_are_counted_apart(benchmark, tmp_path):
     right = {
         topic: answer(3, "kitchen", topic, 1)
         for topic in [("bread", "anna"), ("bread", "ben"), ("bread", "gina")]
@@ -67,14 +55,14 @@ def test_topics_that_share_a_rule_are_counted_apart(candidates, tmp_path):
         ("c0", "which ? ben bread", right["bread", "ben"]),
         ("c1", "which ? gina bread", right["bread", "gina"]),
     ]
-    row = counted(candidates, stage(tmp_path, rounds), "--rule")
+    row = counted(benchmark, stage(tmp_path, rounds), "--rule")
     assert (row["shared right"], row["held right"], row["fact right"], row["held"]) == (0.5, 1.0, 1.0, 0.25)
     assert (row["shared right, first third"], row["shared right, last third"]) == (0.0, 1.0)
 
 
-def test_a_folder_without_runs_or_records_says_so(candidates, tmp_path):
+def test_a_folder_without_runs_or_records_says_so(benchmark, tmp_path):
     with pytest.raises(SystemExit):
-        candidates.main([str(tmp_path)])
+        benchmark.main([str(tmp_path)])
     (tmp_path / "seed0" / "fewfedpit_50").mkdir(parents=True)
     with pytest.raises(SystemExit, match="has no records of rounds"):
-        candidates.main([str(tmp_path)])
+        benchmark.main([str(tmp_path)])

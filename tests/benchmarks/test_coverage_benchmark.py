@@ -1,25 +1,19 @@
 """benchmarks/coverage.py on made-up texts and a tiny encoder: what it counts, and that it does nothing twice."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_world
 from sentence_transformers import SentenceTransformer
 
-ROOT = Path(__file__).resolve().parents[2]
 WORDS = {"letters": ("a", "b", "one"), "claims": ("claim", "other", "0")}
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("coverage_benchmark", ROOT / "benchmarks" / "coverage.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.PRIVATE, module.HELD_OUT = 4, 50
-    return module
+def benchmark(benchmark):
+    benchmark.PRIVATE, benchmark.HELD_OUT = 4, 50
+    return benchmark
 
 
 @pytest.fixture(scope="module")

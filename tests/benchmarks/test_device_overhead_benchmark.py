@@ -1,23 +1,12 @@
 """benchmarks/device_overhead.py at a tiny size: it runs, and refuses runs that cannot be compared."""
 
-import importlib.util
 import json
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 INSIDE = ("inside_seconds", "inside_ratio")
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("overhead", ROOT / "benchmarks" / "device_overhead.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def arguments(model):

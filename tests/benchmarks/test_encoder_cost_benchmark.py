@@ -1,8 +1,6 @@
 """benchmarks/encoder_cost.py on a tiny encoder: what the smaller ones are made of, and that their folders load."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +10,7 @@ import torch
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
 from fedlight.evaluation.alignment import unit
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["one other claim", "a b 1 2 3", "claim 4"]
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("encoder_cost", ROOT / "benchmarks" / "encoder_cost.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,19 @@
 """benchmarks/estimators.py at a tiny size: its errors shrink with the prompts, and its intervals hold the truth."""
 
-import importlib.util
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.slow  # a whole benchmark
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    spec = importlib.util.spec_from_file_location("estimators", ROOT / "benchmarks" / "estimators.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.PROMPTS = (30, 805)
-    module.bootstrap_interval = partial(module.bootstrap_interval, draws=200)
+def rows(benchmark, tmp_path_factory):
+    benchmark.PROMPTS = (30, 805)
+    benchmark.bootstrap_interval = partial(benchmark.bootstrap_interval, draws=200)
     file = tmp_path_factory.mktemp("estimators") / "rows.json"
-    module.main(["--runs", "3", "--intervals", "40", "--json", str(file)])
+    benchmark.main(["--runs", "3", "--intervals", "40", "--json", str(file)])
     return {(row["what"], row["prompts"]): row for row in json.loads(file.read_text())["rows"]}
 
 

@@ -1,21 +1,8 @@
 """benchmarks/example_gradients.py at a tiny size."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    file = ROOT / "benchmarks" / "example_gradients.py"
-    spec = importlib.util.spec_from_file_location("example_gradients", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("base", ["plain", "nf4"])

@@ -1,10 +1,6 @@
 """benchmarks/fleet_topics.py on a made-up run: who holds a topic, and how well it was answered."""
 
-import importlib.util
 import json
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_lines(file, rows):
@@ -12,10 +8,7 @@ def write_lines(file, rows):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_accuracy_by_who_holds_a_topic(tmp_path):
-    spec = importlib.util.spec_from_file_location("fleet_topics", ROOT / "benchmarks" / "fleet_topics.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_accuracy_by_who_holds_a_topic(benchmark, tmp_path):
     seed = tmp_path / "seed0"
     private = [("a", "eva hats"), ("b", "eva hats"), ("a", "kim figs"), ("b", "kim pies . ben jam")]
     write_lines(
@@ -23,13 +16,13 @@ def test_accuracy_by_who_holds_a_topic(tmp_path):
         [{"client": client, "fields": {"input": text}} for client, text in private],
     )
     (seed / "dropouts" / "visits.csv").write_text("client,reason\na,\nb,out_of_memory\n")
-    for folder in module.RUNS.values():
+    for folder in benchmark.RUNS.values():
         for epoch in (4, 8, 12, 16, 20):  # the first is too early to count
             right = float(epoch > 4 and folder == "forward")
             asked = [("eva hats", right), ("kim figs", 1.0), ("ben jam", 0.0), ("lea oil", 0.0)]
             rows = [{"fields": {"input": text}, "score": score} for text, score in asked]
             write_lines(seed / folder / "tasks" / f"epoch_{epoch}" / "domain.jsonl", rows)
-    module.main([str(tmp_path), "--json", str(tmp_path / "rows.json")])
+    benchmark.main([str(tmp_path), "--json", str(tmp_path / "rows.json")])
     found = {
         (row["method"], row["holders"]): (row["score"], row["questions"])
         for row in json.loads((tmp_path / "rows.json").read_text())["rows"]

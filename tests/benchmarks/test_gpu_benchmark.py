@@ -1,25 +1,11 @@
 """benchmarks/gpu.py at a tiny size, on any processor."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 pytestmark = pytest.mark.slow  # a whole benchmark
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    spec = importlib.util.spec_from_file_location("gpu", ROOT / "benchmarks" / "gpu.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu", module)  # its dataclass looks for its own module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.filterwarnings("ignore")

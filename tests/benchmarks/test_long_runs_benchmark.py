@@ -1,20 +1,12 @@
 """benchmarks/long_runs.py over few rounds."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    spec = importlib.util.spec_from_file_location("long_runs", ROOT / "benchmarks" / "long_runs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "MARKS", (3, 6, 9))
-    return module
+def benchmark(benchmark, monkeypatch):
+    monkeypatch.setattr(benchmark, "MARKS", (3, 6, 9))
+    return benchmark
 
 
 @pytest.mark.slow

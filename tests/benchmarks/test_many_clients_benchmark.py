@@ -1,22 +1,15 @@
 """benchmarks/many_clients.py at a tiny size."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    spec = importlib.util.spec_from_file_location("many_clients", ROOT / "benchmarks" / "many_clients.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def benchmark(benchmark, monkeypatch):
     for name, value in {"WIDTH": 8, "RANK": 2, "EXAMPLES": 64, "BATCH": 4, "LIMIT_MIB": 0}.items():
-        monkeypatch.setattr(module, name, value)
-    return module
+        monkeypatch.setattr(benchmark, name, value)
+    return benchmark
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbiscuit"])

@@ -1,18 +1,11 @@
 """benchmarks/number_types.py at a tiny size."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def test_both_types_are_trained_on_the_same_batches(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("number_types", ROOT / "benchmarks/number_types.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+def test_both_types_are_trained_on_the_same_batches(benchmark, tmp_path, capsys):
     sources = "toy:votes?num_clients=6&votes_per_client=10", "toy:heldout?num_clients=6&size=24"
     sizes = ["--steps=2", "--wide-steps=2", "--batch=4", "--wide=64", f"--json={tmp_path / 'found.json'}"]
     benchmark.main([f"--source={sources[0]}", f"--test-source={sources[1]}", *sizes])

@@ -1,22 +1,8 @@
 """benchmarks/polis.py on a conversation made here: which rows it has, and what it asks of the recipe."""
 
-import importlib.util
 import json
-from pathlib import Path
-
-import pytest
 
 from fedlight.recipes import recipe
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("polis_benchmark", ROOT / "benchmarks" / "polis.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_rows_of_all_conversations_and_pairs(benchmark, tmp_path, monkeypatch):

@@ -1,23 +1,16 @@
 """benchmarks/qwen_round.py at a tiny size."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("qwen_round", ROOT / "benchmarks" / "qwen_round.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.SHAPE |= {**TINY, "vocab_size": 600}
-    module.TOKENS = 16
-    return module
+def benchmark(benchmark):
+    benchmark.SHAPE |= {**TINY, "vocab_size": 600}
+    benchmark.TOKENS = 16
+    return benchmark
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,15 @@
 """benchmarks/rank_collapse.py with few rounds: what collapses, and what does not."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+def rows(benchmark, tmp_path_factory):
     """The last round of each method."""
-    spec = importlib.util.spec_from_file_location("rank_collapse", ROOT / "benchmarks" / "rank_collapse.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     file = tmp_path_factory.mktemp("rank_collapse") / "rows.json"
-    module.main(["--rounds", "3", "--json", str(file)])
+    benchmark.main(["--rounds", "3", "--json", str(file)])
     return {row["method"]: row for row in json.loads(file.read_text())["rows"] if row["round"] == "3"}
 
 

@@ -1,7 +1,6 @@
 """The pure parts of benchmarks/real_votes.py, and that conf/ukpconvarg*.yaml hold out what its fold 0 does."""
 
 import doctest
-import importlib.util
 import json
 from pathlib import Path
 
@@ -24,14 +23,6 @@ DEBATES = (
     "tv-is-better-than-books",
     "william-farquhar-ought-to-be-honoured-as-the-rightful-founder-of-singapore",
 )
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("real_votes", ROOT / "benchmarks" / "real_votes.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_examples_of_the_docstrings(benchmark):

@@ -1,20 +1,8 @@
 """benchmarks/selection.py at a tiny size: the paper's way chooses the same, and the fitted exponent is right."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("selection_benchmark", ROOT / "benchmarks" / "selection.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_growth(benchmark):

@@ -1,23 +1,12 @@
 """benchmarks/selector_cost.py at a tiny size: what it counts, against counts by hand."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIRS, HIDDEN, VOCABULARY, PROMPT, RESPONSE, QUESTION = 3, 16, 300, 12, 4, 2
 SHOWN, ALONE = PROMPT + 2 * RESPONSE + QUESTION, PROMPT + RESPONSE
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("selector_cost", ROOT / "benchmarks" / "selector_cost.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

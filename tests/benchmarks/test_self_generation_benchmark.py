@@ -1,22 +1,10 @@
 """benchmarks/self_generation.py at a tiny size: what it counts, and that both ways of asking are one."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = "--rounds 2 --clients 2 --number 4 --client-rows 8 --new-tokens 4 --batch-size 3 --repeats 1"
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    file = ROOT / "benchmarks" / "self_generation.py"
-    spec = importlib.util.spec_from_file_location("self_generation", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_shares_and_speeds(benchmark, tmp_path, capsys):

@@ -1,22 +1,15 @@
 """benchmarks/shared_prefix.py with a tiny model."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fedlight.toy import MODEL
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.slow
-def test_both_ways_compute_the_same(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("shared_prefix", ROOT / "benchmarks/shared_prefix.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+def test_both_ways_compute_the_same(benchmark, tmp_path, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "model")

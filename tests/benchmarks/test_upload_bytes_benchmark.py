@@ -1,22 +1,15 @@
 """benchmarks/upload_bytes.py: fp32 is the adapter as a safetensors file, and coarser numbers take their part of it."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def test_bytes_of_the_selectors_adapter(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("upload_bytes", ROOT / "benchmarks" / "upload_bytes.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_bytes_of_the_selectors_adapter(benchmark, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        module, "WIRES", {name: module.WIRES[name] for name in ("fp32", "fp16", "NF4, and int8 down")}
+        benchmark, "WIRES", {name: benchmark.WIRES[name] for name in ("fp32", "fp16", "NF4, and int8 down")}
     )
-    module.main(["--json", str(tmp_path / "rows.json")])
+    benchmark.main(["--json", str(tmp_path / "rows.json")])
     whole, half, both = json.loads((tmp_path / "rows.json").read_text())["rows"]
     header = 20_000  # bytes at most: names and places of the tensors
     assert 2 * half["bytes"] == pytest.approx(whole["bytes"], abs=header)

@@ -1,21 +1,9 @@
 """benchmarks/wire.py at a tiny size: its shares by hand, its errors against what rounding can lose."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("wire_benchmark", ROOT / "benchmarks" / "wire.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
