@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.optim import Optimizer
@@ -93,30 +92,20 @@ class ForwardSteps:
         self.clients = clients
         self._algorithm = algorithm if changes_gradients(algorithm) else None
         self._purpose = purpose
-        self._clip = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        self._clip_norm = trainer.gradient_clip_val
         self._batches = trainer.accumulate_grad_batches
         self._beside = beside
         self._slopes: list[Tensor] = []  # of each batch of the step under way, (perturbations, clients) fp64
         self._steps = 0
         self._as_before = ExitStack()
         self._name = type(algorithm).__name__
-        if any(client.visiting.directions for client in clients):
-            self._refuse_other_ways(self._name)
+        if settings.weight_decay and any(client.visiting.directions for client in clients):
+            raise ValueError(
+                f"{self._name} sends how far a client went along its directions, and forward.weight_decay="
+                f"{settings.weight_decay} goes another way: set it to 0"
+            )
         for client in clients:
             client.parts = {name: p for name, p in client.parts.items() if self._moves(client, name)}
-
-    def _refuse_other_ways(self, algorithm: str) -> None:
-        """Raise ValueError for settings that move parameters in other ways than along shared directions."""
-        if self.settings.weight_decay:
-            raise ValueError(
-                f"{algorithm} sends how far a client went along its directions, and forward.weight_decay="
-                f"{self.settings.weight_decay} goes another way: set it to 0"
-            )
-        if self._clip[0] and self._clip[1] == GradClipAlgorithmType.VALUE:
-            raise ValueError(
-                f"{algorithm} sends how far a client went along its directions, from which "
-                "trainer.gradient_clip_algorithm=value turns away: set it to norm"
-            )
 
     def _moves(self, client: ForwardClient, name: str) -> bool:
         """Return whether a parameter is trained: it needs a gradient, and the algorithm does not take it away."""
@@ -211,10 +200,7 @@ class ForwardSteps:
             rate = 0.0
             for name, part in client.parts.items():
                 rate = learning_rate(groups[id(client.held[name])]) * self.settings.lr_scale
-                gradient = self._gradient(client, name, along)
-                if self._clip[0] and self._clip[1] == GradClipAlgorithmType.VALUE:
-                    gradient.clamp_(-self._clip[0], self._clip[0])
-                gradient.mul_(factor)
+                gradient = self._gradient(client, name, along).mul_(factor)
                 if self.settings.weight_decay:
                     gradient.add_(part, alpha=self.settings.weight_decay)
                 part.sub_(gradient.mul_(rate))
@@ -251,12 +237,11 @@ class ForwardSteps:
 
     def _clip_factor(self, client: ForwardClient, along: Slopes) -> float:
         """Return the factor of `torch.nn.utils.clip_grad_norm_` for all gradients of a client."""
-        most, kind = self._clip
-        if not most or kind == GradClipAlgorithmType.VALUE:
+        if not self._clip_norm:
             return 1.0
         # No estimate is kept, so `step` makes each once more.
         norms = [torch.linalg.vector_norm(self._gradient(client, name, along)) for name in client.parts]
-        return min(1.0, float(most) / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6))
+        return min(1.0, float(self._clip_norm) / (float(torch.linalg.vector_norm(torch.stack(norms))) + 1e-6))
 
 
 @contextmanager

@@ -27,6 +27,11 @@ def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
             "forward: trainer.precision='16-mixed' scales a loss for its gradients, and forward-only visits have "
             f"none: use 'bf16-mixed' or '32-true', {BACK}"
         )
+    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+        raise ValueError(
+            "forward: trainer.gradient_clip_algorithm=value clips the gradients of parameters, and forward-only visits "
+            f"have none: set it to norm, {BACK}"
+        )
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     for owner, hooks in ((module, OF_MODULES), *((callback, OF_GRADIENTS) for callback in callbacks)):
         for hook in () if getattr(owner, "takes_forward", False) else hooks_of_users(owner, hooks):

@@ -239,10 +239,6 @@ class Changes(L.Callback):
         ({"server": Average(0.5)}, "server=Average with lr=0.5 would undo"),
         ({"aggregation": CoordinateMedian()}, "the weighted sum of the clients' scalars: leave agg"),
         ({"forward": ZerothOrder(weight_decay=0.1)}, "weight_decay=0.1 goes another way: set it to 0"),
-        (
-            {"settings": {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}},
-            "from which trainer.gradient_clip_algorithm=value turns away: set it to norm",
-        ),
     ],
 )
 def test_what_scalars_cannot_say_is_refused(settings, message):

@@ -366,6 +366,7 @@ class Maximizing(Regression):
         return torch.optim.SGD(self.parameters(), lr=0.1, maximize=True)
 
 
+BY_VALUE = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}
 HALF = {"plugins": [MixedPrecision("16-mixed", device="cpu", scaler=torch.amp.GradScaler("cpu"))]}
 
 
@@ -378,6 +379,7 @@ class Watching(L.Callback):
     ("model", "settings", "callbacks", "message"),
     [
         (Manual, {}, [], "Manual has automatic_optimization=False, so its training_step takes gradients"),
+        (Regression, BY_VALUE, [], "trainer.gradient_clip_algorithm=value clips the gradients"),
         (Regression, HALF, [], "trainer.precision='16-mixed' scales a loss"),
         (LooksAtGradients, {}, [], "LooksAtGradients.on_before_optimizer_step would see no gradients"),
         (ClipsItself, {}, [], "ClipsItself.configure_gradient_clipping would see no gradients"),
