@@ -6,9 +6,9 @@ This is decided before a round, from counted operations and bytes and from the d
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedlight.callbacks.loop.fitted_step import FittedStep
-from fedlight.callbacks.loop.parts.buffers import BufferPolicy
+from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NO_WORK, NoDevices, Run, ready, visit_row
 from fedlight.devices.clock import Job, Outcome, run_round
@@ -36,9 +36,7 @@ from fedlight.devices.memory import (
 from fedlight.devices.outcomes import REASONS
 from fedlight.devices.quantization import QuantizedBase
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.algorithm import Algorithm
-from fedlight.federation.client import Channel, Client, State, Visit
-from fedlight.federation.client_state import ClientMemories
+from fedlight.federation.client import Client, State, Visit
 from fedlight.federation.lora.ranks import largest_rank, rank_of
 from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.protocols import FederatedData, KnowsBaseBits
@@ -51,44 +49,6 @@ class Sizes(NamedTuple):
     bytes_down: int
     bytes_up: int
     lora_rank: int | None
-
-
-@dataclass(frozen=True)
-class PayloadSizes:
-    """Bytes that visits send, computed from names and shapes with the algorithm's hooks.
-
-    ``perturbations`` are those of a step of a forward-only visit, and ``batches_per_step`` is a function from a round to the
-    batches of a step.
-    """
-
-    algorithm: Algorithm
-    channel: Channel
-    memory: ClientMemories
-    clients: Mapping[str, Client]
-    buffers: BufferPolicy
-    perturbations: int = 0
-    batches_per_step: Callable[[int], int] = lambda round_idx: 1
-
-    def of(
-        self, client_id: str, visits: Sequence[Visit], state: State, round_idx: int = 0
-    ) -> dict[Visit, Sizes]:
-        """Return the sizes of each visit to a client in a round.
-
-        Only names and shapes of ``state`` count. Raises ValueError if the algorithm's hooks look at values.
-        """
-        client = replace(self.clients[client_id], memory=self.memory.load(client_id))
-        shared, also = self.buffers.shared(state), self.buffers.num_bytes
-        local = state.keys() - shared.keys()  # trained, never sent: the layers of FedBN
-        sizes = {}
-        gone = self.perturbations / self.batches_per_step(round_idx)
-        payloads = predict_payloads(self.algorithm, visits, client, shared, gone)
-        for visit, payload in zip(visits, payloads, strict=True):
-            down, up = self.channel.down_bytes(payload.down), self.channel.up_bytes(payload.up)
-            trained = frozenset(payload.start.keys() | local)
-            # As `Exchange` counts them: buffers travel with something else alone.
-            more = (down + (also if payload.down else 0), up + (also if payload.up else 0))
-            sizes[visit] = Sizes(trained, *more, rank_of(client))
-        return sizes
 
 
 logger = logging.getLogger("fedlight")
@@ -113,39 +73,28 @@ class DeviceEmulation(NoDevices):
 
     Args:
         wanted: number of clients that a round needs; if more are asked, the fastest count.
-        seed: seed of the draws in a round, such as which clients are available.
-        train: ``backprop``, ``forward`` or ``auto``, see `fedlight.devices.memory.fit`.
-        perturbations: directions of a step of a forward-only visit.
+        run: the run, with its clients, data and module.
+        perturbations: directions of a step of a forward-only visit; 0 where there are none.
 
     Raises:
         ValueError: the datamodule does not know the size of its batches, or the base cannot serve a device.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        wanted: int,
-        seed: int,
-        payloads: PayloadSizes,
-        run: Run,
-        train: Train = "backprop",
-        perturbations: int = 1,
-    ) -> None:
+    def __init__(self, fleet: Fleet, wanted: int, run: Run, perturbations: int = 0) -> None:
         if not isinstance(run.data, KnowsBatchShapes):
             raise ValueError(
                 f"fleet: {type(run.data).__name__} does not say how large its batches are: derive it from "
                 "FederatedDataModule or wrap it, FederatedWrapper(datamodule, clients=...)"
             )
         self._data: KnowsBatchShapes = run.data
-        self._train: Train = train
+        self._train: Train = run.train
         self._perturbations = perturbations
         self._run = run
-        self._payloads = payloads
         self._devices = fleet.assign(run.clients)
         self._names = [*fleet.devices]
         self._deadline_seconds = fleet.deadline_seconds
         self._wanted = wanted
-        self._seed = seed
+        self._seed = run.seed
         self._said = False
         module = run.lightning_module
         self._module = module
@@ -253,7 +202,7 @@ class DeviceEmulation(NoDevices):
             asked.setdefault(visit.client_id, []).append(visit)
         sizes: dict[Visit, Sizes] = {}
         for client_id, theirs in asked.items():
-            sizes |= self._payloads.of(client_id, theirs, state, round_idx)
+            sizes |= self._sizes(client_id, theirs, state, round_idx)
         self._planned |= sizes
         for visit in visits:
             shapes = self._data.batch_shapes(visit, round_idx)
@@ -265,6 +214,25 @@ class DeviceEmulation(NoDevices):
             self._flops[visit] = visit_flops(shapes, meter, self._fits[visit], self._perturbations)
         self._asked |= asked
         self.jobs |= {client_id: self._job(client_id, theirs, sizes) for client_id, theirs in asked.items()}
+
+    def _sizes(
+        self, client_id: str, visits: Sequence[Visit], state: State, round_idx: int
+    ) -> dict[Visit, Sizes]:
+        """Return the sizes of each visit to a client in a round, given the shapes of ``state``."""
+        run = self._run
+        client = replace(run.clients[client_id], memory=run.memory.load(client_id))
+        shared, also = run.buffers.shared(state), run.buffers.num_bytes
+        local = state.keys() - shared.keys()  # trained, never sent: the layers of FedBN
+        gone = self._perturbations / batches_per_step(run.trainer, round_idx)
+        payloads = predict_payloads(run.algorithm, visits, client, shared, gone)
+        sizes = {}
+        for visit, payload in zip(visits, payloads, strict=True):
+            down, up = run.channel.down_bytes(payload.down), run.channel.up_bytes(payload.up)
+            trained = frozenset(payload.start.keys() | local)
+            # As `Exchange` counts them: buffers travel with something else alone.
+            more = (down + (also if payload.down else 0), up + (also if payload.up else 0))
+            sizes[visit] = Sizes(trained, *more, rank_of(client))
+        return sizes
 
     def forget(self, but: Collection[str] = ()) -> None:
         """Forget all measurements, except those of the clients ``but``."""
@@ -365,7 +333,7 @@ class DeviceEmulation(NoDevices):
             logger.warning(
                 "%s was to send %s bytes down and up by names and shapes, and client %s had %s: the clock of its rounds is "
                 "off by that. Its send, start_visit and reply must not depend on values, nor on what start_round changes",
-                *(type(self._payloads.algorithm).__name__, planned, visit.client_id, sent),
+                *(type(self._run.algorithm).__name__, planned, visit.client_id, sent),
             )
         seconds = {
             "download_seconds": device.download_seconds(int(row["bytes_down"])),

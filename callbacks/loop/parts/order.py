@@ -1,7 +1,6 @@
 """Parts of a run in their order; a part that the settings do not need is neither made nor imported."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import lightning as L
@@ -10,7 +9,6 @@ import torch
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.optimizers import LossScale, StepSchedules, scaler_of
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import NoDevices, Run
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.algorithm import Aggregation
@@ -66,27 +64,10 @@ def buffered_part(fleet: Fleet | None, *settings: Any) -> "Buffered | None":
 
 def emulated_devices(loop: Any, run: Run) -> NoDevices:
     """Return the emulated devices of a loop with a fleet."""
-    from fedlight.callbacks.loop.devices import DeviceEmulation, PayloadSizes
+    from fedlight.callbacks.loop.devices import DeviceEmulation
 
     directions = 0 if loop._forward is None else loop._forward.perturbations
-    sizes = PayloadSizes(
-        algorithm=loop.algorithm,
-        channel=loop.channel,
-        memory=loop.memory,
-        clients=loop.clients,
-        buffers=loop.buffers,
-        perturbations=directions,
-        batches_per_step=partial(batches_per_step, run.trainer),
-    )
-    return DeviceEmulation(
-        fleet=loop.fleet,
-        wanted=loop.clients_per_round,
-        seed=loop.seed,
-        payloads=sizes,
-        run=run,
-        train=loop.train,
-        perturbations=directions,
-    )
+    return DeviceEmulation(loop.fleet, loop.clients_per_round, run, directions)
 
 
 Kind = TypeVar("Kind", bound=Part)

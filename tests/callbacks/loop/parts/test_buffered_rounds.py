@@ -129,7 +129,7 @@ def test_the_whole_schedule_is_known_before_the_first_batch(tmp_path):
             loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))
             own, now = Buffered(loop.fleet.buffered, 5, loop.seed), 0.0
             own.meet(loop._run)
-            devices = DeviceEmulation(loop.fleet, 5, loop.seed, loop._run.devices._payloads, loop._run)
+            devices = DeviceEmulation(loop.fleet, 5, loop._run)
             for idx in range(8):
                 own.plan(idx, now, loop._rounds.visits_of, devices, loop._parameters)
                 own.finish_round(loop._run, SimpleNamespace(exchange=SimpleNamespace(state={})), {})
