@@ -1,7 +1,12 @@
-"""Plan of a round: the clients that are asked, their visits, and the place of each visit in the stream of batches."""
+"""Plan of a round: the clients that are asked, their visits, and the place of each visit in the stream of batches.
+
+A group has visits of different clients with equally many batches of the same kind, which are trained side by side. A bundle
+has the groups over the same clients in the order of their visits: a client's second visit may need the result of its first,
+so a bundle is trained in one place, and in this order.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, Self, runtime_checkable
@@ -13,7 +18,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from fedlight.callbacks.loop.groups.bundles import Bundle, Kind, form_bundles
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import RoundSchedule
 from fedlight.devices.shape import BatchShape
@@ -28,6 +32,10 @@ from fedlight.support.words import count_noun
 
 STEP_TOKENS = 128
 """Tokens in whose time a small model computes what a step costs beside them: the optimizer, hooks, Python."""
+Bundle = tuple[Group, ...]
+"""Groups that follow each other: the first visits of some clients, then their second visits, and so on."""
+Kind = Callable[[Visit], Hashable]
+"""Function from a visit to its kind: visits of one kind can be trained side by side; None: only alone."""
 
 
 def batches_per_step(trainer: L.Trainer, round_idx: int) -> int:
@@ -129,6 +137,37 @@ def visit_cost(data: object, visit: Visit, round_idx: int) -> float:
         return float(visit.num_batches)
     shapes = data.batch_shapes(visit, round_idx)
     return float(sum(shape.examples * shape.tokens + STEP_TOKENS for shape in shapes))
+
+
+def form_bundles(visits: Sequence[Visit], at_once: int, kind: Kind = lambda visit: ()) -> list[Bundle]:
+    """Return the bundles of a round, by the first visit of their clients in the plan.
+
+    Args:
+        visits: all visits of the round in the order of the plan.
+        at_once: most visits in a group, at least 1; with 1 the order of the plan stays.
+        kind: see `Kind`.
+
+    Examples:
+        >>> visits = [Visit("b", 2), Visit("a", 2), Visit("c", 3), Visit("d", 2)]
+        >>> [[[v.client_id for v in group] for group in bundle] for bundle in form_bundles(visits, 2)]
+        [[['a', 'b']], [['d']], [['c']]]
+    """
+    by_client: dict[str, list[Visit]] = {}
+    for visit in visits:
+        by_client.setdefault(visit.client_id, []).append(visit)
+    alike: dict[Hashable, list[str]] = {}
+    for name, theirs in by_client.items():
+        kinds = [kind(visit) for visit in theirs]
+        alone = at_once == 1 or None in kinds
+        key = name if alone else tuple((v.num_batches, k) for v, k in zip(theirs, kinds, strict=True))
+        alike.setdefault(key, []).append(name)
+    bundles: list[Bundle] = []
+    for names in alike.values():
+        names.sort()  # so that no order of the clients decides who shares a group
+        for start in range(0, len(names), at_once):
+            own_visits = [by_client[name] for name in names[start : start + at_once]]
+            bundles.append(tuple(zip(*own_visits, strict=True)))
+    return bundles
 
 
 @runtime_checkable
@@ -254,7 +293,7 @@ class RoundPlanner:
             visits = self.buffered.plan(round_idx, now_seconds, self.visits_of, run.devices, parameters)
         self.cohort = [self.clients[name] for name in sorted({visit.client_id for visit in visits})]
         at_once = 1 if self.at_once is None else self.at_once(visits, run.devices.kind, round_idx)
-        self.bundles = _alone(visits) if at_once == 1 else form_bundles(visits, at_once, run.devices.kind)
+        self.bundles = form_bundles(visits, at_once, run.devices.kind)
         groups = [group for bundle in self.own_bundles(round_idx) for group in bundle]
         self.everything = RoundSchedule([group for bundle in self.bundles for group in bundle], accumulation)
         self.schedule = RoundSchedule(groups, accumulation)
@@ -270,7 +309,10 @@ class RoundPlanner:
         """Return the bundles of a planned round that this process trains."""
         if self.team.seats == 1:
             return self.bundles
-        costs = [self._cost(bundle, round_idx) for bundle in self.bundles]
+        costs = [
+            sum(visit_cost(self.data, visit, round_idx) for group in bundle for visit in group)
+            for bundle in self.bundles
+        ]
         seats = share(costs, self.team.seats)
         return [bundle for bundle, seat in zip(self.bundles, seats, strict=True) if seat == self.team.seat]
 
@@ -288,10 +330,6 @@ class RoundPlanner:
         """Return visits that see every example of a client where their length is that of passes."""
         return [replace(visit, whole_passes=self.local_steps is None) for visit in visits]
 
-    def _cost(self, bundle: Bundle, round_idx: int) -> float:
-        """Return the cost of a bundle, for sharing out bundles among processes."""
-        return sum(visit_cost(self.data, visit, round_idx) for group in bundle for visit in group)
-
     def _prepare(self, round_idx: int, now_seconds: float, run: Run) -> None:
         """Let the algorithm prepare the round for the clients that are present; keep every random stream as it was."""
         if isinstance(self.algorithm, PreparesRounds):
@@ -305,14 +343,6 @@ class RoundPlanner:
         # Present or not: the privacy accountant assumes a draw from all clients, or that each has its turn.
         cohort = cohort_in_turn if self.in_turn else uniform_cohort
         return cohort([*self.clients.values()], self.num_asked, self.seed, round_idx)
-
-
-def _alone(visits: Sequence[Visit]) -> list[Bundle]:
-    """Return a bundle of groups of one visit for each client, in the order of their first visits."""
-    by_client: dict[str, list[Group]] = {}
-    for visit in visits:
-        by_client.setdefault(visit.client_id, []).append((visit,))
-    return [tuple(groups) for groups in by_client.values()]
 
 
 def refuse_other_epoch(epoch: int, rounds_done: int, planned: int | None) -> None:

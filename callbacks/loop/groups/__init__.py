@@ -1,5 +1,4 @@
 """Visits of a round that are trained side by side.
 
-`bundles` forms the groups, `side_by_side` trains one, `at_once` finds their size, and `refusals` refuses runs that cannot
-be trained so.
+`side_by_side` trains a group, `at_once` finds the size of groups, and `refusals` refuses runs that cannot be trained so.
 """

@@ -17,10 +17,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.loop.groups.bundles import Kind, form_bundles
 from fedlight.callbacks.loop.groups.refusals import check_optimizers, check_run
 from fedlight.callbacks.loop.groups.side_by_side import SideBySide
 from fedlight.callbacks.loop.parts.part import Part
+from fedlight.callbacks.loop.plan import Kind, form_bundles
 from fedlight.callbacks.loop.run import LossPerExample, Run, ready
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.federation.client import Visit

@@ -21,10 +21,9 @@ import torch
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop import plan
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.loop.groups.bundles import Bundle
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.callbacks.loop.plan import RoundPlanner
+from fedlight.callbacks.loop.plan import Bundle, RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule

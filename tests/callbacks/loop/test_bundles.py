@@ -1,6 +1,6 @@
 import random
 
-from fedlight.callbacks.loop.groups.bundles import form_bundles
+from fedlight.callbacks.loop.plan import form_bundles
 from fedlight.federation.client import Visit
 
 
