@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -310,15 +310,21 @@ class Exchange:
 
         ``before`` is the client's previous visit in the round.
         """
-        model = self.state if self.model_for is None else self.model_for(visit, self.state)
-        sent, num_bytes = message_to(self.algorithm, visit, client, model), 0
-        received: State = before.received if before else {}
-        if sent is not None:
-            received, payload = self._send_down(sent, client)
-            num_bytes = self._with_buffers(payload)
+        received, num_bytes = self._receive(visit, client)
+        if received is None:  # it has what its visit before has received
+            received = before.received if before else {}
         visiting = self.algorithm.start_visit(visit, client, received)
         visiting.before = before
         return visiting, num_bytes
+
+    def _receive(self, visit: Visit, client: Client) -> tuple[State | None, int]:
+        """Return the algorithm's message as the client receives it, None for nothing, and its bytes."""
+        model = self.state if self.model_for is None else self.model_for(visit, self.state)
+        sent = message_to(self.algorithm, visit, client, model)
+        if sent is None:
+            return None, 0
+        received, payload = self._send_down(sent, client)
+        return received, self._with_buffers(payload)
 
     def _send_down(self, sent: State, client: Client) -> tuple[State, Payload]:
         """Return a state as the client receives it, and the payload that travels."""
@@ -339,9 +345,12 @@ class Exchange:
     def _send_up(self, visiting: Visiting, reply: State) -> tuple[State, Payload]:
         """Return the movement that reaches the server with a reply, and the payload that travels."""
         others = reply.keys() - self.state.keys()  # no parameters, such as control variates
-        payload = self.channel.up(visiting.received, reply, visiting.client, others)
+        payload = self._carry_up(visiting.received, reply, visiting.client, others)
         refuse_not_finite(payload.state, "the movement of")
         return payload.state, payload
+
+    def _carry_up(self, received: State, reply: State, client: Client, others: Set[str]) -> Payload:
+        return self.channel.up(received, reply, client, others)
 
     def arrived(self, visiting: Visiting, movement: State, trained: State, work: Work) -> Update | None:
         """Take the movement that has reached the server at the end of a visit; return its update, if it gives one.

@@ -4,7 +4,7 @@ The loop makes a visit as in the emulator. Here are only its ends: the client's 
 goes into one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,9 +15,9 @@ from torch import nn
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.ranks.ranks import sum_of_bits
-from fedlight.callbacks.loop.run import Run, seed_all
+from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.callbacks.loop.visits.visit import Exchange, LocalWork, OpenGroup
+from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup, RankedExchange
 from fedlight.federation.client import (
     Channel,
     Client,
@@ -28,10 +28,9 @@ from fedlight.federation.client import (
     Visiting,
     Work,
     read,
-    refuse_not_finite,
     write,
 )
-from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
+from fedlight.federation.lora.ranks import pad_like, rank_of
 from fedlight.federation.payloads import Payloads, predict_payloads
 from fedlight.federation.protocols import LossesOn
 from fedlight.flower.loops.validation import Validated, validate_clients
@@ -106,46 +105,38 @@ class NodeRun(Run):
         return Payload(state, 0)
 
 
-class NodeExchange(Exchange):
+class NodeExchange(RankedExchange):
     """Messages of a node's clients: the loop has the task, and takes the replies; ``payloads``: by client and label."""
 
     def __init__(self, loop: "NodeLoop", payloads: Mapping[tuple[str, str], Payloads], state: State) -> None:
         super().__init__(loop.algorithm, loop.channel, loop.seed, loop.rounds_done, state)
-        self._task, self._payloads, self._loop = loop.task, payloads, loop
+        self._payloads, self._loop = payloads, loop
 
-    def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
-        key = visit.client_id, visit.label
-        if key not in self._task.received:
+    def _receive(self, visit: Visit, client: Client) -> tuple[State | None, int]:
+        key, given = (visit.client_id, visit.label), self._loop.task.received
+        if key not in given:
             raise Refused(f"the server did not plan the visit {visit.label!r} to client {visit.client_id}")
-        data = self._task.received[key]
-        received: State = before.received if before else {}
-        if data is not None:
-            received = _read_down(self.channel, data, self._payloads[key].down)
-            received = pad_like(received, self.state, rank_of(client))
-        visiting = self.algorithm.start_visit(visit, client, received)
-        visiting.before, visiting.lora_rank = before, rank_of(client)
-        return visiting, 0 if data is None else len(data)
+        if (data := given[key]) is None:
+            return None, 0
+        received = _read_down(self.channel, data, self._payloads[key].down)
+        return pad_like(received, self.state, rank_of(client)), len(data)
 
-    def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:
-        refuse_not_finite(trained, "trained")
-        visit, client, rank = visiting.visit, visiting.client, visiting.lora_rank
-        whole = self.algorithm.reply(visiting, trained, work)
-        refuse_moved_zeros(whole, rank)
-        received, reply = cut_to_rank(visiting.received, rank), cut_to_rank(whole, rank)
-        seed_all(self.seed, "wire", self.round_idx, *visit.purpose)
-        message = self.channel.message_up(received, reply, client, reply.keys() - self.state.keys())
+    def _carry_up(self, received: State, reply: State, client: Client, others: Set[str]) -> Payload:
+        message = self.channel.message_up(received, reply, client, others)
+        self._sent = Reply(write_payload(message), sorted(reply))
         shapes = {name: value.shape for name, value in reply.items()}
-        movement = self.channel.read_up(message, received, shapes)
-        refuse_not_finite(movement, "the movement of")
+        return Payload(self.channel.read_up(message, received, shapes), len(self._sent.payload))
+
+    def arrived(self, visiting: Visiting, movement: State, trained: State, work: Work) -> Update | None:
         # The server does the same with its copy of the client; this copy alone has the values that are remembered.
-        update = self.algorithm.finish_visit(visiting, pad_like(movement, whole, rank), work)
+        update = self.algorithm.finish_visit(visiting, movement, work)
         if self._loop.secure and update is not None:
             # The elements of a masked sum have no names: all nodes put them in the order of the tensors' names.
-            return replace(update, movement=dict(sorted(update.movement.items()))), 0
-        key = visit.client_id, visit.label
-        all_due = reply.keys() == self._payloads[key].up.keys()
-        self._loop.replies[key] = Reply(write_payload(message), None if all_due else sorted(reply))
-        return None, len(self._loop.replies[key].payload)
+            return replace(update, movement=dict(sorted(update.movement.items())))
+        key = visiting.visit.client_id, visiting.visit.label
+        all_due = self._sent.names == sorted(self._payloads[key].up)
+        self._loop.replies[key] = replace(self._sent, names=None) if all_due else self._sent
+        return None
 
 
 def _read_down(channel: Channel, data: bytes, due: State) -> State:
