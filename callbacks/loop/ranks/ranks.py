@@ -252,17 +252,17 @@ class Ranks(Part):
         self._said = False
 
     def check(self, run: Run) -> None:
-        refuse_uneven(self._team, run.trainer)
+        refuse_uneven(run.trainer)
 
     def meet(self, run: Run) -> None:
-        refuse_unmergeable(self._team, run.aggregation or aggregation_of(run.algorithm, len(run.clients)))
+        refuse_unmergeable(run.aggregation or aggregation_of(run.algorithm, len(run.clients)))
 
     def attach(self, run: Run) -> None:
         run.gather = self._team.gather
         self._run, self._kept = run, KeptByAlgorithm(run.algorithm)
         if isinstance(run.algorithm, MergesVisits):
             run.algorithm.partial()  # refuses unshareable values before any work
-        settings = self._settings.settings | own_settings(self._team, run.trainer, run.data)
+        settings = self._settings.settings | own_settings(run.trainer, run.data)
         same_start(self._team, run.lightning_module, settings)
 
     def agree(self, run: Run) -> None:
@@ -344,14 +344,11 @@ class Ranks(Part):
 def _unlike(team: Team, values: Mapping[str, Any], what: str) -> list[tuple[str, int, Any]]:
     """Return the names with another value in another process, each with that process and its value."""
     digest = hashlib.blake2b(repr(dict(values)).encode()).hexdigest()
-    if (
-        len({*team.gather(digest, what)}) == 1
-    ):  # names and values of all processes travel where some are unlike
+    if len({*team.gather(digest, what)}) == 1:  # else names and values travel
         return []
-    everyones = enumerate(team.gather(dict(values), what))
     return [
         (name, rank, others.get(name))
-        for rank, others in everyones
+        for rank, others in enumerate(team.gather(dict(values), what))
         for name in values
         if others.get(name) != values[name]
     ]
@@ -364,8 +361,6 @@ def same_start(team: Team, module: L.LightningModule, settings: Mapping[str, Any
     Raises:
         ValueError: the processes have unlike data or settings.
     """
-    if team.size == 1:
-        return
     for name, rank, other in _unlike(team, settings, "settings"):
         raise ValueError(
             f"{name} is {settings[name]} in process {team.rank} and {other} in process {rank}: give all processes the same "
@@ -398,10 +393,8 @@ class ReadsFirstExamples(Protocol):
         """Return a few training examples as a batch; None where worker processes read them."""
 
 
-def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]:
+def own_settings(trainer: L.Trainer, data: object) -> dict[str, str]:
     """Return settings that must be equal in all processes: trainer, optimizers, versions, first examples."""
-    if team.size == 1:
-        return {}
     settings = {f"trainer.{name}": str(getattr(trainer, name)) for name in OF_ALL_PROCESSES}
     for number, optimizer in enumerate(trainer.optimizers):
         groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
@@ -428,8 +421,6 @@ def own_settings(team: Team, trainer: L.Trainer, data: object) -> dict[str, str]
 
 def agree_on_model(team: Team, state: State) -> None:
     """Raise ValueError if processes have unlike global models after a round."""
-    if team.size == 1:
-        return
     digests = {name: sum_of_bits(value) for name, value in state.items()}
     for name, rank, _ in _unlike(team, digests, "global model"):
         raise ValueError(
@@ -445,8 +436,6 @@ def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
         scheduled.monitor for scheduled in trainer.lr_scheduler_configs if scheduled.reduce_on_plateau
     ]
     names = sorted({str(monitor) for monitor in monitors if monitor})
-    if not names or team.size == 1:
-        return
     values = {name: trainer.callback_metrics.get(name) for name in names}
     digits = {name: None if value is None else float(value).hex() for name, value in values.items()}
     for name, _, _ in _unlike(team, digits, "monitored values"):
@@ -456,21 +445,19 @@ def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
         )
 
 
-def refuse_unmergeable(team: Team, aggregation: Aggregation) -> None:
+def refuse_unmergeable(aggregation: Aggregation) -> None:
     """Raise ValueError for an aggregation that cannot merge the contributions of several processes."""
     kind: Any = type(aggregation)
     for name in ("partial", "merge"):
-        if team.size > 1 and getattr(kind, name, None) in (None, getattr(Aggregation, name)):
+        if getattr(kind, name, None) in (None, getattr(Aggregation, name)):
             raise ValueError(
                 f"{kind.__name__} has no {name}, by which the processes of trainer.strategy=client_parallel put their "
                 "updates together: add partial() and merge(partial), as CoordinateMedian has, or set trainer.devices=1"
             )
 
 
-def refuse_uneven(team: Team, trainer: L.Trainer) -> None:
+def refuse_uneven(trainer: L.Trainer) -> None:
     """Raise ValueError for callbacks that work by the batches or the clock of one process."""
-    if team.size == 1:
-        return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint) and (setting := saves_inside_epochs(callback)):
             raise ValueError(
