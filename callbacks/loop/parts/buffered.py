@@ -11,6 +11,7 @@ A checkpoint holds the clients at work after the last server step, and these mod
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -110,16 +111,8 @@ class Buffered(Part):
             draw = (self.seed, round_idx)
             return [Assignment(job.client_id, round_idx, at, *end_of(job, at, draw)) for job in asked]
 
-        step = next_step(
-            round_idx,
-            now_seconds,
-            at_work=self._at_work,
-            clients=[*self._clients],
-            ask=ask,
-            buffer_size=self.fedbuff.buffer_size,
-            concurrency=self.concurrency,
-            seed=self.seed,
-            idle_seconds=IDLE_SECONDS,
+        step = self._step = self._next_step(
+            round_idx, now_seconds, self._at_work, ask=ask, idle_seconds=IDLE_SECONDS
         )
         ended = (*step.arrivals, *step.dropouts)
         for job in (*ended, *step.at_work):
@@ -130,13 +123,18 @@ class Buffered(Part):
             spent = job.end_seconds - job.start_seconds if job.reason else inf  # inf: all of its costs
             outcomes.append(outcome_of(devices.jobs[job.client_id], job.reason, spent))
         visits = [visit for job in step.arrivals for visit in devices.visits_to(job.client_id)]
-        self._step = step
         self._open = [
             outcome_of(devices.jobs[job.client_id], job.reason, step.end_seconds - job.start_seconds)
             for job in step.at_work
         ]
         columns = {job.client_id: columns_of(job, step) for job in ended}
         return devices.take(outcomes, visits, now_seconds, step.end_seconds, columns)
+
+    @property
+    def _next_step(self) -> partial[ServerStep]:
+        """`next_step` of these clients and settings."""
+        numbers = {"buffer_size": self.fedbuff.buffer_size, "concurrency": self.concurrency}
+        return partial(next_step, clients=[*self._clients], seed=self.seed, **numbers)
 
     def model_for(self, visit: Visit, newest: State) -> State:
         """Return the global parameters that the client of a visit has received."""

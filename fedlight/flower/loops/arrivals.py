@@ -17,7 +17,7 @@ from fedlight.callbacks.loop.parts.buffered import Buffered, columns_of
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import RoundSchedule
-from fedlight.federation.asynchronous.schedule import Assignment, next_step
+from fedlight.federation.asynchronous.schedule import Assignment
 from fedlight.federation.client import Client, State, Visit
 from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import ABSENT, DROPPED
@@ -84,17 +84,8 @@ class Arrivals(Buffered):
                 yield Assignment(name, round_idx, at, inf)
 
         begun, at_work = self._ended([*self._at_work], wait=False)  # they have gone on since the last step
-        step = self._step = next_step(
-            round_idx,
-            begun,
-            at_work=at_work,
-            clients=[*self._clients],
-            ask=ask,
-            buffer_size=self.fedbuff.buffer_size,
-            concurrency=self.concurrency,
-            seed=self.seed,
-            idle_seconds=0.0,
-            wait=self._ended,
+        step = self._step = self._next_step(
+            round_idx, begun, at_work, ask=ask, idle_seconds=0.0, wait=self._ended
         )
         ended = (*step.dropouts, *step.arrivals)
         self.outcomes = {job.client_id: self._waiting.pop(job.client_id, job.reason) for job in ended}
