@@ -19,7 +19,7 @@ from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
-from fedlight.flower.loops.validation import OF_VOTES, sum_of_votes, to_send, votes_of
+from fedlight.flower.loops.validation import OF_VOTES, as_sent, sum_of_votes, to_send, votes_of
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
 from fedlight.flower.secure.refusals import refuse_shared_noise, refuse_unsummable, shared_by
@@ -143,6 +143,9 @@ class Node:
         loop, _ = self._run_round(asked)
         visits: list[dict[str, Any]] = []
         payloads: dict[str, bytes] = {}
+        metrics = {
+            name: iter(each) for name, each in loop.sums.items()
+        }  # of a client's visits, in their order
         for row in loop.visit_records:
             entry, reply = _entry(loop, row), loop.replies.get((str(row["client"]), str(row["split"])))
             if reply is not None:
@@ -151,9 +154,9 @@ class Node:
                     entry["payload"] = f"p{len(payloads)}"
                     payloads[entry["payload"]] = reply.payload
             if not self._protects_examples:  # losses and metrics have no noise
-                sums = _sums(loop, entry["client"], entry["label"])
+                sums = next(metrics.get(entry["client"], iter(())), {})
                 entry |= {"loss": None if row["loss"] == "" else row["loss"]}
-                entry |= {"training": sums if self._counts else _means(sums)}
+                entry |= {"training": as_sent(sums, self._counts)}
             visits.append(entry)
         return {"visits": visits, "lost": loop.lost}, payloads
 
@@ -292,16 +295,3 @@ def _entry(loop: NodeLoop, row: Record) -> dict[str, Any]:
         **{"diverged": loop.diverged.get(str(row["client"]), ""), "steps": row["steps"]},
         **{"seconds": row["seconds"], "loss": None, "training": {}},
     }
-
-
-def _sums(loop: NodeLoop, client: str, label: str) -> dict[str, Any]:
-    """Return sums and counts of a visit's training metrics; none where a module has none."""
-    labels = [row["split"] for row in loop.visit_records if row["client"] == client]
-    metrics, place = loop.sums.get(client, []), labels.index(label)
-    sums = metrics[place] if place < len(metrics) else {}
-    return {name: [total, count] for name, (total, count) in sums.items()}
-
-
-def _means(sums: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return sums and counts as means of one example each, which do not say how many there are."""
-    return {name: [total / count, 1] for name, (total, count) in sums.items()}

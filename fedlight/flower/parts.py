@@ -146,7 +146,12 @@ def refuse_undeployable(parts: Parts) -> None:
     if not has_rows_for_validation(parts.datamodule):
         refuse_unknown_monitors(parts.callbacks)
         judge_of(parts, parts.config["fit"].trainer)
-    if parts.config["fit"].trainer.precision == "16-mixed":
+    refuse_loss_scale(parts.config["fit"].trainer.precision)
+
+
+def refuse_loss_scale(precision: object) -> None:
+    """Raise ValueError for a trainer's precision with a loss scale."""
+    if precision == "16-mixed":
         raise ValueError(
             "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"
         )

@@ -8,8 +8,9 @@ from tiny_world import VOTES, tiny_selector
 
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.federation.client import read
+from fedlight.flower.loops.validation import as_sent
 from fedlight.flower.messages import write_header
-from fedlight.flower.node import Node, _means
+from fedlight.flower.node import Node
 from fedlight.flower.server import serve
 from fedlight.lightning_cli.cli import lightning_cli
 
@@ -86,7 +87,10 @@ def test_numbers_of_rows_stay_with_the_nodes_where_all_clients_count_alike(tmp_p
 
 
 def test_metrics_of_a_visit_do_not_say_of_how_many_examples_they_are():
-    assert _means({"loss": (6.0, 3), "accuracy": (2.0, 4)}) == {"loss": [2.0, 1], "accuracy": [0.5, 1]}
+    assert as_sent({"loss": (6.0, 3), "accuracy": (2.0, 4)}, counts=False) == {
+        "loss": [2.0, 1],
+        "accuracy": [0.5, 1],
+    }
 
 
 def test_a_server_that_asks_for_sizes_nonetheless_gets_none(tmp_path):

@@ -27,7 +27,7 @@ IN_VISITS = (
 )
 """Hooks that see the module, its batch or its gradients during a visit."""
 OF_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-"""Hooks that see a batch on its way to the module."""
+"""Hooks that see a batch on its way to the module, and return it."""
 OF_MODULES = (
     *IN_VISITS,
     *OF_DATA,

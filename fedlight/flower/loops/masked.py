@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fedlight.callbacks.loop.run import NO_WORK
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.algorithm import aggregation_of
-from fedlight.federation.client import Work
 from fedlight.flower.loops import validation
 from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import DROPPED
@@ -94,6 +94,6 @@ def validate_masked(
 def _weight(loop: Any, sent: Sent) -> float:
     """Return the weight of a client's update, from numbers that the server knows."""
     # With algorithms that are summed it follows from numbers of examples, so the movement may be unknown.
-    update = loop.algorithm.finish_visit(sent.visitings[-1], {}, Work(0, 0.0, None, 0.0))
+    update = loop.algorithm.finish_visit(sent.visitings[-1], {}, NO_WORK)
     uniform = getattr(loop.aggregation or aggregation_of(loop.algorithm, 1), "divide_by", "") != "weight"
     return 1.0 if update is None or uniform else update.weight

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fedlight.callbacks.loop.groups.refusals import OF_DATA
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import NO_WORK, NoDevices, visit_row
 from fedlight.federation.client import Client, Visit
@@ -20,8 +21,6 @@ ABSENT, DROPPED = "absent", "dropped"
 """Reasons in ``visits.csv`` of clients that are left out of a round."""
 TAKES_BATCH = ("on_train_batch_start", "on_train_batch_end")
 """Hooks of a training batch."""
-GIVES_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-"""Hooks that return the batch which they get."""
 
 
 class PassedOver:
@@ -33,12 +32,12 @@ def without_hooks(module: L.LightningModule) -> Iterator[None]:
     """Keep `PassedOver` from the hooks of a module while the body runs."""
     # Lightning warns about hooks of a transfer that a module has beside a datamodule.
     changed = [
-        name for name in GIVES_BATCH if getattr(type(module), name) is not getattr(L.LightningModule, name)
+        name for name in OF_DATA if getattr(type(module), name) is not getattr(L.LightningModule, name)
     ]
     names = [*TAKES_BATCH, *changed]
     before = {name: vars(module)[name] for name in names if name in vars(module)}
     for name in names:
-        vars(module)[name] = _hook(getattr(module, name), gives=name in GIVES_BATCH)
+        vars(module)[name] = _hook(getattr(module, name), gives=name in OF_DATA)
     try:
         yield
     finally:

@@ -43,6 +43,7 @@ from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
 from fedlight.flower.messages import Parcel, Refused, write_payload
 from fedlight.flower.nodes import Nodes, Traffic
+from fedlight.flower.parts import refuse_loss_scale
 
 T = TypeVar("T")
 logger = logging.getLogger("fedlight")
@@ -151,10 +152,7 @@ class ServerLoop(FederatedLoop):
                 "a learning-rate schedule moves within a round, which the server of a deployment does not see: set its "
                 "interval to epoch, which is a round"
             )
-        if trainer.precision == "16-mixed":
-            raise ValueError(
-                "trainer.precision=16-mixed has a loss scale, which is not sent: set bf16-mixed or 32-true"
-            )
+        refuse_loss_scale(trainer.precision)
         self.nodes.compare_bases(base_digest(pl_module))
         self._limits.say_what_is_not_limited(self.algorithm, self._secure)
         assert isinstance(trainer.datamodule, ServerData)  # type: ignore[attr-defined]
