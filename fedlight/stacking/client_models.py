@@ -81,23 +81,7 @@ class _ClientModel:
             if hasattr(module, name):
                 setattr(self, name, partial(self._alone, name))
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        n: int,
-        temperature: float,
-        top_p: float,
-        max_new_tokens: int,
-        seed: int,
-        **more: Any,
-    ) -> Any:
-        settings = {
-            "n": n,
-            "temperature": temperature,
-            "top_p": top_p,
-            "max_new_tokens": max_new_tokens,
-            **more,
-        }
+    def generate(self, prompts: Sequence[str], *, seed: int, **settings: Any) -> Any:
         return self._ask(_Prompts(list(prompts), seed, settings))
 
     def _alone(self, name: str, *args: Any, **settings: Any) -> Any:
