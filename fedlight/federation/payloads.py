@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from fedlight.federation.algorithm import Algorithm, message_to
 from fedlight.federation.client import Client, State, Visit, Work
@@ -71,8 +72,4 @@ def predict_payloads(
 
 def _shapes(value: Any) -> Any:
     """Return ``value`` with meta tensors in the place of its tensors."""
-    if isinstance(value, Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    if isinstance(value, dict):
-        return {key: _shapes(item) for key, item in value.items()}
-    return [_shapes(item) for item in value] if isinstance(value, list) else value
+    return tree_map_only(Tensor, lambda each: torch.empty(each.shape, dtype=each.dtype, device="meta"), value)

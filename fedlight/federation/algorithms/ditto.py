@@ -20,6 +20,7 @@ from fedlight.federation.algorithm import Algorithm, Weighting, WithLocal
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.client import OWN_STATE, Client, State, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, NumBatches
+from fedlight.support.checks import refuse_below
 
 PERSONAL = "personal"
 
@@ -52,8 +53,7 @@ class Ditto(WithLocal):
         super().__init__(weighting, local)
         if not 0 <= lam < float("inf"):
             raise ValueError(f"lam={lam} must be at least 0; 0 is local training alone")
-        if personal_epochs < 1:
-            raise ValueError(f"personal_epochs={personal_epochs} must be at least 1")
+        refuse_below(1, personal_epochs=personal_epochs)
         self.lam = lam
         self.personal_epochs = personal_epochs
         self._towards_received = FedProx(mu=lam)  # eq. 2 has the term of FedProx

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedlight.federation.algorithm import Algorithm, Weighting
 from fedlight.federation.client import OWN_STATE, Client, State, Update, Visit, Visiting, Work
 from fedlight.federation.protocols import Federation, NumBatches, optimized_parameters
+from fedlight.support.checks import refuse_below
 
 HEAD = "head"
 
@@ -61,8 +62,7 @@ class FedRep(Algorithm):
         super().__init__(weighting)
         if not private:
             raise ValueError(f"private={private!r} must be a list of patterns, such as [head]")
-        if head_epochs < 1:
-            raise ValueError(f"head_epochs={head_epochs} must be at least 1")
+        refuse_below(1, head_epochs=head_epochs)
         self.private, self.head_epochs, self.together = [*private], head_epochs, together
 
     def is_private(self, name: str) -> bool:

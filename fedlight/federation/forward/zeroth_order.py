@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, check_range, refuse_below
 
 Key = tuple[int | str, ...]
 """Purpose of a direction, from general to special, from which all of its numbers follow."""
@@ -75,12 +75,10 @@ class ZerothOrder(Checked):
         for name, value in (("eps", eps), ("lr_scale", lr_scale)):
             if not 0 < value < infinite:
                 raise ValueError(f"{name}={value} must be above 0")
-        if perturbations < 1:
-            raise ValueError(f"perturbations={perturbations} must be at least 1")
+        refuse_below(1, perturbations=perturbations)
         if not 0 <= weight_decay < infinite:
             raise ValueError(f"weight_decay={weight_decay} must be at least 0")
-        if not 0 <= forward_weight <= 1:
-            raise ValueError(f"forward_weight={forward_weight} must be in [0, 1]")
+        check_range("forward_weight", forward_weight, 0, 1)
         self.only_where_needed = only_where_needed
         self.train: Literal["forward", "auto"] = "auto" if only_where_needed else "forward"
         self.eps, self.perturbations, self.lr_scale = eps, perturbations, lr_scale
