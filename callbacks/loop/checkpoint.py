@@ -20,7 +20,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedlight.callbacks.loop.parts.optimizers import which_are_trained
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup, call_again, train_batches_again
 from fedlight.federation.client import write
@@ -29,6 +28,7 @@ from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
 from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
+from fedlight.support.torch_parts import with_parts
 
 COPIED_MIB = 256
 """Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
@@ -103,11 +103,7 @@ class HeldState:
 
 def _containers(value: Any) -> Any:
     """Return the state with new dicts, lists and tuples around the same values."""
-    if isinstance(value, dict):
-        made = copy.copy(value)
-        made.update({key: _containers(item) for key, item in value.items()})
-        return made
-    return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
+    return with_parts(value, _containers)
 
 
 def remembered(loop: Any) -> dict[str, Any]:
@@ -117,7 +113,7 @@ def remembered(loop: Any) -> dict[str, Any]:
         "rounds_done": loop.rounds_done,
         "virtual_seconds": loop.virtual_seconds,
         "privacy": {} if loop.privacy is None else loop.privacy.state_dict(),
-        "trained": which_are_trained(loop._parameters),
+        "trained": {name: parameter.requires_grad for name, parameter in loop._parameters.items()},
         "algorithm": loop.algorithm.state_dict(),
         "server": loop.server.state_dict(),
         "buffered": {} if loop._buffered is None else loop._buffered.state_dict(),
@@ -173,12 +169,9 @@ class RoundStart(L.Callback):
             self.loop.load_state_dict(self.loop.state_dict())
         self._release()
         self._trainer = trainer
-        self._trainer.callbacks = [
-            self,
-            *(callback for callback in self._trainer.callbacks if callback is not self),
-        ]
+        trainer.callbacks = [self, *(callback for callback in trainer.callbacks if callback is not self)]
         # A callback's hooks are not called for checkpoints of the weights alone, and others may come behind them.
-        checkpoint_connector(self._trainer).dump_checkpoint = self.dump
+        checkpoint_connector(trainer).dump_checkpoint = self.dump
 
     @property
     def is_open(self) -> bool:
@@ -243,9 +236,8 @@ class RoundStart(L.Callback):
         data = self._trainer.datamodule
         checkpoint.pop(type(data).__qualname__, None)
         names = _names_of_settings(pl_module) | (_names_of_settings(data) if data else set())
-        self._settings = {
-            name: checkpoint.pop(name) for name in sorted(names) if name in checkpoint
-        } | self._data  # from before the loader was made
+        self._settings = {name: checkpoint.pop(name) for name in sorted(names) if name in checkpoint}
+        self._settings |= self._data  # from before the loader was made
         frozen = self._frozen = _frozen(trainer, pl_module)
         self._round_idx = self.loop.rounds_done
         self._own = HeldState(self.loop.remembered(), may_refer=lambda tensor: True)

@@ -43,9 +43,8 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
         ("val_check_interval", 1.0, "use check_val_every_n_epoch"),
     ):
         value = getattr(trainer, setting)
-        if value != fine or isinstance(value, int) != isinstance(
-            fine, int
-        ):  # 1 batch is not 1.0, all of them
+        # 1 batch is not 1.0, all of them.
+        if value != fine or isinstance(value, int) != isinstance(fine, int):
             raise ValueError(f"trainer.{setting}={value} would cut a round of the federation: {remedy}")
     # Lightning broadcasts should_stop after each batch: ranks with unlike numbers of batches would hang.
     if trainer.world_size != 1:

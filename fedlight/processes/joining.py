@@ -231,9 +231,8 @@ def joined() -> Others | None:
 def fail(exception: BaseException) -> None:
     """Let the other processes know that this one ends by ``exception``, if there are any."""
     others = joined()
-    if others is not None and not any(
-        word in str(exception) for word in OF_TORCH
-    ):  # else another one has failed
+    # An error of torch's is that of another one, which has failed.
+    if others is not None and not any(word in str(exception) for word in OF_TORCH):
         kind, line = type(exception).__name__, first_line(exception)
         others.fail(kind if line == kind else f"{kind}: {line}")
 

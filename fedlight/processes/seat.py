@@ -103,9 +103,8 @@ def split_layers(module: nn.Module, trained: bool = False) -> int:
             split.set_force_sum_reduction_for_comms(True)  # gloo knows no other
             # Itself alone: the one before may be left out of this step, and would keep its gathered weights until later.
             split.set_modules_to_backward_prefetch([split])
-    share_comm_ctx(
-        [layer for layer in layers if isinstance(layer, FSDPModule)]
-    )  # or each keeps its whole gradient
+    # Or each keeps its whole gradient.
+    share_comm_ctx([layer for layer in layers if isinstance(layer, FSDPModule)])
     return len(layers)
 
 

@@ -149,9 +149,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         """Move the model, or the parts of it that this process keeps."""
         if self.team.per_client > 1:
             assert self.model is not None
-            split_layers(
-                self.model, self.split_trained
-            )  # first, or a device would have to hold the whole model
+            # First, or a device would have to hold the whole model.
+            split_layers(self.model, self.split_trained)
         super().model_to_device()
 
     def setup_optimizers(self, trainer: Trainer) -> None:

@@ -114,11 +114,6 @@ class ForwardSteps:
         # Once before the first step, since the estimates of all parameters are never in memory together.
         return self._adjusted(client, name, torch.zeros_like(client.parts[name])) is not None
 
-    @property
-    def rate_scale(self) -> float:
-        """Factor on the optimizer's learning rates."""
-        return self.settings.lr_scale
-
     def gone(self, place: int) -> Sequence[tuple[int, float]]:
         """Return ``Work.gone`` of the visit at ``place`` in the group."""
         return tuple(self.clients[place].gone)

@@ -9,7 +9,7 @@ rounding alone. Weights, random streams and data stay as they are.
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,11 +103,8 @@ class AtOnce(Part):
     def number(self, visits: Sequence[Visit], kind: Kind, round_idx: int) -> int:
         """Return the most clients of a group in a round with these visits; in several processes it is the same number."""
         if self._number is None:
-            largest = max(
-                form_bundles(visits, max(1, len(visits)), kind),
-                key=lambda bundle: len(bundle[0]),
-                default=((),),
-            )[0]
+            bundles = form_bundles(visits, max(1, len(visits)), kind)
+            largest = max((bundle[0] for bundle in bundles), key=len, default=())
             if len(largest) < 2:
                 return 1  # this round shows nothing
             # More than a process's share would leave other processes without a client.
@@ -116,10 +113,10 @@ class AtOnce(Part):
         return self._number
 
     def _try(self, visits: Sequence[Visit], round_idx: int) -> int:
-        rates: dict[int, float] = {}
+        rates, most = dict[int, float](), len(visits)
         with isolate_rng(), undisturbed(self._module):
             self._module.train()
-            for number in _doubled(len(visits)):
+            for number in (*(2**k for k in range((most - 1).bit_length())), most):  # 1, 2, 4, ... and all
                 before = _memory()
                 try:
                     seconds = self._seconds(visits[:number], round_idx)
@@ -170,15 +167,6 @@ class AtOnce(Part):
         finally:
             if stack is not None:
                 stack.leave()
-
-
-def _doubled(most: int) -> Iterator[int]:
-    """Yield 1, 2, 4, ... below ``most``, and ``most``."""
-    number = 1
-    while number < most:
-        yield number
-        number *= 2
-    yield most
 
 
 def _memory() -> int:

@@ -63,13 +63,13 @@ def compare_losses(
             "give a dictionary, list or tuple of tensors with one row per example",
         ) from error
     weights, others = (_moved(parameters, seed) for seed in (0, 1))
-    name, step, logged = type(module).__name__, None, _Names()
+    name, step, logged = type(module).__name__, None, dict[str, None]()
     with (
         torch.no_grad(),
         undisturbed(module),
         eval_mode(module),
-        replaced(module, "log", logged.log),
-        replaced(module, "log_dict", logged.log_dict),
+        replaced(module, "log", lambda name, *_, **__: logged.setdefault(name)),
+        replaced(module, "log_dict", lambda values, *_, **__: logged.update(dict.fromkeys(values))),
         module.trainer.precision_plugin.forward_context(),
     ):
         with parameters_of(module, weights):
@@ -79,7 +79,7 @@ def compare_losses(
             check_shape(name, beside, counts)
             beside = beside[rows]
             if not type(module).training_step.__module__.startswith(OURS):
-                logged.names.clear()
+                logged.clear()
                 step = module.training_step(examples, 0)
         with parameters_of(module, others):
             effect = (module.example_losses(examples) - alone).abs().max().item()
@@ -110,9 +110,9 @@ def compare_losses(
             f"{alone.mean().item():.6g}, which is what clients side by side train",
             "make them equal",
         )
-    if logged.names:
+    if logged:
         rank_zero_warn(
-            f"{name}.training_step logs {', '.join(logged.names)}, and is not called for clients side by side, so these are "
+            f"{name}.training_step logs {', '.join(logged)}, and is not called for clients side by side, so these are "
             "metrics of the clients alone that a round trains one at a time, if it has any: fed/loss is the mean loss of "
             "all visits"
         )
@@ -145,19 +145,6 @@ def _moved(parameters: Mapping[str, Tensor], seed: int) -> State:
         size = max(MOVED, weight.square().mean().sqrt().item())
         moved[name] = weight + size * torch.randn(weight.shape, generator=generator)
     return moved
-
-
-class _Names:
-    """Collector of the names that a step logs, in place of a logger."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, None] = {}
-
-    def log(self, name: str, *_: Any, **__: Any) -> None:
-        self.names[name] = None
-
-    def log_dict(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
-        self.names |= dict.fromkeys(values)
 
 
 def _alike(some: Tensor, others: Tensor, relative: float, absolute: float) -> bool:

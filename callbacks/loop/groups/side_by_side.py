@@ -75,11 +75,6 @@ class SideBySide:
         self._as_before = ExitStack()
         self._is_compared = False
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a group is under way."""
-        return bool(self._visits)
-
     def enter(self, visits: Sequence[Visiting], batch: Any, round_idx: int) -> None:
         """Begin the visits of a group with their first batch; the module holds the parameters that they do not train.
 
@@ -98,7 +93,7 @@ class SideBySide:
 
         self._as_before.enter_context(replaced(self._module, "training_step", training_step))
         self._as_before.enter_context(replaced(self._module, "configure_gradient_clipping", self._clip))
-        self._set_rows(batch)
+        self.begin_pass(batch)
 
     def compare(self, batch: Any, counts: Sequence[int], adapters: Sequence[str | None]) -> None:
         """Compare a client of a group with the same one alone, once a run; see `compare_losses`."""
@@ -110,17 +105,14 @@ class SideBySide:
         """Take the next batch of the group, before its step."""
         self._counts = self._data.next_counts()
         self._number += 1
-        self._set_rows(batch)
-
-    def begin_pass(self, batch: Any) -> None:
-        """Begin another pass over the same batch, with the same dropout masks."""
-        self._set_rows(batch)
+        self.begin_pass(batch)
 
     def trained_by(self, place: int) -> tuple[State, Mapping[str, Tensor]]:
         """Return a client's slices of the stacked parameters, and the parameters that hold them, by name."""
         return self._stack.parameters(place), self._stack.hosts(place)
 
-    def _set_rows(self, batch: Any) -> None:
+    def begin_pass(self, batch: Any) -> None:
+        """Begin a pass over a batch; further ones over the same batch have the same dropout masks."""
         seeds, start = [], 0
         for visiting, count in zip(self._visits, self._counts, strict=True):
             if isinstance(self._module, SeedsDropout):

@@ -206,9 +206,8 @@ class FrozenParameters:
             name for name, p in self._parameters.items() if not torch.equal(_some(p), self._before[name])
         ]
         if moved:
-            more = f" and {len(moved) - 6} more" if len(moved) > 6 else ""
             raise ValueError(
-                f"training changes {', '.join(moved[:6])}{more}: parameters that no optimizer holds, so what one client "
+                f"training changes {_listed(moved)}: parameters that no optimizer holds, so what one client "
                 "makes of them would pass to the next. Give them to the optimizer as well: it leaves what has no gradient "
                 "alone, and they are then sent and averaged like the others"
             )

@@ -49,10 +49,7 @@ def waited_seconds(tasks: Path = Path("/proc/self/task")) -> float | None:
         for thread in os.listdir(tasks):
             try:
                 waited.append(int(Path(tasks, thread, "schedstat").read_text().split()[1]))
-            except (
-                FileNotFoundError,
-                ProcessLookupError,
-            ):  # the thread has ended, or the kernel does not count
+            except (FileNotFoundError, ProcessLookupError):  # it has ended, or the kernel does not count
                 continue
     except (OSError, IndexError, ValueError):
         return None

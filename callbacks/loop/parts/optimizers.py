@@ -173,13 +173,8 @@ def _laid_out_as(parameter: Tensor, kept: Tensor) -> Tensor:
     return laid_out
 
 
-def which_are_trained(parameters: Mapping[str, Tensor]) -> dict[str, bool]:
-    """Return whether each federated parameter gets gradients, for a checkpoint."""
-    return {name: parameter.requires_grad for name, parameter in parameters.items()}
-
-
 def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
-    """Make the module train the same parameters as at a checkpoint, by the result of `which_are_trained`."""
+    """Make the module train the same parameters as at a checkpoint; ``trained`` says which, by name."""
     for name, parameter in module.named_parameters():
         # On resume, finetuning callbacks leave parameters frozen that they had unfrozen before.
         parameter.requires_grad_(trained.get(name, parameter.requires_grad))
@@ -251,18 +246,13 @@ class _Attributes:
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         plain = (Tensor, int, float, complex, str, bytes, type(None))
         for name, value in [*vars(self.optimizer).items()]:
-            leaves = [*_leaves(value)]
-            if name not in TORCHS and all(
-                isinstance(leaf, plain) and id(leaf) not in trained for leaf in leaves
-            ):
+            is_plain = all(isinstance(leaf, plain) and id(leaf) not in trained for leaf in _leaves(value))
+            if is_plain and name not in TORCHS:
                 yield name, value
 
     def _refuse_changed(self, name: str, value: Any) -> None:
-        now = [(leaf, leaf._version) for leaf in _leaves(value) if isinstance(leaf, Tensor)]
-        before = self._tensors[name]
-        if len(now) != len(before) or any(
-            a[0] is not b[0] or a[1] != b[1] for a, b in zip(now, before, strict=True)
-        ):
+        now = [(id(leaf), leaf._version) for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+        if now != [(id(tensor), version) for tensor, version in self._tensors[name]]:
             raise ValueError(
                 f"{type(self.optimizer).__name__} changes tensors in its attribute {name}, which would pass from one client "
                 "to the next: have it keep them in Optimizer.state, without which every visit begins"
@@ -277,12 +267,9 @@ def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
         inner = waiting.pop()
         if id(inner) not in by_id:
             by_id[id(inner)] = inner
-            attributes = [
-                value for name, value in vars(inner).items() if name not in TORCHS
-            ]  # no walk through its state
-            waiting += [
-                leaf for value in attributes for leaf in _leaves(value) if isinstance(leaf, Optimizer)
-            ]
+            # No walk through its state.
+            attributes = [value for name, value in vars(inner).items() if name not in TORCHS]
+            waiting += [leaf for leaf in _leaves(attributes) if isinstance(leaf, Optimizer)]
     return [*by_id.values()]
 
 
@@ -505,11 +492,7 @@ class LossScale(Part):
         Raises ValueError if the algorithm would add to gradients that are still scaled.
         """
         self._plugin: Any = run.trainer.precision_plugin
-        fused = [
-            optimizer
-            for optimizer in run.optimizers
-            if getattr(optimizer, "_step_supports_amp_scaling", False)
-        ]
+        fused = [each for each in run.optimizers if getattr(each, "_step_supports_amp_scaling", False)]
         if fused and (name := changes_gradients(run.algorithm)):
             raise ValueError(
                 f"{type(fused[0]).__name__} with fused=True divides gradients by the loss scale itself, after "

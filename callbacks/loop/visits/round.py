@@ -191,15 +191,8 @@ class Contributions:
                     f"the global model of the round before. {remedy}"
                 )
             logger.warning(
-                "round %s: %s of %s clients diverged and are left out: %s (%s). %s",
-                *(
-                    self._round_idx + 1,
-                    len(self.diverged),
-                    len(clients),
-                    ", ".join(self.diverged),
-                    reason,
-                    remedy,
-                ),
+                f"round {self._round_idx + 1}: {len(self.diverged)} of {len(clients)} clients diverged and are left out: "
+                f"{', '.join(self.diverged)} ({reason}). {remedy}"
             )
         return self.aggregation.result()
 

@@ -75,7 +75,7 @@ class LocalWork:
         forward: Any = None,
     ) -> None:
         self.forward = forward
-        self._rate_scale = 1.0 if forward is None else forward.rate_scale
+        self._rate_scale = 1.0 if forward is None else forward.settings.lr_scale
         self._optimizers = optimizers
         self._changes_gradients = changes_gradients
         self._announced: set[int] = set()
@@ -380,10 +380,8 @@ class Exchange:
         Other values that an algorithm sends, such as control variates, are left out. Factors cut to a smaller LoRA rank
         are padded with zeros.
         """
-        arrived, self._arrived = (
-            self._arrived,
-            None,
-        )  # or the movement would stay in memory during the next visit
+        # Or the movement would stay in memory during the next visit.
+        arrived, self._arrived = self._arrived, None
         # hasattr: in Python 3.11 a look at the Protocol takes ten times as long, at each callback of each visit.
         takers = [callback for callback in callbacks if hasattr(callback, "on_upload")]
         if arrived is None or not takers:
