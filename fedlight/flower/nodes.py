@@ -81,6 +81,8 @@ class Nodes:
     Args:
         transport: way to them.
         run: name of the run; nodes keep its clients' memories apart from those of others.
+        asks: fields of the message that asks a node to join.
+        versions: those that a node must have to take part.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         join_seconds: wall time after which a node that is asked to join counts as away.
         bounds: most that is taken of one node.
@@ -95,6 +97,8 @@ class Nodes:
 
     transport: Transport
     run: str
+    asks: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     deadline_seconds: float | None = None
     join_seconds: float | None = 600.0
     bounds: Bounds = field(default_factory=Bounds)
@@ -108,23 +112,23 @@ class Nodes:
     _bases: dict[int, str] = field(default_factory=dict)
     _base: str | None = None
 
-    def welcome(self, versions: Mapping[str, str], asks: Mapping[str, Any]) -> None:
-        """Ask nodes that are new to join, by ``asks``, and take the clients of those with these ``versions``."""
+    def welcome(self) -> None:
+        """Ask nodes that are new to join, and take the clients of those with the same versions."""
         new = [node for node in self.transport.nodes() if node not in self._known]
-        parcels = {node: Parcel(dict(asks)) for node in new}
+        parcels = {node: Parcel(dict(self.asks)) for node in new}
         for node, answer in self.ask("join", parcels, self.join_seconds).items():
             # It is asked once: a node that is refused is started again, under another id.
             self._known[node] = ""
             try:
                 if isinstance(answer, Refused):
                     raise answer
-                self._take(node, answer.header, versions)
+                self._take(node, answer.header)
             except Refused as error:
                 self._known[node] = str(error)
                 logger.warning("node %s does not take part: %s", node, error)
 
-    def _take(self, node: int, header: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-        for name, value in versions.items():
+    def _take(self, node: int, header: Mapping[str, Any]) -> None:
+        for name, value in self.versions.items():
             if header.get(name) != value:
                 raise Refused(
                     f"its {name} is {header.get(name)!r:.60}, the server's {value!r:.60}: give both the same"
@@ -290,14 +294,7 @@ class Nodes:
             reason = OTHER_REASONS
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def wait_for(
-        self,
-        clients: int,
-        seconds: float,
-        versions: Mapping[str, str],
-        asks: Mapping[str, Any],
-        nodes: int = 1,
-    ) -> None:
+    def wait_for(self, clients: int, seconds: float, nodes: int = 1) -> None:
         """Wait until there are so many clients, at so many nodes.
 
         Raises:
@@ -306,7 +303,7 @@ class Nodes:
         end = time.monotonic() + seconds
         said = False
         while True:
-            self.welcome(versions, asks)
+            self.welcome()
             here = len({*self._home.values()})
             if len(self.sizes) >= clients and here >= nodes:
                 return

@@ -68,8 +68,6 @@ def serve(
     if secure:
         refuse_unsummable(settings, parts.callbacks)
     parts.say_left_out("server", "which need the clients' rows or models")
-    # A run that goes on takes its old name from the checkpoint.
-    nodes = Nodes(transport, secrets.token_hex(8), deadline_seconds, bounds=bounds or Bounds())
     loop = ServerLoop(**(settings | {"clients_at_once": 1}))  # it is the nodes'
     trainer = parts.new_trainer([loop])
     algorithm = settings["algorithm"]
@@ -78,7 +76,9 @@ def serve(
         "sizes": getattr(algorithm, "weighting", "") != "uniform",
         "groups": isinstance(getattr(algorithm, "assignment", None), KnownGroups),
     }
-    loop.connect(nodes, asks, versions(), secure, judge_of(parts, trainer))
+    run = secrets.token_hex(8)  # a run that goes on takes its old name from the checkpoint
+    nodes = Nodes(transport, run, asks, versions(), deadline_seconds, bounds=bounds or Bounds())
+    loop.connect(nodes, secure, judge_of(parts, trainer))
     data = ServerData(loop, parts.datamodule)
     if not data.validates:
         rank_zero_info(
@@ -99,7 +99,7 @@ def serve(
         checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
         loop.recall(checkpoint)  # before a node joins: another one could name its clients first
         clients, least = min_clients or clients_needed(settings), least_nodes(settings, secure)
-        nodes.wait_for(clients, wait_seconds, versions(), asks, least)
+        nodes.wait_for(clients, wait_seconds, least)
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

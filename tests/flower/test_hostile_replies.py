@@ -401,9 +401,9 @@ def test_a_node_that_joins_with_broken_answers_does_not_take_part(tmp_path):
         change = JOINS[message.node - 2] if message.node > 1 else dict
         return Parcel(change(message.answer.header))
 
-    nodes = Nodes(Here(homes, changed), "run")
     own = {name: real.answer(_join()).header[name] for name in ("fedlight", "torch", "lightning")}
-    nodes.welcome(own, {"num_rounds": 1, "sizes": True, "groups": False})
+    nodes = Nodes(Here(homes, changed), "run", {"num_rounds": 1, "sizes": True, "groups": False}, own)
+    nodes.welcome()
     nodes.compare_bases(real.answer(_join()).header["base"])
     assert sorted(nodes.sizes) == OTHERS
     assert not nodes.groups

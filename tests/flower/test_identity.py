@@ -26,8 +26,8 @@ def fake(real):
 
 def met(homes, **how):
     """Return nodes that have been asked to join."""
-    nodes = Nodes(Here(homes), "run", **how)
-    nodes.welcome(versions(), ASKS)
+    nodes = Nodes(Here(homes), "run", ASKS, versions(), **how)
+    nodes.welcome()
     return nodes
 
 
@@ -72,10 +72,10 @@ def test_clients_of_a_node_that_is_away_are_not_given_to_another(fake):
     nodes = met(homes)
     away = homes.pop(1)
     homes[2] = fake("a", "b")
-    nodes.welcome(versions(), ASKS)
+    nodes.welcome()
     assert nodes.homes(["a", "b"]) == {}
     homes[3] = away  # Flower has given it another id
-    nodes.welcome(versions(), ASKS)
+    nodes.welcome()
     assert nodes.homes(["a", "b"]) == {3: ["a", "b"]}
 
 
@@ -85,7 +85,7 @@ def test_a_node_gets_its_clients_back_while_flower_still_lists_its_old_id(fake):
     nodes = met(homes)
     homes[9] = home
     home.clients = ["a"]  # it has left one at home
-    nodes.welcome(versions(), ASKS)
+    nodes.welcome()
     assert nodes.homes(["a", "b"]) == {9: ["a"]}
     assert not nodes.why_not()
 
@@ -99,8 +99,8 @@ def test_a_node_cannot_show_another_nodes_answer(fake, real):
             return message.answer
         return Parcel(message.answer.header | shown[0])
 
-    nodes = Nodes(Here({1: fake("a"), 2: fake("b")}, replayed), "run")
-    nodes.welcome(versions(), ASKS)
+    nodes = Nodes(Here({1: fake("a"), 2: fake("b")}, replayed), "run", ASKS, versions())
+    nodes.welcome()
     assert nodes.homes(["a", "b"]) == {1: ["a"]}
     assert nodes.why_not() == ["node 2: its signature is not that of its key"]
 

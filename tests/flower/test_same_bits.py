@@ -80,7 +80,7 @@ def test_the_number_of_nodes_changes_nothing(tmp_path):
 
 def test_a_state_in_the_place_of_another_one_in_memory_has_a_payload_of_its_own():
     loop = ServerLoop()
-    loop.connect(None, {}, {})
+    loop.connect(None)
     assert len({loop._message({"w": torch.full((2,), float(number))}) for number in range(4)}) == 4
 
 

@@ -201,10 +201,9 @@ def test_checkpoints_and_adapters_are_read(run, tiny_model):
 
 @holds("| messages between server and nodes |")
 def test_a_node_of_another_version_is_refused():
-    nodes = Nodes(transport=None, run="run")
     own = {"fedlight": "1.0.0", "torch": "2.13.0"}
     with pytest.raises(Refused, match=r"its torch is '2.14.0', the server's '2.13.0': give both the same"):
-        nodes._take(1, Parcel({**own, "torch": "2.14.0"}).header, own)
+        Nodes(None, "run", versions=own)._take(1, Parcel({**own, "torch": "2.14.0"}).header)
 
 
 INPUT_ERRORS = [

@@ -111,21 +111,13 @@ class ServerLoop(FederatedLoop):
 
     planner_type, run_type, deployed = ServerPlanner, ServerRun, True
 
-    def connect(
-        self,
-        nodes: Nodes,
-        asks: Mapping[str, Any],
-        versions: Mapping[str, str],
-        secure: bool = False,
-        judge: ClientAccuracy | None = None,
-    ) -> None:
-        """Take the nodes; ``asks`` and ``versions`` are those of `Nodes.welcome`, for nodes that join later.
+    def connect(self, nodes: Nodes, secure: bool = False, judge: ClientAccuracy | None = None) -> None:
+        """Take the nodes.
 
         With ``secure`` the nodes mask their replies, and the server learns the sum alone. With a ``judge`` they
         validate the global model on their own rows, and it gets their results.
         """
-        self.judge = judge
-        self.nodes, self._asks, self._versions, self._secure = nodes, asks, versions, secure
+        self.nodes, self._secure, self.judge = nodes, secure, judge
         self.secret_seed = secrets.randbits(128)
         self.last: dict[str, int] = {}
         self.outlines: dict[str, Memory] = {}
@@ -163,7 +155,7 @@ class ServerLoop(FederatedLoop):
     def _plan_round(self, trainer: L.Trainer) -> None:
         """Take nodes that have come since, and plan the next round."""
         self._global = read(self._parameters)
-        self.nodes.welcome(self._versions, self._asks)
+        self.nodes.welcome()
         sizes = {name: client.num_examples for name, client in self.clients.items()}
         if self._data.client_sizes() != sizes:
             ready = self._rounds.planned
