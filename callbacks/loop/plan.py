@@ -371,7 +371,6 @@ class NextRound(Checkpoint):
         self.plan = plan
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Plan the next round."""
         self.plan(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -238,7 +238,9 @@ class OpensLater(Protocol):
 
 
 class Run:
-    """`Federation` of a trainer; ``loop`` is the `FederatedLoop`; its module imports this one.
+    """`Federation` of a trainer, where what it has in common with others is described.
+
+    The ``loop`` is the `FederatedLoop`; its module imports this one.
 
     Attributes:
         trainer, lightning_module: those of Lightning's hooks.
@@ -298,7 +300,6 @@ class Run:
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Trainer's optimizers."""
         return self.trainer.optimizers
 
     @property
@@ -332,15 +333,12 @@ class Run:
             algorithm.check_settings(self)
 
     def broadcast(self, state: State) -> Payload:
-        """Return a state as every client receives it, and its bytes per client."""
         return self.channel.down(state, next(iter(self.clients.values())))  # a channel treats all alike
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log values with the round, as ``fed/NAME``."""
         self.logged.update(metrics)
 
     def check_losses(self, on: LossesOn) -> None:
-        """Raise ValueError for a module without a loss per example, or data without the clients' examples to score."""
         module, data = self.lightning_module, self._validation
         if not isinstance(module, LossPerExample):
             raise ValueError(
@@ -359,11 +357,9 @@ class Run:
             )
 
     def client_losses(self, on: LossesOn) -> dict[str, np.ndarray]:
-        """Return the loss on each example of a client, ``(examples,)``, with the module's present weights."""
         return client_losses(self.lightning_module, self._validation, on)
 
     def adapter_losses(self, on: LossesOn, adapters: Sequence[str]) -> list[dict[str, np.ndarray]]:
-        """Return `client_losses` under each of these adapters; the last stays active."""
         losses = []
         for name in adapters:
             assert isinstance(self.lightning_module, HoldsAdapters)
@@ -372,7 +368,6 @@ class Run:
         return losses
 
     def holding(self, state: State) -> AbstractContextManager[None]:
-        """Put ``state`` into the module while the body runs; then restore it bit for bit."""
         return parameters_of(self.lightning_module, state)
 
     @contextmanager
@@ -382,12 +377,10 @@ class Run:
             yield
 
     def own_state(self, client_id: str) -> State | None:
-        """Return the parameters that a client would continue to train alone; None for the global ones."""
         state: State | None = self._loop.own_state(client_id)
         return state
 
     def by_base(self, clients: Sequence[Client]) -> Iterator[list[Client]]:
-        """Yield the clients in groups; during each the module computes on the base of the group's devices."""
         return self.devices.by_base(clients)
 
     def num_examples(self, visit: Visit) -> int:

@@ -59,7 +59,6 @@ class KeepsUpdates(Checked, Aggregation):
         self._updates.append((update.client_id, update.movement))
 
     def partial(self) -> dict[str, Any]:
-        """Return the updates with their clients, and start anew."""
         updates, self._updates = self._updates, []
         return {"updates": updates}
 
@@ -177,7 +176,6 @@ class CoordinateMedian(TrimsCoordinates):
     """Middle value of each coordinate, for an even number of clients the mean of the middle two."""
 
     def trimmed(self, num_clients: int) -> int:
-        """Return all but the middle one or two, halved."""
         return (num_clients - 1) // 2
 
 

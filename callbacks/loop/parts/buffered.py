@@ -192,7 +192,6 @@ class Buffered(Part):
         return {"at_work": [asdict(job) for job in self._at_work], "models": dict(self._models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
         self._at_work = tuple(Assignment(**job) for job in state.get("at_work", ()))
         self._models = dict(state.get("models", {}))
 

@@ -263,7 +263,6 @@ class BufferPolicy(Part):
             )
 
     def attach(self, run: Any) -> None:
-        """Take the module, before the first round."""
         self._module: nn.Module = run.lightning_module
         self.round_start = {}
         self._frozen = None

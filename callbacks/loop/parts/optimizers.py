@@ -313,7 +313,6 @@ class StepSchedules(Part):
         self.next_round = next_round
 
     def start_round(self, run: Run) -> None:
-        """Save the positions before the first batch of a round."""
         trainer = self._trainer = run.trainer
         self._configs = list(trainer.lr_scheduler_configs)
         self._moving = [i for i, config in enumerate(self._configs) if self._moves(config)]
@@ -325,7 +324,6 @@ class StepSchedules(Part):
         self._settings: dict[int, tuple[str, Sequence[StepSettings]]] = {}
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
-        """Restore the positions of the round's beginning, before the first batch of a visit."""
         for optimizer, position in zip(self._trainer.optimizers, self._start, strict=True):
             self._put(optimizer, position)
 
@@ -487,10 +485,7 @@ class LossScale(Part):
     """Loss scale of 16-bit training, restored for each visit."""
 
     def start_round(self, run: Run) -> None:
-        """Save the scale before the first batch of a round.
-
-        Raises ValueError if the algorithm would add to gradients that are still scaled.
-        """
+        """Raise ValueError if the algorithm would add to gradients that are still scaled."""
         self._plugin: Any = run.trainer.precision_plugin
         fused = [each for each in run.optimizers if getattr(each, "_step_supports_amp_scaling", False)]
         if fused and (name := changes_gradients(run.algorithm)):
@@ -502,25 +497,20 @@ class LossScale(Part):
         self._ends: list[dict[str, Any]] = []
 
     def enter(self, run: Run, group: OpenGroup, batch: Any) -> None:
-        """Restore the scale of the round's beginning, before the first batch of a visit."""
         # Else a client would inherit the scale that an overflow of the one before has halved.
         self._plugin.load_state_dict(dict(self._start))
 
     def leave(self, run: Run, group: OpenGroup, visit: OpenVisit) -> None:
-        """Save the scale after the last batch of a visit."""
         self._ends.append(self._plugin.state_dict())
 
     def partial(self) -> list[dict[str, Any]]:
-        """Return the scales at the ends of the visits in this process, and start anew."""
         ends, self._ends = self._ends, []
         return ends
 
     def merge(self, partials: Sequence[Sequence[dict[str, Any]]]) -> None:
-        """Add the `partial` of all processes."""
         self._ends = [end for partial in partials for end in partial]
 
     def finish_round(self, run: Run, round: OpenRound, movement: State) -> dict[str, float]:
-        """Set the loss scale for the next round, after the last batch of this one."""
         if self._ends:
             smallest = min(self._ends, key=lambda end: (end["scale"], end["_growth_tracker"]))
             self._plugin.load_state_dict(dict(smallest))

@@ -154,7 +154,6 @@ class PrivacyAccount(Part):
         return spent | {f"clip_norm{end}": part.norm for end, part in changing.items()}
 
     def after_round(self, run: Run, metrics: Any) -> None:
-        """End the run where the next round would exceed the budget."""
         self._stop_at_budget(run)
 
     def after(self, asked: Sequence[str], clients: int) -> dict[str, float]:
@@ -229,7 +228,6 @@ class PrivacyAccount(Part):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.rounds, self.asked, self.passes = (
             Counter(state.get(name, {})) for name in ("rounds", "asked", "passes")
         )

@@ -75,7 +75,6 @@ class KeptByAlgorithm:
             self._before = _attributes(self._algorithm)
 
     def visited(self) -> None:
-        """Compare the attributes after that visit."""
         if self._checked or self._before is None:
             return
         self._checked, now = True, _attributes(self._algorithm)
@@ -140,7 +139,6 @@ class VisitsMade:
         run.logged = {}
 
     def visited(self) -> None:
-        """Note the metrics that the algorithm has logged in a visit."""
         self._logged.append(self._run.logged)
         self._run.logged = {}
 
@@ -283,7 +281,6 @@ class Ranks(Part):
             self._attributes = _attributes_of(run.lightning_module)
 
     def visited(self, run: Run) -> None:
-        """Note the attributes and metrics that a visit has changed."""
         self._kept.visited()
         self._made.visited()
 

@@ -205,7 +205,6 @@ class PaddedMeans(Aggregation):
         self._sums.add(Update(update.client_id, parts, 1.0))
 
     def partial(self) -> dict[str, Any]:
-        """Return the partial of the sums of movements and of weights, and start anew."""
         return self._sums.partial()
 
     @property
