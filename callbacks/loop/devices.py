@@ -42,10 +42,12 @@ from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.protocols import FederatedData, KnowsBaseBits
 
 
-class Sizes(NamedTuple):
-    """Sizes of a visit: names of its trained parameters, bytes down and up, and LoRA rank (None: the module's)."""
+class Counted(NamedTuple):
+    """Counted costs of a visit: ``lora_rank`` None is the module's, and ``is_cut`` says whether batches run in parts."""
 
-    trained: frozenset[str]
+    fit: Fit
+    is_cut: bool
+    flops: int
     bytes_down: int
     bytes_up: int
     lora_rank: int | None
@@ -107,11 +109,7 @@ class DeviceEmulation(NoDevices):
         self._resting: dict[tuple[int, frozenset[str], int | None], Footprint] = {}
         self._meter(None)
         self.jobs: dict[str, Job] = {}
-        self._asked: dict[str, list[Visit]] = {}
-        self._planned: dict[Visit, Sizes] = {}
-        self._fits: dict[Visit, Fit] = {}
-        self._flops: dict[Visit, int] = {}
-        self._largest: dict[Visit, int] = {}
+        self._counted: dict[str, dict[Visit, Counted]] = {}
 
     def _meter(self, lora_rank: int | None) -> CostMeter:
         """Return the meter of steps with adapters of a rank; None for the module's."""
@@ -200,53 +198,54 @@ class DeviceEmulation(NoDevices):
         asked: dict[str, list[Visit]] = {}
         for visit in visits:
             asked.setdefault(visit.client_id, []).append(visit)
-        sizes: dict[Visit, Sizes] = {}
         for client_id, theirs in asked.items():
-            sizes |= self._sizes(client_id, theirs, state, round_idx)
-        self._planned |= sizes
-        for visit in visits:
-            shapes = self._data.batch_shapes(visit, round_idx)
-            self._largest[visit] = max(shape.examples for shape in shapes)
-            device, rank = self._devices[visit.client_id], sizes[visit].lora_rank
-            resting = self._at_rest(device.weight_bits, sizes[visit].trained, rank)
-            meter = self._meter(rank)
-            self._fits[visit] = fit(shapes, meter, device.budget_bytes, resting, self._train)
-            self._flops[visit] = visit_flops(shapes, meter, self._fits[visit], self._perturbations)
-        self._asked |= asked
-        self.jobs |= {client_id: self._job(client_id, theirs, sizes) for client_id, theirs in asked.items()}
+            self._counted[client_id] = self._count(client_id, theirs, state, round_idx)
+            costs = self._counted[client_id].values()
+            self.jobs[client_id] = Job(
+                client_id,
+                self._devices[client_id],
+                flops=sum(each.flops for each in costs),
+                bytes_down=sum(each.bytes_down for each in costs),
+                bytes_up=sum(each.bytes_up for each in costs),
+                fits=all(each.fit.fits for each in costs),
+            )
 
-    def _sizes(
+    def _count(
         self, client_id: str, visits: Sequence[Visit], state: State, round_idx: int
-    ) -> dict[Visit, Sizes]:
-        """Return the sizes of each visit to a client in a round, given the shapes of ``state``."""
-        run = self._run
+    ) -> dict[Visit, Counted]:
+        """Return the costs of each visit to a client in a round, given the shapes of ``state``."""
+        run, device = self._run, self._devices[client_id]
         client = replace(run.clients[client_id], memory=run.memory.load(client_id))
+        rank = rank_of(client)
+        meter = self._meter(rank)
         shared, also = run.buffers.shared(state), run.buffers.num_bytes
         local = state.keys() - shared.keys()  # trained, never sent: the layers of FedBN
         gone = self._perturbations / batches_per_step(run.trainer, round_idx)
         payloads = predict_payloads(run.algorithm, visits, client, shared, gone)
-        sizes = {}
+        counted = {}
         for visit, payload in zip(visits, payloads, strict=True):
-            down, up = run.channel.down_bytes(payload.down), run.channel.up_bytes(payload.up)
-            trained = frozenset(payload.start.keys() | local)
+            shapes = self._data.batch_shapes(visit, round_idx)
+            resting = self._at_rest(device.weight_bits, frozenset(payload.start.keys() | local), rank)
+            fitted = fit(shapes, meter, device.budget_bytes, resting, self._train)
+            is_cut = fitted.micro_batch < max(shape.examples for shape in shapes)
+            flops = visit_flops(shapes, meter, fitted, self._perturbations)
             # As `Exchange` counts them: buffers travel with something else alone.
-            more = (down + (also if payload.down else 0), up + (also if payload.up else 0))
-            sizes[visit] = Sizes(trained, *more, rank_of(client))
-        return sizes
+            down = run.channel.down_bytes(payload.down) + (also if payload.down else 0)
+            up = run.channel.up_bytes(payload.up) + (also if payload.up else 0)
+            counted[visit] = Counted(fitted, is_cut, flops, down, up, rank)
+        return counted
+
+    def _costs(self, visit: Visit) -> Counted:
+        return self._counted[visit.client_id][visit]
 
     def forget(self, but: Collection[str] = ()) -> None:
         """Forget all measurements, except those of the clients ``but``."""
         self.jobs = {name: job for name, job in self.jobs.items() if name in but}
-        self._asked = {name: visits for name, visits in self._asked.items() if name in but}
-        kept = {visit for visits in self._asked.values() for visit in visits}
-        tables: tuple[dict[Visit, Any], ...] = (*(self._planned, self._fits, self._flops, self._largest),)
-        for table in tables:
-            for visit in table.keys() - kept:
-                del table[visit]
+        self._counted = {name: counted for name, counted in self._counted.items() if name in but}
 
     def visits_to(self, client_id: str) -> list[Visit]:
         """Return the measured visits to a client, none where it has none."""
-        return [*self._asked.get(client_id, [])]
+        return [*self._counted.get(client_id, {})]
 
     def take(
         self,
@@ -288,33 +287,20 @@ class DeviceEmulation(NoDevices):
             self._resting[key] = resting_footprint(module, weight_bits, self._moment_bytes, trained)
         return self._resting[key]
 
-    def _job(self, client_id: str, visits: Sequence[Visit], sizes: Mapping[Visit, Sizes]) -> Job:
-        return Job(
-            client_id,
-            self._devices[client_id],
-            flops=sum(self._flops[visit] for visit in visits),
-            bytes_down=sum(sizes[visit].bytes_down for visit in visits),
-            bytes_up=sum(sizes[visit].bytes_up for visit in visits),
-            fits=all(self._fits[visit].fits for visit in visits),
-        )
-
     def kind(self, visit: Visit) -> Hashable:
         """Return bits, checkpointing, and whether training is forward-only; None for a visit that must train alone."""
         bits = self._devices[visit.client_id].weight_bits
-        fitted = self._fits[visit]
+        fitted, is_cut, *_ = self._costs(visit)
         # LLM.int8 picks outlier columns over the whole batch, so the clients beside would change them.
-        return None if self._is_cut(visit) or bits == 8 else (bits, fitted.checkpointing, fitted.forward)
+        return None if is_cut or bits == 8 else (bits, fitted.checkpointing, fitted.forward)
 
     def trains_forward(self, visit: Visit) -> bool:
-        return self._fits[visit].forward
-
-    def _is_cut(self, visit: Visit) -> bool:
-        return self._fits[visit].micro_batch < self._largest[visit]
+        return self._costs(visit).fit.forward
 
     def enter(self, visit: Visit) -> None:
-        fitted = self._fits[visit]
+        fitted, is_cut, *_ = self._costs(visit)
         self._use_base(self._devices[visit.client_id].weight_bits)
-        self._step.enter(fitted.micro_batch if self._is_cut(visit) else None, fitted.checkpointing)
+        self._step.enter(fitted.micro_batch if is_cut else None, fitted.checkpointing)
 
     def restore(self) -> None:
         self._step.leave()
@@ -326,8 +312,8 @@ class DeviceEmulation(NoDevices):
             self._module.base_bits = bits
 
     def visited(self, visit: Visit, row: Record) -> Record:
-        device, flops = self._devices[visit.client_id], self._flops[visit]
-        sent, planned = (row["bytes_down"], row["bytes_up"]), self._planned[visit][1:3]
+        device, costs = self._devices[visit.client_id], self._costs(visit)
+        sent, planned = (row["bytes_down"], row["bytes_up"]), (costs.bytes_down, costs.bytes_up)
         if sent != planned and not row["reason"] and not self._said:  # a diverged client sends nothing
             self._said = True
             logger.warning(
@@ -337,27 +323,26 @@ class DeviceEmulation(NoDevices):
             )
         seconds = {
             "download_seconds": device.download_seconds(int(row["bytes_down"])),
-            "compute_seconds": device.compute_seconds(flops),
+            "compute_seconds": device.compute_seconds(costs.flops),
             "upload_seconds": device.upload_seconds(int(row["bytes_up"])),
         }
-        spent = {"flops": flops, **seconds, "joules": device.watts * sum(seconds.values())}
+        spent = {"flops": costs.flops, **seconds, "joules": device.watts * sum(seconds.values())}
         return self._row(visit, row, spent)
 
     def dropouts(self, round_idx: int) -> list[Record]:
         rows = []
         for outcome in self._outcomes:
             if outcome.reason:
-                visit = max(
-                    self._asked[outcome.client_id], key=lambda asked: self._fits[asked].footprint.peak_bytes
-                )
+                counted = self._counted[outcome.client_id].items()
+                visit, costs = max(counted, key=lambda each: each[1].fit.footprint.peak_bytes)
                 sent = outcome.bytes_down, outcome.bytes_up
-                examples, rank = self._run.num_examples(visit), self._planned[visit].lora_rank
-                done = visit_row(round_idx, visit, examples, NO_WORK, *sent, outcome.reason, rank)
+                examples = self._run.num_examples(visit)
+                done = visit_row(round_idx, visit, examples, NO_WORK, *sent, outcome.reason, costs.lora_rank)
                 rows.append(self._row(visit, done, _spent(outcome)))
         return rows
 
     def _row(self, visit: Visit, row: Record, spent: Mapping[str, float]) -> Record:
-        device, fitted = self._devices[visit.client_id], self._fits[visit]
+        device, fitted = self._devices[visit.client_id], self._costs(visit).fit
         return {
             **row,
             "device": device.name,
