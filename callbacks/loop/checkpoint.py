@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup, call_again, train_batches_again
+from fedlight.callbacks.loop.visits.visit import OpenGroup, call_again, train_batches_again
 from fedlight.federation.client import write
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
@@ -270,14 +270,14 @@ class RoundStart(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint: the round is over, if it was not cut short."""
-        self.loop._run.agree()
+        self.loop._run.call(Part.agree)
         self._aside.close()
         if self._is_aggregated():
             self._release()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the checkpoint of a round that is over; after a stop inside it, restore the global model."""
-        self.loop._run.agree()
+        self.loop._run.call(Part.agree)
         self.loop.left.refuse_changed()
         if self._is_aggregated():
             self._release()
@@ -309,12 +309,11 @@ class RoundStart(L.Callback):
         loop = self.loop
         loop.group.work.leave()
         loop.group.unstack()  # its work is lost
-        loop.group = OpenGroup([], LocalWork(()))
+        loop.group = OpenGroup()
         loop.left.forget()
         call_again(module)
         train_batches_again(module)
-        for part in loop._run.parts_with(Part.abort):
-            part.abort(loop._run)
+        loop._run.call(Part.abort)
         loop._run.devices.restore()  # parts have entered the visit after the device
         if loop._round is not None:
             loop._round.training.take(module, 0)

@@ -57,7 +57,6 @@ from fedlight.callbacks.loop.visits.round import (
 )
 from fedlight.callbacks.loop.visits.visit import (
     Exchange,
-    LocalWork,
     OpenGroup,
     ParametersLeft,
     call_modules_own,
@@ -158,7 +157,7 @@ class FederatedLoop(LoopView):
         self.clients: dict[str, Client] = {}
         self.left = ParametersLeft()
         self.visit_records: list[Record] = []
-        self.group = OpenGroup([], LocalWork(()))
+        self.group = OpenGroup()
         self._parameters: dict[str, Tensor] = {}
         self._trained_before: dict[str, bool] = {}
         self._round: OpenRound | None = None
@@ -178,8 +177,7 @@ class FederatedLoop(LoopView):
         self._data = federated_data(trainer)
         self._parts = [*parts_in_order(self, trainer, current_team())]
         run = self._run = self.run_type(trainer, pl_module, self.clients, self)
-        for part in self._run.parts_with(Part.check):
-            part.check(run)
+        run.call(Part.check)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
@@ -198,8 +196,7 @@ class FederatedLoop(LoopView):
         self.clients.update(clients)
         if self._buffered is None:  # buffered rounds check their own numbers
             guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
-        for part in self._run.parts_with(Part.meet):
-            part.meet(self._run)
+        self._run.call(Part.meet)
         self._rounds = self._run.planned = self.planner_type.of(self, self._data, trainer)
         # The module may ask for trainer.estimated_stepping_batches, which reads a loader before round 0 is planned.
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
@@ -215,8 +212,7 @@ class FederatedLoop(LoopView):
         optimizers.use_fused_kernels(trainer.optimizers)
         self._changes_gradients = changes_gradients(self.algorithm)
         self._run.check(self.algorithm)
-        for part in self._run.parts_with(Part.attach):
-            part.attach(self._run)
+        self._run.call(Part.attach)
         if self._run.has_fleet:
             self._run.devices = emulated_devices(self, self._run)
         plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
@@ -279,8 +275,8 @@ class FederatedLoop(LoopView):
         if self._changes_gradients:
             # Lightning has unscaled the gradients by now, and clips them later.
             group.adjust_gradients(self.algorithm, self._parameters, optimizer)
-        for part in self._run.parts_with(Part.before_step) if group.visits else ():
-            part.before_step(self._run, group, optimizer)
+        if group.visits:
+            self._run.call(Part.before_step, group, optimizer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -290,8 +286,7 @@ class FederatedLoop(LoopView):
         assert under_way is not None
         if group.visits:
             work.add_losses(step_losses(trainer, outputs))
-            for part in self._run.parts_with(Part.after_batch):
-                part.after_batch(self._run, group)
+            self._run.call(Part.after_batch, group)
         if ended := [*group.visits] if batch_idx + 1 in self._rounds.schedule.ends else []:
             # The hook belongs to the visit, and Lightning calls it after those of all callbacks.
             call_modules_own(trainer, pl_module, outputs, batch, batch_idx)
@@ -313,7 +308,7 @@ class FederatedLoop(LoopView):
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
-        self._run.agree()  # also on values that on_train_epoch_end has logged
+        self._run.call(Part.agree)  # also on values that on_train_epoch_end has logged
         trainer.should_stop = any(self._run.gather(trainer.should_stop, "stop"))  # each process decides alone
         if plan.takes_place(trainer, self.rounds_done):
             self._rounds.plan(self.rounds_done, self._run, self._parameters, self.virtual_seconds)
@@ -344,8 +339,7 @@ class FederatedLoop(LoopView):
         self._run.devices.check_parameters(self._parameters)
         self._start.also_trained(self._parameters.values())
         self._open_round(before)
-        for part in self._run.parts_with(Part.start_round):
-            part.start_round(self._run)
+        self._run.call(Part.start_round)
         if not self._rounds.schedule.visits:  # another process may have some
             self.buffers.start_visit({}, self._run.state, self._parameters)
             self.buffers.end_visit()
@@ -355,15 +349,14 @@ class FederatedLoop(LoopView):
         run.devices.restore()
         hints = {"lr": module_lr, "trainer.gradient_clip_val": trainer.gradient_clip_val}
         metrics = under_way.finish(hints)
-        self.group, self._round = OpenGroup([], LocalWork(())), None
+        self.group, self._round = OpenGroup(), None
         self.rounds_done += 1  # Lightning counts only after the checkpoint of a validation
         metrics |= round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed) | run.logged
         run.logged = {}
         metrics |= run.devices.metrics(self.visit_records)
         self.virtual_seconds = run.devices.round_end_seconds
         log_round(trainer, module, metrics, under_way.training.means(self.deployed))
-        for part in self._run.parts_with(Part.after_round):
-            part.after_round(run, metrics)
+        run.call(Part.after_round, metrics)
 
     def remembered(self) -> dict[str, Any]:
         """Return the rounds done and the states of algorithm and server."""

@@ -315,10 +315,10 @@ class Run:
             self._parts_with[hook] = parts
         return self._parts_with[hook]
 
-    def agree(self) -> None:
-        """Compare this process with the others, where each decides alone."""
-        for part in self.parts_with(Part.agree):
-            part.agree(self)
+    def call(self, hook: Callable[..., Any], *values: Any) -> None:
+        """Call a hook of all parts that override it."""
+        for part in self.parts_with(hook):
+            getattr(part, hook.__name__)(self, *values)
 
     def check(self, algorithm: Algorithm) -> None:
         """Let the algorithm check the run once, and again when the trainer has other optimizers."""

@@ -300,7 +300,7 @@ class OpenRound:
 
     def open_group(self, visits: Group) -> OpenGroup:
         """Send their messages to the clients of a group, whose visits `begin_group` begins."""
-        return OpenGroup([self._receive(visit) for visit in visits], LocalWork(()))
+        return OpenGroup([self._receive(visit) for visit in visits])
 
     def begin_group(self, group: OpenGroup, batch: Any) -> None:
         """Put the start parameters of a group's clients into the module."""
@@ -312,8 +312,7 @@ class OpenRound:
         write(first.start | buffers, run.parameters)
         clear_gradients(module)
         run.devices.enter(visits[0])
-        for part in run.parts_with(Part.enter):
-            part.enter(run, group, batch)
+        run.call(Part.enter, group, batch)
         seed_all(
             run.seed, "visit", run.round_idx, *(purpose for visit in visits for purpose in visit.purpose)
         )
@@ -353,8 +352,7 @@ class OpenRound:
         num_examples = run.num_examples(visit)
         self.last[visit.client_id] = visiting
         try:
-            for part in run.parts_with(Part.leave):
-                part.leave(run, group, open_visit)
+            run.call(Part.leave, group, open_visit)
             self._contribute(group, open_visit, work, num_examples)
         except Diverged as error:
             self._leave_out(visiting, work, error)
@@ -364,20 +362,25 @@ class OpenRound:
         sent = open_visit.bytes_down, open_visit.bytes_up
         row = visit_row(run.round_idx, visit, num_examples, work, *sent, reason, visiting.lora_rank)
         run.records.append(run.devices.visited(visit, row))
-        for part in run.parts_with(Part.visited):
-            part.visited(run)
+        run.call(Part.visited)
 
     def _contribute(self, group: OpenGroup, open_visit: OpenVisit, work: Work, num_examples: int) -> None:
         run, visiting = self.run, open_visit.visiting
         self.contributions.refuse_left_out(visiting.client.id)
         buffers = run.buffers.trained() if open_visit.trained is None else {}
         update, open_visit.bytes_up = self.exchange.up(visiting, open_visit.read(), work)
-        for part in run.parts_with(Part.weighed):
-            update = None if update is None else part.weighed(group, visiting.visit, update)
-        self.contributions.add(visiting.visit, update, buffers, num_examples)
+        self.count(group, visiting.visit, update, buffers, num_examples)
         run.buffers.keep(visiting.client.memory, buffers)
         run.buffers.end_visit()
         self._save(visiting.client)
+
+    def count(
+        self, group: OpenGroup, visit: Visit, update: Update | None, buffers: Buffers, num_examples: int
+    ) -> None:
+        """Add what a visit contributes to the round, as the parts weigh it."""
+        for part in self.run.parts_with(Part.weighed):
+            update = None if update is None else part.weighed(group, visit, update)
+        self.contributions.add(visit, update, buffers, num_examples)
 
     def _leave_out(self, visiting: Visiting, work: Work, error: Diverged) -> None:
         """Leave a client out of the round; its memory is that from before the round."""
@@ -398,8 +401,7 @@ class OpenRound:
     def finish(self, hints: Mapping[str, Any]) -> dict[str, float]:
         """Combine the visits' updates, step the server, and write the new model; return the parts' metrics."""
         run = self.run
-        for part in run.parts_with(Part.end_visits):
-            part.end_visits(run, self)
+        run.call(Part.end_visits, self)
         seed_all(run.seed, "server", run.round_idx)
         movement = run.algorithm.finish_round(self.contributions.result(hints))
         metrics: dict[str, float] = {}
@@ -407,8 +409,7 @@ class OpenRound:
             metrics |= part.finish_round(run, self, movement)
         state = run.server.step(self.state, movement)
         refuse_lost_model(state, run.round_idx, run.server)
-        for part in run.parts_with(Part.after_step):
-            part.after_step(run, state)
+        run.call(Part.after_step, state)
         write(state, run.parameters)
         run.buffers.close_round()
         return metrics

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -251,8 +251,8 @@ class OpenGroup:
         forward: `ForwardSteps` of visits that train without gradients; None for backpropagation.
     """
 
-    visits: list[OpenVisit]
-    work: LocalWork
+    visits: list[OpenVisit] = field(default_factory=list)
+    work: LocalWork = field(default_factory=lambda: LocalWork(()))
     beside: Any = None
     forward: Any = None
 

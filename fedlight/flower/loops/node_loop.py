@@ -17,7 +17,7 @@ from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.ranks.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup, RankedExchange
+from fedlight.callbacks.loop.visits.visit import OpenGroup, RankedExchange
 from fedlight.federation.client import (
     Channel,
     Client,
@@ -251,7 +251,7 @@ class NodeLoop(FederatedLoop):
         write(under_way.opened, self._parameters)  # further messages must not find a client's weights
         self.buffers.close_round()
         self._optimizers.forget(trainer.optimizers)
-        self.group, self._round = OpenGroup([], LocalWork(())), None
+        self.group, self._round = OpenGroup(), None
         self.rounds_done += 1
         trainer.should_stop = True  # by max_epochs it would train all rounds, a number that a module may read
 

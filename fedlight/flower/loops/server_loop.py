@@ -22,12 +22,11 @@ from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop import plan
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import SameFederation
-from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import Bundle, RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
-from fedlight.callbacks.loop.visits.visit import LocalWork, OpenGroup
+from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.federation.algorithm import message_to
 from fedlight.federation.algorithms.assignments import scores_examples
 from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, State, Visit, read
@@ -406,7 +405,7 @@ class ServerLoop(FederatedLoop):
     ) -> None:
         """Add up a client's work of the round; ``columns`` are further ones of its rows."""
         name, contributions = sent.client.id, under_way.contributions
-        group = OpenGroup([], LocalWork(()), forward=self._forward)
+        group = OpenGroup(forward=self._forward)
         if arrived.diverged:
             contributions.leave_out(name, Diverged(arrived.diverged))
         for place, visiting in enumerate(sent.visitings):
@@ -421,9 +420,7 @@ class ServerLoop(FederatedLoop):
                 trained = visiting.start | {n: torch.full(p.shape, torch.nan) for n, p in kept.items()}
                 try:
                     update = under_way.exchange.arrived(visiting, arrived.movements[place], trained, work)
-                    for part in self._run.parts_with(Part.weighed):
-                        update = None if update is None else part.weighed(group, visiting.visit, update)
-                    contributions.add(visiting.visit, update, {}, examples)
+                    under_way.count(group, visiting.visit, update, {}, examples)
                     under_way.training.add(name, arrived.metrics[place])
                 except (ValueError, ArithmeticError) as error:  # a weight may follow from the node's loss
                     contributions.leave_out(name, Diverged(str(error)))
