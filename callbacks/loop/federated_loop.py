@@ -176,7 +176,7 @@ class FederatedLoop(LoopView):
             self.memory = FollowingMemories(self.memory.folder, self.memory.limit_mib)
         self._data = federated_data(trainer)
         self._parts = [*parts_in_order(self, trainer, current_team())]
-        run = self._run = self.run_type(trainer, pl_module, self.clients, self)
+        run = self._run = self.run_type(trainer, pl_module, self)
         run.call(Part.check)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
@@ -197,7 +197,7 @@ class FederatedLoop(LoopView):
         if self._buffered is None:  # buffered rounds check their own numbers
             guard.check_cohort(len(self.clients), clients_per_round=self.clients_per_round)
         self._run.call(Part.meet)
-        self._rounds = self._run.planned = self.planner_type.of(self, self._data, trainer)
+        self._rounds = self._run.planned = self.planner_type(self, self._data, trainer)
         # The module may ask for trainer.estimated_stepping_batches, which reads a loader before round 0 is planned.
         self._rounds.outline(self.rounds_done, trainer.accumulate_grad_batches)
 

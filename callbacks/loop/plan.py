@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
@@ -26,7 +26,7 @@ from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Client, Group, Visit, cohort_in_turn, uniform_cohort
 from fedlight.federation.lora.ranks import largest_rank, ranks_by_hand
 from fedlight.federation.protocols import FederatedData, Federation, NumBatches, StreamsGroups
-from fedlight.processes.team import ALONE, Team, current_team, share
+from fedlight.processes.team import current_team, share
 from fedlight.support.pokes import may_stop
 from fedlight.support.words import count_noun
 
@@ -186,15 +186,9 @@ class RoundPlanner:
     """Planner of the rounds, whose visits the datamodule streams.
 
     Args:
-        clients_per_round: number of clients whose work is wanted.
-        over_selection: factor on ``clients_per_round`` that gives the number of clients asked.
-        local_steps: optimizer steps of a visit; None for one pass over the data.
-        accumulation: function from a round to its batches per optimizer step.
-        seed: seed of the sampling, and of the algorithm's draws when it prepares a round.
-        at_once: function from the visits of a round, their kinds and the round to the most clients of a group; None: one.
-        buffered: `Buffered` rounds, which say whose visits a round has; None: a cohort is asked, and all of it counts.
-        team: processes that train the rounds.
-        in_turn: whether clients take part in turn, and not by lot.
+        loop: the `FederatedLoop`, whose module imports this one.
+        data: where the visits are streamed from.
+        trainer: with the batches of an optimizer step.
 
     Attributes:
         num_asked: number of clients asked in a round.
@@ -203,6 +197,10 @@ class RoundPlanner:
         everything: their places in the stream of batches, if one process trained them all.
         schedule: groups that this process trains, by their places in its stream of batches.
         planned: last planned round; None before the first.
+        accumulation: function from a round to its batches per optimizer step.
+        at_once: function from the visits of a round, their kinds and the round to the most clients of a group; None: one.
+        buffered: `Buffered` rounds, which say whose visits a round has; None: a cohort is asked, and all of it counts.
+        in_turn: whether clients take part in turn, and not by lot.
     """
 
     cohort: list[Client]
@@ -210,51 +208,19 @@ class RoundPlanner:
     everything: RoundSchedule
     schedule: RoundSchedule
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        data: FederatedData,
-        clients: Mapping[str, Client],
-        clients_per_round: int,
-        over_selection: float,
-        local_steps: int | None,
-        accumulation: Callable[[int], int],
-        seed: int,
-        at_once: Callable[[Sequence[Visit], Kind, int], int] | None,
-        buffered: Any = None,
-        team: Team = ALONE,
-        in_turn: bool = False,
-    ) -> None:
-        self.algorithm = algorithm
+    def __init__(self, loop: Any, data: FederatedData, trainer: L.Trainer) -> None:
+        self.algorithm: Algorithm = loop.algorithm
         self.data = data
-        self.clients = clients
-        self.num_asked = min(len(clients), number_asked(clients_per_round, over_selection))
-        self.local_steps = local_steps
-        self.accumulation = accumulation
-        self.seed = seed
-        self.at_once = at_once
-        self.buffered = buffered
-        self.team = team
-        self.in_turn = in_turn
+        self.clients: Mapping[str, Client] = loop.clients
+        over_selection = 1.0 if loop.fleet is None else loop.fleet.over_selection
+        self.num_asked = min(len(self.clients), number_asked(loop.clients_per_round, over_selection))
+        self.local_steps: int | None = loop.local_steps
+        self.accumulation = partial(batches_per_step, trainer)
+        self.seed: int = loop.seed
+        self.at_once = None if loop._at_once is None else loop._at_once.number
+        self.buffered, self.team = loop._buffered, current_team()
+        self.in_turn: bool = getattr(loop.aggregation, "in_turn", False)
         self.planned: int | None = None
-
-    @classmethod
-    def of(cls, loop: Any, data: FederatedData, trainer: L.Trainer) -> Self:
-        """Return the planner of a `FederatedLoop`."""
-        return cls(
-            algorithm=loop.algorithm,
-            data=data,
-            clients=loop.clients,
-            clients_per_round=loop.clients_per_round,
-            over_selection=1.0 if loop.fleet is None else loop.fleet.over_selection,
-            local_steps=loop.local_steps,
-            accumulation=partial(batches_per_step, trainer),
-            seed=loop.seed,
-            at_once=None if loop._at_once is None else loop._at_once.number,
-            buffered=loop._buffered,
-            team=current_team(),
-            in_turn=getattr(loop.aggregation, "in_turn", False),
-        )
 
     def outline(self, round_idx: int, accumulation: int) -> None:
         """Give the data a plan of one visit, as long as the longest of all clients, before the first round is planned.

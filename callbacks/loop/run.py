@@ -260,13 +260,7 @@ class Run:
         bytes_elsewhere: bytes of the parts of federated parameters in other processes.
     """
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        clients: Mapping[str, Client],
-        loop: Any,
-    ) -> None:
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule, loop: Any) -> None:
         self.lightning_module = module
         self.module: nn.Module = module
         self.trainer = trainer
@@ -286,7 +280,7 @@ class Run:
         self._loop = loop
         self._checked: list[torch.optim.Optimizer] = []
         self.num_rounds = trainer.max_epochs or 0
-        self.clients = clients
+        self.clients: Mapping[str, Client] = loop.clients
         self.robust = loop.aggregation is not None
         self.has_fleet: bool = loop.fleet is not None and bool(loop.fleet.devices)
         self.train, self.channel, self.server = loop.train, loop.channel, loop.server

@@ -62,6 +62,7 @@ class ClientMemories:
 
     Attributes:
         resumed_from: path of the checkpoint whose state is loaded next; empty for another state.
+        folder: folder of the files; None before it is known.
         in_use: whether a client has had a memory; until then there is nothing to load.
         on_disk: whether memories are in files.
 
@@ -78,7 +79,7 @@ class ClientMemories:
     def __init__(self, folder: str | Path | None = None, limit_mib: float | None = None) -> None:
         self.limit_mib = LIMIT_MIB if limit_mib is None else limit_mib
         self.resumed_from, self.in_use = "", False
-        self._folder = None if folder is None else Path(folder).absolute()
+        self.folder = None if folder is None else Path(folder).absolute()
         self._process = uuid.uuid4().hex[:8]
         self._held: dict[str, Memory] = {}
         self._sizes: dict[str, int] = {}
@@ -93,11 +94,6 @@ class ClientMemories:
         self.on_disk = self._opened = self._is_shared = False
 
     @property
-    def folder(self) -> Path | None:
-        """Folder of the files; None before it is known."""
-        return self._folder
-
-    @property
     def bytes_in_ram(self) -> int:
         """Size of the memories that are held in RAM."""
         return sum(self._sizes.values())
@@ -108,11 +104,11 @@ class ClientMemories:
         Raises:
             ValueError: the folder cannot be written, or files of a loaded checkpoint are gone.
         """
-        self._folder = self._folder or Path(folder).absolute()
-        _check_writable(self._folder)
+        self.folder = self.folder or Path(folder).absolute()
+        _check_writable(self.folder)
         self._opened = True
-        if self._folder.is_dir():
-            remove_unsaved(self._folder, _VERSION)
+        if self.folder.is_dir():
+            remove_unsaved(self.folder, _VERSION)
         self._settle()
 
     def load(self, client_id: str) -> Memory:
@@ -217,7 +213,7 @@ class ClientMemories:
         self._snapshots.setdefault(round_idx, set()).update(now.versions.values())
         self._forget_lost_rounds(round_idx)
         return {
-            "folder": str(self._folder),
+            "folder": str(self.folder),
             "round": round_idx,
             "versions": dict(now.versions),
             "snapshots": {idx: sorted(names) for idx, names in self._snapshots.items()},
@@ -327,8 +323,8 @@ class ClientMemories:
 
     def _find(self, name: str) -> Path:
         """Return the path of a version: in the run's own folder, or in that of its checkpoint."""
-        if self._folder is not None and (self._folder / name).exists():
-            return self._folder / name
+        if self.folder is not None and (self.folder / name).exists():
+            return self.folder / name
         return (self._origin or self._path(name).parent) / name
 
     def _move_to_disk(self, round_idx: int) -> None:
@@ -387,11 +383,11 @@ class ClientMemories:
                 self._unsaved.forget(name)
 
     def _path(self, name: str) -> Path:
-        if self._folder is None:
+        if self.folder is None:
             raise ValueError(
                 f"the clients' memories are more than {self.limit_mib} MiB and there is no folder for them: call open"
             )
-        return self._folder / name
+        return self.folder / name
 
 
 class FollowingMemories(ClientMemories):
@@ -399,7 +395,7 @@ class FollowingMemories(ClientMemories):
 
     def open(self, folder: str) -> None:
         """Take ``folder`` if none was given; the first process brings memories of a checkpoint there."""
-        self._folder = self._folder or Path(folder).absolute()
+        self.folder = self.folder or Path(folder).absolute()
 
     def end_round(self) -> None:
         self._before = None

@@ -22,7 +22,6 @@ from torch import Tensor
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import RoundPlanner
-from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, seed_all
 from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.callbacks.loop.visits.visit import TakesUpload, TakesVisitStart
@@ -127,13 +126,13 @@ class VisitsMade:
 
     Args:
         places: places of this process's visits among all visits of the round, in their order.
-        run: the run, with the values that the algorithm has logged.
-        records: rows of the round so far, of clients that dropped out; rows of visits are added behind them.
+        run: the run, with the values that the algorithm has logged, and rows of clients that dropped out; rows of visits
+            are added behind them.
     """
 
-    def __init__(self, places: Sequence[int], run: Run, records: list[Record]) -> None:
-        self._places, self._run, self._records = places, run, records
-        self._others = len(records)
+    def __init__(self, places: Sequence[int], run: Run) -> None:
+        self._places, self._run, self._records = places, run, run.records
+        self._others = len(run.records)
         self._logged: list[dict[str, float]] = []
         self._before = run.logged
         run.logged = {}
@@ -273,7 +272,7 @@ class Ranks(Part):
         planned = run.planned
         places = {id(visit): place for place, visit in enumerate(planned.everything.visits)}
         places_here = [places[id(visit)] for visit in planned.schedule.visits]
-        self._made = VisitsMade(places_here, run, run.records)
+        self._made = VisitsMade(places_here, run)
         self._counts = StepCounts(run.trainer, planned)
         self._kept.start_round()
         self._trains = bool(planned.schedule.visits)

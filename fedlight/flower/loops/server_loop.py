@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import lightning as L
 import numpy as np
@@ -29,7 +29,7 @@ from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
 from fedlight.callbacks.loop.visits.visit import OpenGroup
 from fedlight.federation.algorithm import message_to
 from fedlight.federation.algorithms.assignments import scores_examples
-from fedlight.federation.client import DIVERGED, OWN_STATE, Client, Diverged, State, Visit, read
+from fedlight.federation.client import DIVERGED, OWN_STATE, Diverged, State, Visit, read
 from fedlight.federation.client_state import Memory
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
@@ -51,12 +51,10 @@ logger = logging.getLogger("fedlight")
 class ServerPlanner(RoundPlanner):
     """Plan of a round that other processes train."""
 
-    @classmethod
-    def of(cls, loop: Any, data: FederatedData, trainer: L.Trainer) -> Self:
-        planner = super().of(loop, data, trainer)
+    def __init__(self, loop: Any, data: FederatedData, trainer: L.Trainer) -> None:
+        super().__init__(loop, data, trainer)
         if isinstance(loop.aggregation, Private) and loop.aggregation.secret_sampling:
-            planner.seed = loop.secret_seed  # the nodes know the run's seed
-        return planner
+            self.seed = loop.secret_seed  # the nodes know the run's seed
 
     def own_bundles(self, round_idx: int) -> list[Bundle]:
         return []
@@ -65,10 +63,8 @@ class ServerPlanner(RoundPlanner):
 class ServerRun(Run):
     """Run whose clients are scored by their nodes."""
 
-    def __init__(
-        self, trainer: L.Trainer, module: L.LightningModule, clients: Mapping[str, Client], loop: Any
-    ) -> None:
-        super().__init__(trainer, module, clients, loop)
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule, loop: Any) -> None:
+        super().__init__(trainer, module, loop)
         self.devices = AwayClients(loop.nodes, loop.train == "forward")
 
     def check_losses(self, on: LossesOn) -> None:
