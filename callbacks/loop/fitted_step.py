@@ -12,7 +12,7 @@ https://arxiv.org/abs/1604.06174.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
@@ -100,19 +100,6 @@ Gradients = list[Tensor | None]
 """Gradient of each weight; None for one that no loss has reached."""
 
 
-class ChangesGradients(Protocol):
-    """Change of the gradients of micro-batches before they are added up, and of their sum."""
-
-    def check_rows(self, batch: Any, rows: int) -> None:
-        """Raise ValueError for a batch of so many rows that cannot be cut into single examples."""
-
-    def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
-        """Return the changed gradients of a micro-batch, which are ``share`` times those of its mean loss."""
-
-    def noised(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
-        """Return the changed sum over the micro-batches of a batch; ``share`` is that of the first."""
-
-
 class FittedStep:
     """A module's ``training_step`` in less memory, with the same gradients up to rounding.
 
@@ -120,11 +107,11 @@ class FittedStep:
     mappings, lists and tuples, has one row per example. Lists of other values with one entry per example are cut alike;
     everything else in a batch is given to every micro-batch. The step is called once for each micro-batch, so dropout and
     in-batch statistics are drawn per micro-batch. Its metrics are logged once, combined over the micro-batches; a
-    torchmetrics object has the right value over the epoch, but shows the last micro-batch's value for this step. With
-    ``changes``, the gradients are changed, also those of a batch that is a single micro-batch.
+    torchmetrics object has the right value over the epoch, but shows the last micro-batch's value for this step. The
+    ``changes`` are `DPSGD`, whose module imports this one, or None; they are for a batch that is a single micro-batch, too.
     """
 
-    def __init__(self, module: L.LightningModule, changes: ChangesGradients | None = None) -> None:
+    def __init__(self, module: L.LightningModule, changes: Any = None) -> None:
         self.module, self._changes = module, changes
         self._as_before = ExitStack()
 
@@ -281,6 +268,4 @@ class _Log:
 
 
 def _detached(result: Any) -> Any:
-    if isinstance(result, Mapping):
-        return {key: _detached(value) for key, value in result.items()}
-    return result.detach() if isinstance(result, Tensor) else result
+    return result.detach() if isinstance(result, Tensor) else with_parts(result, _detached)

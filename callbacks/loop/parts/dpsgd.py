@@ -174,7 +174,7 @@ class DPSGD(Private, Part):
         if self._step is not None:
             self._step.leave()
 
-    # Interface for fedlight.callbacks.loop.fitted_step.ChangesGradients
+    # Interface for fedlight.callbacks.loop.fitted_step.FittedStep: gradients are None for weights that no loss has reached
 
     def check_rows(self, batch: Any, rows: int) -> None:
         """Raise ValueError for a batch whose rows are not the examples that were drawn for it."""
@@ -195,7 +195,10 @@ class DPSGD(Private, Part):
             )
 
     def clipped(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
-        """Return an example's gradients with a norm of at most ``share * clip_norm``; None for weights that stay fixed."""
+        """Return an example's gradients with a norm of at most ``share * clip_norm``; None for weights that stay fixed.
+
+        The given ones are ``share`` times those of the example's loss.
+        """
         kept = [g if id(w) in self._trained else None for g, w in zip(gradients, weights, strict=True)]
         norm = torch.nn.utils.get_total_norm([gradient for gradient in kept if gradient is not None])
         # The quotient of a norm of 0 is infinite; NaN ends as a divergence.
@@ -203,7 +206,7 @@ class DPSGD(Private, Part):
         return [None if gradient is None else gradient * scale for gradient in kept]
 
     def noised(self, gradients: Gradients, weights: Sequence[Tensor], share: float) -> Gradients:
-        """Return the sum of the examples' gradients with noise, also for weights that no example has reached."""
+        """Return the sum of a batch's `clipped` gradients with noise, also for weights that no example has reached."""
         if self._has_gradient:
             raise ValueError(
                 "DPSGD counts one gradient of a batch, and the optimizer asks for several in one step, as LBFGS does: take "
