@@ -40,10 +40,13 @@ def computes_bf16(device: torch.device) -> bool:
     return any(has.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last: 64-bit Arm
 
 
-def peak_memory() -> int | None:
-    """Return the most bytes that this process occupied so far, of the GPU where there is one; None where it is not known."""
+def peak_memory(reserved: bool = False) -> int | None:
+    """Return the most bytes that this process occupied so far, of the GPU where there is one; None where it is not known.
+
+    Of a GPU with ``reserved`` also bytes that torch keeps for later tensors.
+    """
     if has_cuda():
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_reserved() if reserved else torch.cuda.max_memory_allocated()
     try:
         import resource
     except ImportError:  # Windows

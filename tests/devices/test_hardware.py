@@ -73,3 +73,12 @@ def test_these_tests_see_no_gpu(request):
     if "gpu" not in request.config.option.markexpr:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
         assert not hardware.has_cuda()
+
+
+def test_peak_memory_is_in_bytes_and_none_where_the_system_does_not_say(monkeypatch):
+    linux = hardware.peak_memory()
+    assert linux > 50 * 2**20  # torch alone takes that
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert linux / 1024 <= hardware.peak_memory() < linux  # getrusage gives bytes there
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert hardware.peak_memory() is None

@@ -7,7 +7,6 @@ rounding alone. Weights, random streams and data stay as they are.
 """
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import Kind, form_bundles
 from fedlight.callbacks.loop.run import LossPerExample, Run, ready
 from fedlight.callbacks.loop.visits.visit import OpenGroup
+from fedlight.devices.hardware import peak_memory
 from fedlight.federation.client import Visit
 from fedlight.federation.protocols import StreamsGroups
 from fedlight.processes.team import current_team
@@ -117,7 +117,7 @@ class AtOnce(Part):
         with isolate_rng(), undisturbed(self._module):
             self._module.train()
             for number in (*(2**k for k in range((most - 1).bit_length())), most):  # 1, 2, 4, ... and all
-                before = _memory()
+                before = peak_memory(reserved=True) or 0
                 try:
                     seconds = self._seconds(visits[:number], round_idx)
                 except torch.OutOfMemoryError:
@@ -128,7 +128,8 @@ class AtOnce(Part):
                 rates[number] = number / seconds
                 is_worse = rates[number] * WORSE < max(rates.values())
                 # Twice the clients take twice the memory of these, whose own is free again.
-                if is_worse or 2 * (_memory() - before) > SHARE_OF_MEMORY * _free(self._module.device):
+                taken = (peak_memory(reserved=True) or 0) - before
+                if is_worse or 2 * taken > SHARE_OF_MEMORY * _free(self._module.device):
                     break
         best = max(rates, key=lambda number: rates[number], default=1)
         shown = ", ".join(f"{number}: {rate:.3g}" for number, rate in rates.items())
@@ -167,21 +168,6 @@ class AtOnce(Part):
         finally:
             if stack is not None:
                 stack.leave()
-
-
-def _memory() -> int:
-    """Return the largest memory that this process has taken so far, in bytes, on the GPU where there is one.
-
-    0 where the system does not say (Windows).
-    """
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved()
-    try:
-        import resource
-    except ImportError:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _free(device: torch.device) -> float:

@@ -1,5 +1,4 @@
 import logging
-import sys
 
 import pytest
 import torch
@@ -66,7 +65,7 @@ def test_a_trial_leaves_no_trace(times, same_as, seconds):
 def test_what_has_no_room_is_not_tried(seconds, monkeypatch):
     seen = seconds({1: 1.0, 2: 1.0, 4: 1.0})
     grown = iter([0, 100, 100, 300])  # before and after each number
-    monkeypatch.setattr(at_once, "_memory", lambda: next(grown))
+    monkeypatch.setattr(at_once, "peak_memory", lambda reserved: next(grown))
     monkeypatch.setattr(at_once, "_free", lambda device: 500.0)
     _, _, groups, _ = fit(Lora(), Points(), "auto", rounds=1)
     assert seen == [1, 2]  # four would take 400 of 500 bytes
@@ -127,15 +126,6 @@ def test_no_more_are_tried_than_are_a_process_s_share(size, most, monkeypatch):
     visits = [Visit(name, 2) for name in "abcdefg"]
     found = on_team(monkeypatch, size, lambda rank: AtOnce("auto").number(visits, lambda visit: (), 0))
     assert (found, tried) == ([most] * size, [most])
-
-
-def test_memory_is_in_bytes_and_0_where_the_system_does_not_say(monkeypatch):
-    linux = at_once._memory()
-    assert linux > 50 * 2**20  # torch alone takes that
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert linux / 1024 <= at_once._memory() < linux  # getrusage gives bytes there
-    monkeypatch.setitem(sys.modules, "resource", None)
-    assert at_once._memory() == 0
 
 
 @pytest.mark.parametrize("setting", ["all", None, True, 2.5])
