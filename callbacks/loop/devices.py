@@ -128,7 +128,6 @@ class DeviceEmulation(NoDevices):
 
     @cached_property
     def _full_rank(self) -> int:
-        """Rank of the module's adapters."""
         return largest_rank({name: p for name, p in self._module.named_parameters() if p.requires_grad})
 
     @property

@@ -381,7 +381,6 @@ def digest_of(layout: tuple[object, ...]) -> str:
 
 
 def _size(layout: Layout) -> int:
-    """Return the number of elements of all tensors of a layout."""
     return sum(math.prod(shape) for _, shape in layout)
 
 

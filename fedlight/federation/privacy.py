@@ -122,7 +122,6 @@ class Private:
         self._is_secret = True
 
     def _normal(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return standard normal numbers."""
         if self._is_secret:
             return secret_normal(shape.numel()).reshape(shape).to(dtype)
         return torch.randn(shape, dtype=dtype)

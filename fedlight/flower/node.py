@@ -197,7 +197,6 @@ class Node:
         return NodeSecrets(self._folder / digest(run), run, self._shared_by)
 
     def _task(self, asked: Parcel) -> Task:
-        """Return the task of a round's message."""
         head = asked.header
         shares, received = value_of(head, "shares", dict), dict[tuple[str, str], bytes | None]()
         for entry in value_of(head, "visits", list, []):
@@ -224,11 +223,9 @@ class Node:
         return Task(action, round_idx, num_rounds, shares, model, received, heard, rates, (on, adapters))
 
     def _run_round(self, asked: Parcel) -> tuple[NodeLoop, L.Trainer]:
-        """Run a loop for a message of a round."""
         return self._run(self._task(asked), value_of(asked.header, "run", str), _versions(asked))
 
     def _run(self, task: Task, run: str, memories: Mapping[str, Versions]) -> tuple[NodeLoop, L.Trainer]:
-        """Run a loop for a task in a new trainer."""
         folder = self._folder / digest(run)  # a name of the server's could lead out of the folder
         # Cohort and limits are the server's: a node visits whom it is asked to visit, and sees no other updates.
         changes: dict[str, Any] = {"clients_per_round": 1, "clients_at_once": 1, "fleet": None}

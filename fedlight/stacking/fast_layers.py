@@ -115,7 +115,6 @@ class FusedLora(peft_lora.Linear):
 
 
 def _has_autocast(device: str) -> bool:
-    """Return whether numbers are cast on a kind of device."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # torch refuses meta
 
 

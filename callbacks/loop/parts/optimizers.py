@@ -465,7 +465,6 @@ def _copy(value: Any) -> Any:
 
 
 def _same(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all groups have the same options."""
 
     def alike(a: Any, b: Any) -> bool:
         return equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)

@@ -101,7 +101,6 @@ class ProductError(Part):
         return {"product_error": math.sqrt(distance / norm) if norm else 0.0}
 
     def _say(self, text: str) -> None:
-        """Log a warning once in a run."""
         if text not in self._said:
             self._said.add(text)
             logger.warning(text)

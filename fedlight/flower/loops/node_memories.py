@@ -76,7 +76,6 @@ class NodeMemories(ClientMemories):
                 file.unlink(missing_ok=True)
 
     def _files(self, client_id: str) -> dict[int, Path]:
-        """Return the files of a client by round."""
         files = self._root.glob(f"{short_digest(client_id.encode())}-*-*.pt")
         # A kill may leave two of a round, and the newer one counts.
         by_age = sorted(files, key=lambda path: path.stat().st_mtime_ns)

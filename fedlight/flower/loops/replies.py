@@ -130,7 +130,6 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
 def _movement(
     data: bytes, entry: Mapping[str, Any], visiting: Visiting, due: Payloads, channel: Channel, state: State
 ) -> State:
-    """Return the movement in a payload."""
     names = [*due.up]
     if entry.get("names") is not None:
         given = value_of(entry, "names", list)

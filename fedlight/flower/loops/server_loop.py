@@ -473,5 +473,4 @@ class ServerLoop(FederatedLoop):
 
 
 def _joined(by_node: Mapping[int, Mapping[str, T]]) -> dict[str, T]:
-    """Return the results of all clients."""
     return {name: each for results in by_node.values() for name, each in results.items()}
