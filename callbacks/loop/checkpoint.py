@@ -345,11 +345,7 @@ def _frozen(trainer: Any, module: L.LightningModule) -> set[int]:
 
 def _names_of_settings(module: Any) -> set[str]:
     """Return the names of the hyperparameters in a checkpoint, which are kept as they are."""
-    return {
-        module.CHECKPOINT_HYPER_PARAMS_NAME,
-        module.CHECKPOINT_HYPER_PARAMS_KEY,
-        module.CHECKPOINT_HYPER_PARAMS_TYPE,
-    }
+    return {getattr(module, f"CHECKPOINT_HYPER_PARAMS_{end}") for end in ("NAME", "KEY", "TYPE")}
 
 
 def _storage(tensor: Tensor) -> int:

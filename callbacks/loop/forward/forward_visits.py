@@ -39,11 +39,6 @@ class ForwardVisits(Part):
             )
         self.settings = settings
 
-    @property
-    def perturbations(self) -> int:
-        """Number of directions of a step."""
-        return self.settings.perturbations
-
     def check(self, run: Run) -> None:
         """Raise ValueError, before any work, for a module or trainer that needs gradients."""
         check_module(run.trainer, run.lightning_module)

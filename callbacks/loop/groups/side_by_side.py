@@ -157,9 +157,7 @@ class SideBySide:
 
     def adjust_gradients(self, algorithm: Algorithm, optimizer: Optimizer) -> None:
         """Let an algorithm change the gradients of each client, of the parameters that an optimizer holds."""
-        held_by_optimizer = {
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-        }
+        held_by_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
         left_out: Counter[Tensor] = Counter()  # stacked parameters, by identity
         for place, visiting in enumerate(self._visits):
             names = {name for name, held in self._stack.hosts(place).items() if id(held) in held_by_optimizer}

@@ -340,11 +340,8 @@ class LimitedRound(Aggregation):
         self._medians = {numbers: median_low(each) for numbers, each in norms.items()}
         for arrived in everything:
             if self._scale(arrived) < 1:
-                times = (
-                    arrived.norm / self._medians[arrived.numbers]
-                    if self._medians[arrived.numbers]
-                    else math.inf
-                )
+                median = self._medians[arrived.numbers]
+                times = arrived.norm / median if median else math.inf
                 self.times[arrived.client_id] = max(times, self.times.get(arrived.client_id, 0.0))
 
     def _scale(self, arrived: Arrived) -> float:

@@ -181,9 +181,7 @@ def train_again(module: L.LightningModule, trained: Mapping[str, bool]) -> None:
 
 
 def _held(trainer: L.Trainer) -> set[int]:
-    return {
-        id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]
-    }
+    return {id(p) for each in trainer.optimizers for group in each.param_groups for p in group["params"]}
 
 
 TORCHS = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count", "step"}

@@ -66,7 +66,7 @@ def emulated_devices(loop: Any, run: Run) -> NoDevices:
     """Return the emulated devices of a loop with a fleet."""
     from fedlight.callbacks.loop.devices import DeviceEmulation
 
-    directions = 0 if loop._forward is None else loop._forward.perturbations
+    directions = 0 if loop.forward is None else loop.forward.perturbations
     return DeviceEmulation(loop.fleet, loop.clients_per_round, run, directions)
 
 

@@ -196,10 +196,9 @@ class PrivacyAccount(Part):
     def _exceeded(self, run: Run) -> str:
         """Return the reason why no further round may be trained; empty if one may."""
         for end, part in self._parts.items():
-            if (
-                part.epsilon is not None
-                and part.spent(self._counted(end, run, [run.round_idx])) > part.epsilon
-            ):
+            if part.epsilon is None:
+                continue
+            if part.spent(self._counted(end, run, [run.round_idx])) > part.epsilon:
                 return (
                     f"{type(part).__name__}: round {run.round_idx + 1} would exceed epsilon={part.epsilon:g}, of which "
                     f"{part.spent(self._counted(end)):.4g} is spent"
@@ -219,13 +218,8 @@ class PrivacyAccount(Part):
         counts = {name: dict(getattr(self, name)) for name in ("rounds", "asked", "passes")}
         norms = {end: part.norm for end, part in self._parts.items()}
         earlier = {end: dict(part.earlier) for end, part in self._parts.items()}
-        return {
-            **counts,
-            "recent": [*self.recent],
-            "noise": dict(self.noise),
-            "norms": norms,
-            "earlier": earlier,
-        }
+        kept = {"recent": [*self.recent], "noise": dict(self.noise), "norms": norms, "earlier": earlier}
+        return {**counts, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rounds, self.asked, self.passes = (

@@ -428,9 +428,7 @@ def agree_on_model(team: Team, state: State) -> None:
 def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
     """Raise ValueError if processes have unlike values of a metric that a callback or schedule monitors."""
     monitors = [getattr(callback, "monitor", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    monitors += [
-        scheduled.monitor for scheduled in trainer.lr_scheduler_configs if scheduled.reduce_on_plateau
-    ]
+    monitors += [each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau]
     names = sorted({str(monitor) for monitor in monitors if monitor})
     values = {name: trainer.callback_metrics.get(name) for name in names}
     digits = {name: None if value is None else float(value).hex() for name, value in values.items()}

@@ -291,12 +291,8 @@ class OpenRound:
 
     def opened_with(self, state: State) -> State:
         """Return ``state``, read after the callbacks of the epoch start, without their changes."""
-        return {
-            name: value
-            if name not in self.state or torch.equal(value, self.state[name])
-            else self.state[name]
-            for name, value in state.items()
-        }
+        same = {name for name, value in self.state.items() if torch.equal(value, state.get(name, value))}
+        return {name: value if name in same else self.state.get(name, value) for name, value in state.items()}
 
     def open_group(self, visits: Group) -> OpenGroup:
         """Send their messages to the clients of a group, whose visits `begin_group` begins."""
