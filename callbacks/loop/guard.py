@@ -18,12 +18,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from fedlight.federation.protocols import FederatedData
 from fedlight.processes.strategy import ClientParallelStrategy
-from fedlight.support.settings_record import (
-    constructor_arguments,
-    described,
-    digest,
-    refuse_other_settings,
-)
+from fedlight.support.settings_record import constructor_arguments, described, digest, refuse_other_settings
 
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:

@@ -240,13 +240,7 @@ class RoundPlanner:
         nobody = Visit(next(iter(self.clients)), accumulation)
         self.data.set_visits([max(visits, key=lambda visit: visit.num_batches, default=nobody)], round_idx)
 
-    def plan(
-        self,
-        round_idx: int,
-        run: Run,
-        parameters: Mapping[str, Tensor],
-        now_seconds: float,
-    ) -> None:
+    def plan(self, round_idx: int, run: Run, parameters: Mapping[str, Tensor], now_seconds: float) -> None:
         """Plan the visits of a round that starts at ``now_seconds`` (virtual time), and give them to the data."""
         if self.planned != round_idx:
             self._prepare(round_idx, now_seconds, run)

@@ -10,15 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Size
 
-from fedlight.federation.client import (
-    Client,
-    Diverged,
-    Identity,
-    Payload,
-    State,
-    movement,
-    serialized_bytes,
-)
+from fedlight.federation.client import Client, Diverged, Identity, Payload, State, movement, serialized_bytes
 from fedlight.federation.codecs import Codec, Quantize
 from fedlight.federation.privacy import ClipAndNoise
 

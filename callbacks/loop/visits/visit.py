@@ -40,12 +40,7 @@ from fedlight.federation.client import (
 )
 from fedlight.federation.lora.pairs import pad_to
 from fedlight.federation.lora.products import with_factors
-from fedlight.federation.lora.ranks import (
-    cut_to_rank,
-    pad_like,
-    rank_of,
-    refuse_moved_zeros,
-)
+from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.protocols import HoldsAdapters
 
 SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
@@ -69,10 +64,7 @@ class LocalWork:
     """
 
     def __init__(
-        self,
-        optimizers: Sequence[Optimizer],
-        changes_gradients: str | None = None,
-        forward: Any = None,
+        self, optimizers: Sequence[Optimizer], changes_gradients: str | None = None, forward: Any = None
     ) -> None:
         self.forward = forward
         self._rate_scale = 1.0 if forward is None else forward.settings.lr_scale

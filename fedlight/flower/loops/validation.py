@@ -16,13 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from fedlight.callbacks.logs.client_accuracy import (
-    Sums,
-    Tally,
-    run_steps,
-    stack_outcomes,
-    tally,
-)
+from fedlight.callbacks.logs.client_accuracy import Sums, Tally, run_steps, stack_outcomes, tally
 from fedlight.callbacks.loop.parts.limits import Limits, capped
 from fedlight.callbacks.loop.run import ValidatesByClient
 from fedlight.federation.algorithm import WeightedSum
