@@ -72,9 +72,6 @@ class CoreWatch(Part):
         self._began: tuple[float, float] | None = None
 
     def after_batch(self, run: Run, group: OpenGroup) -> None:
-        self.look()
-
-    def look(self) -> None:
         """Give the advice if it is due; cheap enough to call after every step."""
         now = self._clock()
         if now < self._next:

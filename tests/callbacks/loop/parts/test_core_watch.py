@@ -64,11 +64,11 @@ def test_it_is_said_once_after_a_period(threads, caplog):
     watch = machine.watch()
     with caplog.at_level(logging.INFO, LOGGER):
         for _ in range(10):
-            watch.look()
+            watch.after_batch(None, None)
             machine.step(PERIOD_SECONDS / 10)
         assert caplog.messages == []
         for _ in range(200):
-            watch.look()
+            watch.after_batch(None, None)
             machine.step(PERIOD_SECONDS / 10)
     (said,) = caplog.messages
     assert "at any time 1.3 threads of this process wait" in said
@@ -83,7 +83,7 @@ def test_a_machine_that_becomes_busy_later_is_noticed(threads, caplog):
     with caplog.at_level(logging.INFO, LOGGER):
         for step in range(100):
             machine.waiting = 0.02 if step < 50 else 1.0
-            watch.look()
+            watch.after_batch(None, None)
             machine.step(1.0)
     assert len(caplog.messages) == 1
     assert 50 / PERIOD_SECONDS <= machine.reads <= 65 / PERIOD_SECONDS
@@ -95,7 +95,7 @@ def test_nothing_is_said_of_free_cores_or_where_nothing_is_counted(threads, wait
     watch = machine.watch()
     with caplog.at_level(logging.INFO, LOGGER):
         for _ in range(1000):
-            watch.look()
+            watch.after_batch(None, None)
             machine.step(0.1)
     assert caplog.messages == []
     assert machine.reads == (1 if waiting is None else 100 / PERIOD_SECONDS)
