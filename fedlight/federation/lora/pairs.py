@@ -166,6 +166,8 @@ def slice_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
 def pad_to(value: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a tensor with zeros behind its numbers, up to a shape that is nowhere smaller.
 
+    A zero row of A together with its zero column of B leaves the product as it is, and has a gradient of exactly 0.
+
     Examples:
         >>> pad_to(torch.ones(1, 1), (1, 3)).tolist()
         [[1.0, 0.0, 0.0]]
@@ -174,29 +176,6 @@ def pad_to(value: Tensor, shape: Sequence[int]) -> Tensor:
     return (
         pad(value, [number for ends in reversed(more) for number in ends]) if any(map(sum, more)) else value
     )
-
-
-def pad_to_rank(state: State, pairs: Sequence[LoraPair], rank: int) -> State:
-    """Return a state whose pairs have ``rank``: zeros below the rows of A and behind the columns of B.
-
-    The product stays the same. A zero row of A together with its zero column of B has a gradient of exactly 0.
-
-    Raises:
-        ValueError: a pair has a larger rank.
-
-    Examples:
-        >>> state = {"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": torch.ones(2, 1)}
-        >>> {name: value.tolist() for name, value in pad_to_rank(state, find_pairs(state).pairs, 2).items()}
-        {'q.lora_A.weight': [[1.0, 1.0], [0.0, 0.0]], 'q.lora_B.weight': [[1.0, 0.0], [1.0, 0.0]]}
-    """
-    padded = dict(state)
-    for pair in pairs:
-        more = rank - pair.rank(state)
-        if more < 0:
-            raise ValueError(f"{pair.a} has rank {pair.rank(state)}, which cannot be padded to rank={rank}")
-        padded[pair.a] = pad(state[pair.a], (0, 0, 0, more))  # pad begins with the last dimension
-        padded[pair.b] = pad(state[pair.b], (0, more))
-    return padded
 
 
 def trained_pairs(federation: Federation, algorithm: str) -> list[LoraPair]:

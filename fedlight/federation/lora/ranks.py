@@ -8,13 +8,12 @@ otherwise.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from torch import Tensor, nn
 
 from fedlight.federation.channel import LOST
 from fedlight.federation.client import Client, State, Visiting
-from fedlight.federation.lora.pairs import LoraPair, factor_of, find_pairs, pad_to_rank, slice_to_rank
+from fedlight.federation.lora.pairs import LoraPair, factor_of, find_pairs, pad_to, slice_to_rank
 
 LoraRanks = dict[str, int] | list[int]
 """Client or device -> its rank; or ranks of which each client has the largest that fits its device."""
@@ -113,10 +112,8 @@ def pad_like(state: State, like: Mapping[str, Tensor], rank: int | None) -> Stat
     """Return a state that was cut to ``rank`` with zeros up to the ranks of ``like``; for None the state itself."""
     if rank is None:
         return state
-    pairs = sorted(_pairs_of(state), key=lambda pair: pair.rank(like))  # groupby joins neighbours
-    for largest, some in groupby(pairs, key=lambda pair: pair.rank(like)):
-        state = pad_to_rank(state, [*some], largest)
-    return state
+    factors = [name for pair in _pairs_of(state) for name in (pair.a, pair.b)]
+    return state | {name: pad_to(state[name], like[name].shape) for name in factors}
 
 
 def cut_module(module: nn.Module, rank: int) -> None:

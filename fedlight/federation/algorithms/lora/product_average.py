@@ -35,7 +35,7 @@ from torch.nn.functional import pad
 
 from fedlight.federation.algorithm import Aggregation, Algorithm, Weighting, WithLocal, weighted_sum
 from fedlight.federation.client import Client, State, Visit, Visiting, Work
-from fedlight.federation.lora.pairs import LoraPair, pad_to, pad_to_rank, slice_to_rank, trained_pairs
+from fedlight.federation.lora.pairs import LoraPair, pad_to, slice_to_rank, trained_pairs
 from fedlight.federation.lora.products import ProductSums, Term, refuse_fixed_coordinates, singular_vectors
 from fedlight.federation.protocols import Federation
 
@@ -128,9 +128,9 @@ class ProductAverage(WithLocal):
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
         start, ranks = dict(received), dict[str, int]()
         for pair in self._pairs if self._ranks else ():
-            both = {name: received[name] for name in (pair.a, pair.b)}
-            start |= pad_to_rank(both, [pair], self._full[pair.a])
-            ranks |= dict.fromkeys(both, pair.rank(received))
+            a, b, full = received[pair.a], received[pair.b], self._full[pair.a]
+            start |= {pair.a: pad_to(a, (full, a.shape[1])), pair.b: pad_to(b, (b.shape[0], full))}
+            ranks |= dict.fromkeys((pair.a, pair.b), len(a))
         visiting = super().start_visit(visit, client, start)
         return replace(visiting, received=received, ranks=ranks)
 
