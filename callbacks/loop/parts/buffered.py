@@ -133,8 +133,10 @@ class Buffered(Part):
     @property
     def _next_step(self) -> partial[ServerStep]:
         """`next_step` of these clients and settings."""
-        numbers = {"buffer_size": self.fedbuff.buffer_size, "concurrency": self.concurrency}
-        return partial(next_step, clients=[*self._clients], seed=self.seed, **numbers)
+        clients, size = [*self._clients], self.fedbuff.buffer_size
+        return partial(
+            next_step, clients=clients, buffer_size=size, concurrency=self.concurrency, seed=self.seed
+        )
 
     def model_for(self, visit: Visit, newest: State) -> State:
         """Return the global parameters that the client of a visit has received."""
