@@ -274,6 +274,9 @@ class Exchange:
         further_bytes: bytes that travel beside the parameters here, one way: of buffers, and of parts in other processes.
         model_for: function from a visit and the newest model to the visit's start model; None: the newest.
         keeps_factors: whether the aggregation has to know which LoRA factors clients have received and kept.
+
+    Attributes:
+        message: state that has gone down last, cut to the client's LoRA rank; None for nothing.
     """
 
     def __init__(
@@ -295,6 +298,7 @@ class Exchange:
         self.further_bytes = further_bytes
         self.model_for = model_for
         self.keeps_factors = keeps_factors
+        self.message: State | None = None
         self._arrived: tuple[Visiting, State] | None = None
 
     def down(self, visit: Visit, client: Client, before: Visiting | None) -> tuple[Visiting, int]:
@@ -312,7 +316,7 @@ class Exchange:
     def _receive(self, visit: Visit, client: Client) -> tuple[State | None, int]:
         """Return the algorithm's message as the client receives it, None for nothing, and its bytes."""
         model = self.state if self.model_for is None else self.model_for(visit, self.state)
-        sent = message_to(self.algorithm, visit, client, model)
+        sent = self.message = message_to(self.algorithm, visit, client, model)
         if sent is None:
             return None, 0
         received, payload = self._send_down(sent, client)
@@ -320,7 +324,7 @@ class Exchange:
 
     def _send_down(self, sent: State, client: Client) -> tuple[State, Payload]:
         """Return a state as the client receives it, and the payload that travels."""
-        payload = self.channel.down(sent, client)
+        self.message, payload = sent, self.channel.down(sent, client)
         return payload.state, payload
 
     def up(self, visiting: Visiting, trained: State, work: Work) -> tuple[Update | None, int]:

@@ -100,12 +100,15 @@ def prune(client: Client, rank: int) -> None:
 
 
 def cut_to_rank(state: State, rank: int | None) -> State:
-    """Return the part of a state for a client of that rank; None for the state itself. Shapes alone will do.
+    """Return the part of a state for a client of that rank; the state itself for None or no larger rank. Shapes will do.
 
     Raises:
         ValueError: a LoRA tensor is in no pair of factors.
     """
-    return state if rank is None else slice_to_rank(state, _pairs_of(state), rank)
+    if rank is None:
+        return state
+    larger = [pair for pair in _pairs_of(state) if pair.rank(state) > rank]
+    return slice_to_rank(state, larger, rank) if larger else state
 
 
 def pad_like(state: State, like: Mapping[str, Tensor], rank: int | None) -> State:

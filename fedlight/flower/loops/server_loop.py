@@ -26,12 +26,10 @@ from fedlight.callbacks.loop.plan import Bundle, RoundPlanner
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run, visit_row
 from fedlight.callbacks.loop.visits.round import OpenRound, RoundSchedule
-from fedlight.callbacks.loop.visits.visit import OpenGroup
-from fedlight.federation.algorithm import message_to
+from fedlight.callbacks.loop.visits.visit import OpenGroup, exchange_of
 from fedlight.federation.algorithms.assignments import scores_examples
-from fedlight.federation.client import DIVERGED, OWN_STATE, Diverged, State, Visit, read
+from fedlight.federation.client import DIVERGED, OWN_STATE, Diverged, State, Visit, Visiting, read
 from fedlight.federation.client_state import Memory
-from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of
 from fedlight.federation.payloads import predict_payloads
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import FederatedData, LossesOn
@@ -333,13 +331,17 @@ class ServerLoop(FederatedLoop):
         payloads: dict[str, bytes] = {}
         entries: list[dict[str, Any]] = []
         model, sent = None, dict[str, Sent]()
+        exchange = exchange_of(self, state, keeps_factors=False)
+        exchange.model_for = None  # it is the newest
         for name in sorted(names):
             client = replace(self.clients[name], memory=deepcopy(self.outlines.get(name, {})))
             visits = [visit for visit in planned if visit.client_id == name]
             sent[name] = Sent(client, predict_payloads(self.algorithm, visits, client, state))
+            visiting: Visiting | None = None
             for visit in visits:
-                message, num_bytes = self._down(sent[name], visit, state)
-                label = None
+                visiting, num_bytes = exchange.down(visit, client, visiting)
+                sent[name].visitings.append(visiting)
+                label, message = None, exchange.message
                 if message is not None:
                     states.append(message)
                     label = labels.setdefault(id(message), f"p{len(labels)}")
@@ -357,23 +359,6 @@ class ServerLoop(FederatedLoop):
         }
         due = sum(replies.due_bytes(each, self.channel) for each in sent.values())
         return sent, replace(self._parcel(self.rounds_done, sorted(names), fields, payloads), due_bytes=due)
-
-    def _down(self, sent: Sent, visit: Visit, state: State) -> tuple[State | None, int]:
-        """Begin a visit at the server; return the state that goes down, None for nothing, and its bytes."""
-        before, rank = sent.visitings[-1] if sent.visitings else None, rank_of(sent.client)
-        message, num_bytes = message_to(self.algorithm, visit, sent.client, state), 0
-        received: State = before.received if before else {}
-        if message is not None:
-            small = cut_to_rank(message, rank)
-            if any(value.shape != message[name].shape for name, value in small.items()):
-                message = small  # else the state itself, whose payload is made once for all
-            payload = self.channel.down(message, sent.client)
-            received, num_bytes = pad_like(payload.state, state, rank), payload.num_bytes
-        visiting = self.algorithm.start_visit(visit, sent.client, received)
-        visiting.lora_rank = rank
-        visiting.before = before
-        sent.visitings.append(visiting)
-        return message, num_bytes
 
     def read(self, answer: Parcel | Refused, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
         """Return the work of a node's clients, or why there is none."""
