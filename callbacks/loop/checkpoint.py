@@ -28,7 +28,7 @@ from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
 from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
-from fedlight.support.torch_parts import with_parts
+from fedlight.support.torch_parts import replaced, with_parts
 
 COPIED_MIB = 256
 """Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
@@ -219,14 +219,9 @@ class RoundStart(L.Callback):
             return
         self.loop.memory.begin_round()
         # The loop's own state is held apart: its tensors are replaced, never changed in place.
-        everyone = self._trainer.callbacks
-        self._trainer.callbacks = [
-            callback for callback in everyone if callback.state_key != self.loop.state_key
-        ]
-        try:
+        others = [each for each in self._trainer.callbacks if each.state_key != self.loop.state_key]
+        with replaced(self._trainer, "callbacks", others):
             checkpoint = self._live(False)
-        finally:
-            self._trainer.callbacks = everyone
         if self.loop.rounds_done == 0:  # other callbacks may take any state as a sign of a finished epoch
             checkpoint["callbacks"] = {}
         fit_loop = checkpoint["loops"]["fit_loop"]

@@ -1,7 +1,7 @@
 """Data and clients of a server, which has no rows: what nodes have named, and a batch that is passed over."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedlight.callbacks.loop.run import NO_WORK, NoDevices, visit_row
 from fedlight.federation.client import Client, Visit
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.parts import has_rows_for_validation
+from fedlight.support.torch_parts import replaced
 
 ABSENT, DROPPED = "absent", "dropped"
 """Reasons in ``visits.csv`` of clients that are left out of a round."""
@@ -34,16 +35,11 @@ def without_hooks(module: L.LightningModule) -> Iterator[None]:
     changed = [
         name for name in OF_DATA if getattr(type(module), name) is not getattr(L.LightningModule, name)
     ]
-    names = [*TAKES_BATCH, *changed]
-    before = {name: vars(module)[name] for name in names if name in vars(module)}
-    for name in names:
-        vars(module)[name] = _hook(getattr(module, name), gives=name in OF_DATA)
-    try:
+    with ExitStack() as stack:
+        for name in (*TAKES_BATCH, *changed):
+            hook = _hook(getattr(module, name), gives=name in OF_DATA)
+            stack.enter_context(replaced(module, name, hook))
         yield
-    finally:
-        for name in names:
-            del vars(module)[name]
-        vars(module).update(before)
 
 
 def _hook(original: Any, gives: bool) -> Any:
