@@ -137,10 +137,7 @@ class RoundStart(L.Callback):
 
     It comes before all other callbacks, which may change the module and themselves when an epoch starts. Each round costs
     one copy of trained parameters, buffers and the callbacks' states; large tensors that stay as they are during a round are
-    held by reference (`HeldState`).
-
-    Args:
-        loop: the `FederatedLoop`; its module imports this one.
+    held by reference (`HeldState`). The ``loop`` is the `FederatedLoop`, whose module imports this one.
     """
 
     def __init__(self, loop: Any) -> None:

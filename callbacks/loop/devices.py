@@ -254,14 +254,10 @@ class DeviceEmulation(NoDevices):
         end_seconds: float,
         columns: Mapping[str, Record] = MappingProxyType({}),
     ) -> list[Visit]:
-        """Begin a round with these outcomes; return the visits of those that get through, in training order.
+        """Begin a round with the outcomes of all clients whose work ends in it, from and to these virtual times.
 
-        Args:
-            outcomes: of all clients whose work ends in the round.
-            visits: measured visits of these clients.
-            start_seconds: virtual time of the round's beginning.
-            end_seconds: virtual time of its end.
-            columns: client id -> further columns of its rows.
+        Return those of their measured visits that get through, in training order; ``columns`` are further ones of a client's
+        rows.
         """
         self._outcomes, self._columns = outcomes, columns
         self._start, self.round_end_seconds = start_seconds, end_seconds

@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 def take_seat(store: Any, rank: int, per_client: int, device: str, wait: timedelta) -> None:
     """Make the processes of a client torch's default group, which exchanges layers and gradients.
 
-    Args:
-        store: store of all processes.
-        rank: number of this process among all.
-        per_client: processes that train a client together.
-        device: type of their devices.
-        wait: longest wait for another process in a step.
+    The ``rank`` is that among all processes, ``device`` the type of their devices, and ``wait`` the longest wait in a step.
 
     Raises:
         ValueError: there is a default group already.

@@ -17,11 +17,6 @@ from fedlight.federation.forward.zeroth_order import ZerothOrder
 class ForwardVisits(Part):
     """Forward-only visits of a run.
 
-    Args:
-        settings: ``federated.forward``.
-        fleet: ``federated.fleet``.
-        aggregation: ``federated.aggregation``.
-
     Raises:
         ValueError: settings that do not fit together.
     """

@@ -44,9 +44,6 @@ SHARE_OF_MEMORY = 0.7
 class AtOnce(Part):
     """Groups of a run: how many clients they have, and the one under way.
 
-    Args:
-        setting: ``federated.clients_at_once``.
-
     Raises:
         ValueError: the number is below 1.
     """

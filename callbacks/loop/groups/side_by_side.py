@@ -51,11 +51,7 @@ class SeedsDropout(Protocol):
 class SideBySide:
     """Group of visits that are trained in one batch; one object serves all groups of a run.
 
-    Args:
-        module: module that is trained.
-        parameters: federated parameters by name.
-        data: data that say whose examples are in a batch.
-        seed: seed of the dropout of modules that have no ``dropout_seed``.
+    The ``seed`` is that of the dropout of modules without ``dropout_seed``.
 
     Raises:
         ValueError: a parameter cannot be stacked.

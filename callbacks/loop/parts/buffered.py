@@ -40,10 +40,7 @@ HOOKS_OF_ROUNDS = ("prepare_round", "start_round", "finish_round", "partial", "s
 class Buffered(Part):
     """Server steps of `FedBuff`.
 
-    Args:
-        fedbuff: size of the buffer, weights of stale updates.
-        clients_per_round: most clients that train at a time, unless ``fedbuff`` sets it.
-        seed: seed of the sampling and of the devices' draws.
+    At most ``clients_per_round`` clients train at a time, unless ``fedbuff`` sets another number.
     """
 
     on_real_devices = False  # those of a deployment: fedlight.flower.loops.arrivals
@@ -91,12 +88,7 @@ class Buffered(Part):
     ) -> list[Visit]:
         """Return the visits of a round that starts at ``now_seconds`` (virtual time), in training order.
 
-        Args:
-            round_idx: the round.
-            now_seconds: virtual time.
-            visits_of: function from a round and clients to the visits that the algorithm plans.
-            devices: the clients' devices.
-            parameters: federated parameters; only names and shapes count.
+        Only names and shapes of the federated ``parameters`` count.
         """
         devices.forget(but={job.client_id for job in self._at_work})  # their costs were drawn before
 

@@ -143,12 +143,7 @@ def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
 
 
 class LimitedRounds(Part):
-    """Limits in the rounds of a run.
-
-    Args:
-        limits: their settings.
-        deployed: whether the clients are in a deployment.
-    """
+    """Limits in the rounds of a run."""
 
     def __init__(self, limits: Limits, deployed: bool) -> None:
         self.limits = limits

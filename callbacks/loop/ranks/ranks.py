@@ -237,12 +237,7 @@ class StepCounts:
 
 
 class Ranks(Part):
-    """Process of a team in the rounds of a run.
-
-    Args:
-        team: this process and the others.
-        memory, settings: store of the clients' memories, and description of the federation, of the loop.
-    """
+    """Process of a team in the rounds of a run."""
 
     def __init__(self, team: Team, memory: ClientMemories, settings: SameFederation) -> None:
         self._team, self._memory, self._settings = team, memory, settings

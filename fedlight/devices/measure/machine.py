@@ -59,10 +59,7 @@ def _ticks() -> list[int]:
 
 
 class Rapl:
-    """Energy counters of the processor's packages.
-
-    Args:
-        root: folder of the counters.
+    """Energy counters of the processor's packages, in a folder.
 
     Raises:
         OSError: there are none, or they cannot be read.

@@ -30,8 +30,7 @@ STOPPED = f"{DROPPED}: the server stopped while it was at work"
 class Arrivals(Buffered):
     """Server steps of `FedBuff` with updates that arrive from nodes.
 
-    Args:
-        loop: the `ServerLoop`; its module imports this one.
+    The ``loop`` is the `ServerLoop`, whose module imports this one.
 
     Attributes:
         outcomes: client whose work has ended in the round -> this work, or why there is none.
@@ -62,11 +61,7 @@ class Arrivals(Buffered):
         return []
 
     def collect(self, state: State) -> None:
-        """Have nodes work until a server step can be made; put its clients and visits into the planner.
-
-        Args:
-            state: the newest model.
-        """
+        """Have nodes work until a server step can be made, from the newest model; put its clients into the planner."""
         loop, planner, round_idx = self._loop, self._loop._rounds, self._loop.rounds_done
         self.sent = {job.client_id: self.sent[job.client_id] for job in self._at_work}
 

@@ -29,12 +29,9 @@ PUBLIC = ("mask", "letter", "seed")
 
 
 class NodeSecrets:
-    """Secrets of a node for one round of one run.
+    """Secrets of a node for one round of one run, in the run's folder at the node.
 
-    Args:
-        folder: folder of the run at the node.
-        run: name of the run.
-        least: nodes that a sum is of at least; more than `LEAST_NODES` where they share the noise of the sum.
+    A sum is of ``least`` nodes at least: more than `LEAST_NODES` where they share the noise of the sum.
     """
 
     def __init__(self, folder: Path, run: str, least: int = LEAST_NODES) -> None:
