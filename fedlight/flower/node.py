@@ -143,9 +143,8 @@ class Node:
         loop, _ = self._run_round(asked)
         visits: list[dict[str, Any]] = []
         payloads: dict[str, bytes] = {}
-        metrics = {
-            name: iter(each) for name, each in loop.sums.items()
-        }  # of a client's visits, in their order
+        # Of a client's visits, in their order.
+        metrics = {name: iter(each) for name, each in loop.sums.items()}
         for row in loop.visit_records:
             entry, reply = _entry(loop, row), loop.replies.get((str(row["client"]), str(row["split"])))
             if reply is not None:
