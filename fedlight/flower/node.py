@@ -153,7 +153,7 @@ class Node:
                     entry["payload"] = f"p{len(payloads)}"
                     payloads[entry["payload"]] = reply.payload
             if not self._protects_examples:  # losses and metrics have no noise
-                sums: Mapping[str, Any] = next(metrics.get(entry["client"], iter(())), {})
+                sums: dict[str, Any] = next(metrics.get(entry["client"], iter(())), {})
                 entry |= {"loss": None if row["loss"] == "" else row["loss"]}
                 entry |= {"training": as_sent(sums, self._counts)}
             visits.append(entry)

@@ -463,7 +463,6 @@ def _copy(value: Any) -> Any:
 
 
 def _same(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
-
     def alike(a: Any, b: Any) -> bool:
         return equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)
 
