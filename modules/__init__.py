@@ -3,16 +3,6 @@
 They know nothing of the federation; ``fedlight.modules.language`` has the language model that most of them extend.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "DPOModule": "dpo",
-    "FeatureSelectorModule": "feature_selector",
-    "ProjectorModule": "projector",
-    "RewardModule": "reward",
-    "SFTModule": "sft",
-    "SelectorModule": "selector",
-}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

@@ -1,8 +1,5 @@
 """Adapters and predictions, written to files in formats that other programs read."""
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {"AdapterExport": "adapter_export", "PredictionWriter": "prediction_writer"}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

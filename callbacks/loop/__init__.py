@@ -5,9 +5,6 @@ the run for an algorithm and for `parts`, one for each further concern of a roun
 `checkpoint` the state after a stop, `guard` the checks, and `devices` with `fitted_step` the visits on emulated devices.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {"FederatedLoop": "federated_loop", "Limits": "parts.limits"}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

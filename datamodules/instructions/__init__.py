@@ -3,16 +3,7 @@
 Knows rows, text, clients and the federated datamodule; `fedlight.augmentation` implements `Augmentation`.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "EmbeddingDataModule": "embeddings",
-    "InstructionDataModule": "datamodule",
-    "AugmentedInstructionDataModule": "augmented",
-    "TaskDataModule": "task_data",
-    "Augmentation": "augmentation",
-    "Added": "augmentation",
-}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+_FILES = {"Added": "augmentation"}
+__getattr__ = room_names(__name__, _FILES)

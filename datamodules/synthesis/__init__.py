@@ -3,17 +3,7 @@
 Knows instructions, text and the model's interface `AnswersPrompts`; algorithms drive it through `SynthesizesData`.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "SyntheticInstructionDataModule": "datamodule",
-    "Synthesis": "synthesis",
-    "Candidate": "synthesis",
-    "SelfGeneration": "self_generation",
-    "SelfGenerationPrompts": "prompts",
-    "PseudoResponses": "pseudo_responses",
-    "SubstituteRows": "substitute_rows",
-}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+_FILES = {"Candidate": "synthesis"}
+__getattr__ = room_names(__name__, _FILES)

@@ -4,14 +4,21 @@ A `Device` is read from a profile, a `Fleet` says which client has which. `CostM
 training step, `fit` makes a visit fit the device, and `run_round` lets a round's visits run on a virtual clock.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-# fmt: off
 _FILES = {
-    "Device": "device", "load_device": "device", "Fleet": "fleet", "Always": "availability", "Chance": "availability",
-    "Trace": "availability", "BatchShape": "shape", "CostMeter": "cost", "StepCost": "cost", "QuantizedBase": "quantization",
-    "Footprint": "memory", "fit": "memory", "Job": "clock", "Outcome": "clock", "run_round": "clock",
+    "load_device": "device",
+    "Always": "availability",
+    "Chance": "availability",
+    "Trace": "availability",
+    "BatchShape": "shape",
+    "CostMeter": "cost",
+    "StepCost": "cost",
+    "QuantizedBase": "quantization",
+    "Footprint": "memory",
+    "fit": "memory",
+    "Job": "clock",
+    "Outcome": "clock",
+    "run_round": "clock",
 }
-# fmt: on
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__, _FILES)

@@ -4,9 +4,7 @@
 Lightning nor the federated loop.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {"BothPositions": "judge", "DomainCoverage": "coverage", "Judge": "judge"}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+_FILES = {"BothPositions": "judge"}
+__getattr__ = room_names(__name__, _FILES)

@@ -4,14 +4,7 @@
 (`request_costs`); `local_generator` asks a model of this machine, `toy_teacher` none.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "ChatEndpoint": "endpoint",
-    "TextGenerator": "endpoint",
-    "LocalGenerator": "local_generator",
-    "ToyTeacher": "toy_teacher",
-}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+_FILES = {"TextGenerator": "endpoint"}
+__getattr__ = room_names(__name__, _FILES)

@@ -4,16 +4,6 @@ The interface is `fedlight.evaluation.judge.Judge`. Judges follow a rule, or ask
 `duels` and `judge_agreement` are stages of recipes; they read stored answers and votes.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "ChatJudge": "chat_judge",
-    "FactJudge": "rule_judges",
-    "LengthJudge": "rule_judges",
-    "LocalJudge": "local_judge",
-    "OracleJudge": "rule_judges",
-    "SelectorJudge": "selector_judge",
-}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

@@ -4,12 +4,7 @@
 the loss of one, `team` exchanges results, and `work` shares the work around the rounds, such as generation.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-# fmt: off
-_FILES = {
-    "ClientParallelStrategy": "strategy", "Team": "team", "ALONE": "team", "share": "team", "current_team": "team",
-}
-# fmt: on
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+_FILES = {"Team": "team", "ALONE": "team", "share": "team", "current_team": "team"}
+__getattr__ = room_names(__name__, _FILES)

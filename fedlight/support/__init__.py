@@ -5,9 +5,6 @@ Whole files and locks (`files`, `file_lock`), checkpoints (`checkpoint_files`), 
 private names of other packages (`pokes`), and lazy exports (`lazy`).
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {"derive_seed": "seeding"}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

@@ -34,3 +34,18 @@ def lazy_names(
         raise ImportError(reason) if is_import else AttributeError(reason)
 
     return __getattr__
+
+
+def room_names(room: str, files: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a room, for the names of `fedlight` and of `further_names` whose files are in it.
+
+    ``files``: name -> module in the room, of names that these tables do not have.
+    """
+
+    def __getattr__(name: str) -> Any:
+        public, begin = import_module("fedlight"), f"{room.removeprefix('fedlight.')}."
+        tables = (public._FILES | public.FURTHER).items()
+        inside = {each: file.removeprefix(begin) for each, file in tables if file.startswith(begin)}
+        return lazy_names(room, inside | dict(files or {}))(name)
+
+    return __getattr__

@@ -3,14 +3,7 @@
 It knows ``fedlight.modules.functional`` and nothing of the modules that extend it.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "LanguageModule": "module",
-    "Lora": "adapters",
-    "Optimization": "optimizers",
-    "Execution": "base_model",
-}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+_FILES = {"LanguageModule": "module"}
+__getattr__ = room_names(__name__, _FILES)

@@ -7,13 +7,6 @@ start, `buffers` decides about running statistics and the like, `limits` bounds 
 folders.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "Part": "part", "ProductError": "product_error", "Limits": "limits", "StepSchedules": "optimizers",
-    "AveragedBuffers": "buffers", "LocalBuffers": "buffers",
-    "Malicious": "malicious", "DPSGD": "dpsgd",
-}  # fmt: skip
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

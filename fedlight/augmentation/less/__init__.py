@@ -3,9 +3,6 @@
 It knows ``fedlight.modules.SFTModule``, whose gradients it takes, and the datamodules' encoding of rows.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {"LESS": "less"}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

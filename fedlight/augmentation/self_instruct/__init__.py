@@ -3,9 +3,6 @@
 It knows the datamodules' rows and templates, and asks a text generator of ``fedlight.generators``.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {"SelfInstruct": "self_instruct"}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

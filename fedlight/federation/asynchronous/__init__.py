@@ -3,12 +3,7 @@
 `FedBuff` has the settings and weighs updates by their staleness; `next_step` is the schedule on the virtual clock.
 """
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-# fmt: off
-_FILES = {
-    "FedBuff": "fedbuff", "Assignment": "schedule", "ServerStep": "schedule", "next_step": "schedule",
-}
-# fmt: on
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+_FILES = {"Assignment": "schedule", "ServerStep": "schedule", "next_step": "schedule"}
+__getattr__ = room_names(__name__, _FILES)

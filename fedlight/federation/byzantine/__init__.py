@@ -1,13 +1,5 @@
 """Clients that lie, and aggregations that compare whole updates to see those that do."""
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "Krum": "whole_updates",
-    "Bulyan": "whole_updates",
-    "GeometricMedian": "whole_updates",
-    "FLTrust": "whole_updates",
-    "Liars": "liars",
-}
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)

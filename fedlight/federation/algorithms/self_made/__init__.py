@@ -1,13 +1,5 @@
 """Algorithms whose clients make training data for themselves."""
 
-from fedlight.support.lazy import lazy_names
+from fedlight.support.lazy import room_names
 
-_FILES = {
-    "FewFedPIT": "fewfedpit",
-    "FedMIT": "fedmit",
-    "FewFedWeight": "fewfedweight",
-    "LocalSelfGeneration": "local_self_generation",
-}
-
-__all__ = [*_FILES]
-__getattr__ = lazy_names(__name__, _FILES)
+__getattr__ = room_names(__name__)
