@@ -89,37 +89,32 @@ def with_interval(
     return {column: value for column, value in row.items() if not math.isnan(value)}
 
 
-def student_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
-    """Return Student's interval of the mean of independent values, one for each seed; NaN with fewer than two.
+def student_interval(values: Sequence[float] | np.ndarray) -> Interval:
+    """Return Student's interval of 95 % of the mean of independent values, one for each seed; NaN with fewer than two.
 
-    Args:
-        values: for example one method's score minus another's, ``(seeds,)``.
-        level: of confidence, in (0, 1).
+    ``values``, ``(seeds,)``, are for example one method's score minus another's.
 
     Examples:
-        >>> low, high = student_interval([0.1, 0.2, 0.3], level=0.5)  # 0.2 ± 0.816 * 0.1 / sqrt(3)
-        >>> round(low, 6), round(high, 6)
-        (0.15286, 0.24714)
+        >>> low, high = student_interval([0.1, 0.2, 0.3])  # 0.2 ± 4.303 * 0.1 / sqrt(3)
+        >>> round(low, 5), round(high, 5)
+        (-0.04841, 0.44841)
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} must lie between 0 and 1")
     numbers = np.asarray(values, dtype=float)
     if len(numbers) < 2:
         return Interval(math.nan, math.nan)
-    half = _quantile((1 + level) / 2, len(numbers)) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+    half = _quantile(0.975, len(numbers)) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     return Interval(float(numbers.mean()) - half, float(numbers.mean()) + half)
 
 
-def seeds_needed(deviation: float, difference: float, level: float = 0.95, power: float = 0.8) -> int:
-    """Return the least number of seeds that tells a mean paired difference from zero.
+def seeds_needed(deviation: float, difference: float, power: float = 0.8) -> int:
+    """Return the least number of seeds whose interval of 95 % tells a mean paired difference from zero.
 
-    It is the least n with ``(t(1/2 + level/2) + t(power)) * deviation / sqrt(n) <= difference``, with quantiles of Student's
-    t of n - 1 degrees of freedom. At ``power=0.5`` the interval is as wide as the difference to either side.
+    It is the least n with ``(t(0.975) + t(power)) * deviation / sqrt(n) <= difference``, with quantiles of Student's t of
+    n - 1 degrees of freedom. At ``power=0.5`` the interval is as wide as the difference to either side.
 
     Args:
         deviation: standard deviation over seeds of the paired difference, at least 0.
         difference: least difference to be told from zero, above 0.
-        level: of confidence, in (0, 1).
         power: probability of an interval without zero at this difference, in [0.5, 1).
 
     Raises:
@@ -129,15 +124,12 @@ def seeds_needed(deviation: float, difference: float, level: float = 0.95, power
         >>> seeds_needed(0.05, 0.03), seeds_needed(0.1, 0.03), seeds_needed(0.1, 0.03, power=0.5)
         (24, 90, 46)
     """
-    if not (0 < level < 1 and 0.5 <= power < 1 and deviation >= 0 and difference > 0):
+    if not (0.5 <= power < 1 and deviation >= 0 and difference > 0):
         raise ValueError(
-            f"level={level} must lie between 0 and 1, power={power} in [0.5, 1), deviation={deviation} be at least 0 and "
-            f"difference={difference} above 0"
+            f"power={power} must lie in [0.5, 1), deviation={deviation} be at least 0, and difference={difference} above 0"
         )
     number = 2  # one difference has no standard deviation
-    while (
-        _quantile((1 + level) / 2, number) + _quantile(power, number)
-    ) * deviation > difference * math.sqrt(number):
+    while (_quantile(0.975, number) + _quantile(power, number)) * deviation > difference * math.sqrt(number):
         number += 1
     return number
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedlight.evaluation.bootstrap import bootstrap_interval
+from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.win_rate import outcomes
 from fedlight.support.checks import Checked
 from fedlight.support.types import Fields
@@ -197,8 +197,5 @@ def summarize_both_orders(right: np.ndarray, comparisons: np.ndarray) -> dict[st
         return {}
     # Draws follow the order of the comparisons, which several processes change.
     sort = np.argsort(comparisons, kind="stable")
-    low, high = bootstrap_interval(right[sort], comparisons[sort])
-    metrics = {"": float(right.mean())}
-    if not np.isnan([metrics[""], low]).any():
-        metrics |= {"_low": low, "_high": high}
-    return metrics
+    ends = {} if np.isnan(right).any() else with_interval("", right[sort], comparisons[sort])
+    return ends | {"": float(right.mean())}

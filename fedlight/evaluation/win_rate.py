@@ -51,23 +51,15 @@ class WinTieLose(NamedTuple):
 
 
 def wins(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return 1 for each prompt where our answer scores higher, 0.5 for a tie, else 0; arguments of `win_rate`.
+    """Return 1 for each prompt where our answer scores higher, 0.5 for a tie, else 0.
+
+    Both scores are ``(prompts,)``, for answers to the same prompts; ValueError for unequal numbers.
 
     Examples:
         >>> wins([2.0, 1.0, 0.0], [1.0, 1.0, 1.0])
         [1.0, 0.5, 0.0]
     """
     return [(a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs, strict=True)]
-
-
-def win_rate(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the share of prompts, in [0, 1], where our answer scores higher; a tie counts one half.
-
-    Both scores are ``(prompts,)``, for answers to the same prompts; ValueError without a prompt or for unequal numbers.
-    """
-    if not ours or len(ours) != len(theirs):
-        raise ValueError(f"win_rate needs the same prompts twice, got {len(ours)} and {len(theirs)} scores")
-    return sum(wins(ours, theirs)) / len(ours)
 
 
 def outcomes(ours_first: Sequence[float], ours_second: Sequence[float], in_both: bool = False) -> list[float]:

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.judge import Judge, check_slots
-from fedlight.evaluation.win_rate import win_rate
+from fedlight.evaluation.win_rate import wins
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.judges.pairwise import TASK, last_lines, mark_of, pairwise_prompt, read_verdict, without_tags
 from fedlight.support.types import Fields
@@ -172,4 +172,4 @@ def read_ratings(reply: str, mark: str) -> tuple[float, float] | None:
 def read_rated(reply: str, mark: str) -> float | None:
     """Return the verdict on the answer shown first, 1, 0.5 or 0; None if the ratings cannot be read."""
     ratings = read_ratings(reply, mark)
-    return None if ratings is None else win_rate([ratings[0]], [ratings[1]])
+    return None if ratings is None else wins([ratings[0]], [ratings[1]])[0]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedlight.evaluation.judge import Judge, check_slots
-from fedlight.evaluation.win_rate import win_rate
+from fedlight.evaluation.win_rate import wins
 from fedlight.support.types import Fields
 from fedlight.toy.instructions import DOMAINS, answer
 from fedlight.toy.oracle import Oracle
@@ -63,13 +63,12 @@ class OracleJudge(Judge):
             ValueError: ``prompt``, the post, is not among the fields.
         """
         check_slots(["prompt"], fields, "OracleJudge")
-        return [
-            win_rate([self._utility(slots, a)], [self._utility(slots, b)]) if a.strip() != b.strip() else 0.5
-            for slots, a, b in zip(fields, ours, theirs, strict=True)
-        ]
-
-    def _utility(self, fields: Fields, answer: str) -> float:
-        return self._oracle.utility(fields["prompt"], answer, self.group)
+        posts = [slots["prompt"] for slots in fields]
+        utilities = (
+            [self._oracle.utility(post, text, self.group) for post, text in zip(posts, texts, strict=True)]
+            for texts in (ours, theirs)
+        )
+        return wins(*utilities)
 
 
 class FactJudge(Judge):
@@ -99,10 +98,8 @@ class FactJudge(Judge):
         """
         check_slots([self.slot], fields, "FactJudge")
         right = [self._right(slots[self.slot]) for slots in fields]
-        return [
-            win_rate([share_right(a, known)], [share_right(b, known)])
-            for known, a, b in zip(right, ours, theirs, strict=True)
-        ]
+        shares = ([share_right(*pair) for pair in zip(texts, right, strict=True)] for texts in (ours, theirs))
+        return wins(*shares)
 
     def _right(self, text: str) -> str:
         name, area = ["", "", *text.split()][-2:]  # of a text of one word, too
@@ -126,9 +123,7 @@ class LengthJudge(Judge):
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         """Return a verdict on each pair; see `fedlight.evaluation.judge`."""
-        return [
-            win_rate([len(a.strip())], [len(b.strip())]) for _, a, b in zip(fields, ours, theirs, strict=True)
-        ]
+        return wins(*([len(text.strip()) for text in texts] for texts in (ours, theirs)))
 
 
 def share_right(text: str, right: str) -> float:

@@ -103,7 +103,6 @@ def test_so_many_seeds_find_the_difference_as_often_as_asked():
         ("power", 1.0),
         ("difference", 0.0),
         ("deviation", -1.0),
-        ("level", 1.0),
     ):
         with pytest.raises(ValueError, match=f"{name}={value}"):
             seeds_needed(**{"deviation": 0.1, "difference": 0.03, name: value})
