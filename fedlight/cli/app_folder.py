@@ -11,8 +11,9 @@ from fedlight.cli.app_texts import pyproject, readme, text_of
 from fedlight.flower.parts import Parts, clients_needed, kept_by_node, kept_by_server, refuse_undeployable
 from fedlight.lightning_cli.cli import find_config
 from fedlight.lightning_cli.config_files import layers
-from fedlight.recipes.overlay import as_yaml, texts_in
+from fedlight.recipes.overlay import as_yaml
 from fedlight.recipes.stages import settings_in
+from fedlight.runs.contents import texts_in
 from fedlight.support.checks import read_yaml
 from fedlight.support.files import write_whole
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of
 from fedlight.preflight.command import ParsedStage, parts_of
 from fedlight.preflight.finding import Finding, ok, problem
-from fedlight.recipes.chosen_stages import OUTPUTS
-from fedlight.recipes.overlay import texts_in
+from fedlight.runs.contents import is_output, texts_in
 from fedlight.support.needs import KeepsLog
 
 
@@ -32,9 +31,9 @@ def check_references(stages: Sequence[ParsedStage], folders: Sequence[Path]) -> 
     wrong, number = [], 0
     for stage, config, _ in stages:
         for key, path in _paths_elsewhere(stage.folder, config, folders):
-            # `results`, `folder` and `path` of a function may be inputs; only `output` is surely written.
-            is_read = stage.command == "call" and key in ("results", "folder", "path")
-            if key in OUTPUTS and not is_read:
+            # `folder` and `path` of a function may be inputs; only `output` is surely written.
+            is_read = stage.command == "call" and key in ("folder", "path")
+            if is_output(key) and not is_read:
                 outputs.add(path)
                 continue
             if key in (config.get("if_run") or []) and path.name not in known:

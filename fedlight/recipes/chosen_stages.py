@@ -8,21 +8,9 @@ Lightning command that names such a path as its output writes it itself.
 import re
 from collections.abc import Iterator, Sequence
 
-from fedlight.recipes.overlay import texts_in
 from fedlight.recipes.stages import Stage
+from fedlight.runs.contents import is_output, texts_in
 from fedlight.support.words import near
-
-OUTPUTS = (
-    "output",
-    "augmentation_folder",
-    "synthesis_folder",
-    "folder",
-    "dirpath",
-    "save_dir",
-    "path",
-    "results",
-)
-"""Settings whose value is a path that a stage may write to."""
 
 BEHIND_A_PATH = "?&\"',{}[] \t\n"
 IN_A_PATH = re.compile(f"[^{re.escape(BEHIND_A_PATH)}]+")
@@ -62,15 +50,14 @@ def _sources(stage: Stage, earlier: Sequence[Stage]) -> set[str]:
     names = {other.name for other in earlier}
     sources: set[str] = set()
     for key, path in _places(stage, earlier[0]) if earlier else ():
-        key = key.rpartition(".")[2]
         # The longest: one stage's name may begin with another's.
         first = max((name for name in names if _within(path, name)), key=len, default=None)
-        outputs = ("output",) if stage.command == "call" else OUTPUTS
+        is_written = key == "output" if stage.command == "call" else is_output(key)
         if not path:  # the folder of the whole run
-            sources |= set() if key in outputs else names
+            sources |= set() if is_written else names
         elif first is not None:
             sources.add(first)
-        elif stage.command == "call" or key not in OUTPUTS:
+        elif stage.command == "call" or not is_written:
             sources |= set(_writers(path, earlier)[:1])  # the first that names it writes it
     return sources
 

@@ -6,8 +6,6 @@ new class, or would pass for a chosen value.
 """
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import yaml
@@ -223,23 +221,6 @@ def setting_order(key: str) -> tuple[int, bool, bool]:
 def is_class(value: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether a value is a map that names a class."""
     return isinstance(value, dict) and isinstance(value.get("class_path"), str)
-
-
-def texts_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text and path in settings, at any depth, with the key that it stands under.
-
-    Examples:
-        >>> list(texts_in({"a": {"b": ["x", 1]}, "c": Path("y")}))
-        [('b', 'x'), ('c', 'y')]
-    """
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from texts_in(inner, str(name))
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from texts_in(inner, key)
-    elif isinstance(value, (str, Path)):
-        yield key, str(value)
 
 
 class _Writer(yaml.SafeDumper):

@@ -126,22 +126,30 @@ def _is_of_run(path: Path, stage: Path, run: Path) -> bool:
 
 def local_paths(settings: Any) -> set[str]:
     """Return the texts in settings that name files or folders to read."""
-    return {text for key, text in _texts(settings) if _is_local(text, key)}
+    return {text for key, text in texts_in(settings) if not is_output(key) and _is_local(text, key)}
 
 
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield texts in settings with the last part of their keys, without places for a stage's own files."""
+def is_output(key: str) -> bool:
+    """Return whether a setting of this name is a place for a stage's own files."""
     last = key.rpartition(".")[2]
-    if last in OUTPUTS or last.endswith(OUTPUT_ENDINGS):
-        return
+    return last in OUTPUTS or last.endswith(OUTPUT_ENDINGS)
+
+
+def texts_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text and path in settings, at any depth, with the key that it stands under.
+
+    Examples:
+        >>> list(texts_in({"a": {"b": ["x", 1]}, "c": Path("y")}))
+        [('b', 'x'), ('c', 'y')]
+    """
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _texts(inner, str(name))
+            yield from texts_in(inner, str(name))
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from _texts(inner, key)
-    elif isinstance(value, str):
-        yield last, value
+            yield from texts_in(inner, key)
+    elif isinstance(value, (str, Path)):
+        yield key, str(value)
 
 
 def _is_local(text: str, key: str) -> bool:
@@ -240,7 +248,8 @@ def tables_since(folder: Path, start: float) -> dict[str, str]:
 
 def refuse_changed_results(settings: Any, run: Path) -> None:
     """Raise ValueError if a result of an earlier stage that settings name is gone or has changed since it was written."""
-    for text in sorted({text for _, text in _texts(settings) if text.startswith(str(run))}):
+    named = {text for key, text in texts_in(settings) if not is_output(key)}
+    for text in sorted(text for text in named if text.startswith(str(run))):
         path = Path(text)
         if (stage := _stage_of(path, run)) is None:
             continue
