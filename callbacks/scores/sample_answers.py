@@ -9,7 +9,6 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.scores.win_rate import WritesText
 from fedlight.evaluation.tasks.model import KnowsWhatFits
 from fedlight.pretrained.openings import openings
 from fedlight.processes.work import is_first
@@ -51,7 +50,7 @@ class SampleAnswers(Checked, L.Callback):
         """Choose the prompts, so that a module or data that do not fit are refused before training."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         has_responses = all(hasattr(data, name) for name in ("val_set", "tokenizer", "collate"))
-        if not isinstance(pl_module, WritesText) or not has_responses:
+        if not hasattr(pl_module, "generate") or not has_responses:
             raise ValueError(
                 f"SampleAnswers needs a module that writes text and data with responses, such as SFTModule and "
                 f"InstructionDataModule, not {type(pl_module).__name__} and {type(data).__name__}: take it out"

@@ -8,7 +8,7 @@ Overoptimization", ICML 2023, https://arxiv.org/abs/2210.10760).
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -22,23 +22,6 @@ from fedlight.processes.work import for_each, once
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
-
-
-@runtime_checkable
-class WritesText(Protocol):
-    """Module that writes text."""
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        temperature: float,
-        max_new_tokens: int,
-        seed: int,
-        raw: bool,
-        stop: Sequence[str],
-    ) -> list[list[str]]:
-        """Return answers to each prompt; ``raw`` turns the adapter off; they end before a stop text."""
 
 
 class WinRate(Checked, L.Callback):
@@ -89,7 +72,7 @@ class WinRate(Checked, L.Callback):
             return
         if trainer.world_size > 1:
             raise ValueError("WinRate writes its answers in one process: set devices=1 and num_nodes=1")
-        if not isinstance(pl_module, WritesText):
+        if not hasattr(pl_module, "generate"):
             raise ValueError(
                 f"WinRate needs a module with generate(prompts, ..., raw), such as DPOModule or SFTModule, not "
                 f"{type(pl_module).__name__}"
