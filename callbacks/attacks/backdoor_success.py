@@ -8,12 +8,7 @@ text, so no answer is misread.
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from fedlight.callbacks.attacks.attack import (
-    SCORING,
-    Attack,
-    Found,
-    render_prompts,
-)
+from fedlight.callbacks.attacks.attack import SCORING, Attack, Found, render_prompts
 from fedlight.evaluation.tasks.model import ScoresRaw
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedlight.pretrained.hub import EMBEDDED, NAME, find_licence
 from fedlight.pretrained.named import PRETRAINED, is_dequantized
+from fedlight.support.words import number
 
 SCORE = re.compile(r"(val|test|score|group_mean|win_rate)(/|$)|win_rate_")
 """Metrics of the finished model; those of training batches say little of it."""
@@ -138,7 +139,7 @@ def scores_of(last: Mapping[str, float]) -> list[Score]:
     """
     ends = {name + end for name in last for end in ENDS}
     return [
-        Score(name, float(last[name]), *(_number(last.get(name + end)) for end in ENDS))
+        Score(name, float(last[name]), *(number(last.get(name + end)) for end in ENDS))
         for name in sorted(last)
         if SCORE.match(name) and name not in ends and last[name] == last[name]  # NaN is no score
     ]
@@ -174,9 +175,9 @@ def traffic_of(visits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """
     rows = list(visits)
     traffic: dict[str, Any] = {
-        name: sum(int(_number(row.get(name)) or 0) for row in rows) for name in ("bytes_down", "bytes_up")
+        name: sum(int(number(row.get(name)) or 0) for row in rows) for name in ("bytes_down", "bytes_up")
     }
-    ends = [end for row in rows if (end := _number(row.get("round_end_seconds"))) is not None]
+    ends = [end for row in rows if (end := number(row.get("round_end_seconds"))) is not None]
     return traffic | {"simulated_seconds": max(ends, default=None)}
 
 
@@ -191,14 +192,6 @@ def papers_of(classes: Iterable[type]) -> dict[str, str]:
     heads = {each.__name__: getattr(sys.modules.get(each.__module__), "__doc__", None) for each in classes}
     matches = {name: PAPER.search(head or "") for name, head in heads.items()}
     return {name: match[0] for name, match in matches.items() if match}
-
-
-def _number(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if number == number else None  # NaN
 
 
 def settings_of(

@@ -9,8 +9,8 @@ from fedlight.export.opened import Opened
 from fedlight.runs import facts
 from fedlight.runs.client_data import data_of
 from fedlight.runs.facts import within
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 
 def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:

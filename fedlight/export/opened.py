@@ -11,9 +11,9 @@ from fedlight.modules.language import checkpoints
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.runs.facts import within
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run, read_runs
 from fedlight.support.checkpoint_files import check_readable
+from fedlight.support.words import number
 
 LAST = "last"
 FEDAVG = "fedlight.FedAvg"

@@ -65,9 +65,7 @@ class Drawn(NamedTuple):
 
 
 def write_report(
-    folders: Sequence[str | Path],
-    output: str | Path | None = None,
-    private: bool = False,
+    folders: Sequence[str | Path], output: str | Path | None = None, private: bool = False
 ) -> Path:
     """Write the page about all runs in the given folders, and return its path.
 
@@ -192,12 +190,7 @@ def save_png(figure: Figure, file: Path) -> None:
     FigureCanvasAgg(figure).print_png(str(file))
 
 
-def render(
-    runs: Sequence[Run],
-    shown: Sequence[Section],
-    drawn: dict[str, Drawn],
-    files: str,
-) -> str:
+def render(runs: Sequence[Run], shown: Sequence[Section], drawn: dict[str, Drawn], files: str) -> str:
     """Return the HTML text; figures are in the folder ``files`` beside it, and texts of a run's files are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from fedlight.runs.rows import number
 from fedlight.support.files import result_of
+from fedlight.support.words import number
 
 MOST_SAID = 40
 """Lines, bars or points that the words of a figure name."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedlight.devices.outcomes import NO_PART
-from fedlight.runs.rows import Rows, number
+from fedlight.runs.rows import Rows
+from fedlight.support.words import number
 
 OUTCOMES = ("", *NO_PART)
 """Why a client dropped out; the empty one took part."""

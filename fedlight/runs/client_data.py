@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 OF_CANDIDATES = ("synthetic", "mixed")
 """Splits of visits on examples that a client has made for itself."""

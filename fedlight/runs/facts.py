@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 
 def class_name(spec: Any) -> str:

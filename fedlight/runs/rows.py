@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.support.files import read_csv
+from fedlight.support.words import number
 
 Rows = list[dict[str, str]]
 
@@ -54,20 +55,6 @@ def _without(row: dict[str, str], begun: dict[str, float]) -> dict[str, str]:
 
 def _tells(row: dict[str, str]) -> bool:
     return any(value for column, value in row.items() if column not in ("epoch", "step"))
-
-
-def number(text: Any) -> float | None:
-    """Return a text as a number; None where it is empty, not a number or not finite.
-
-    Examples:
-        >>> number("0.5"), number(""), number("nan"), number("train")
-        (0.5, None, None, None)
-    """
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        return None
-    return value if abs(value) < float("inf") else None  # NaN is not below it either
 
 
 def objects(value: Any) -> list[dict[str, Any]]:

@@ -2,9 +2,24 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 """Units of time: seconds, and the name."""
+
+
+def number(text: Any) -> float | None:
+    """Return a text as a number; None where it is empty, not a number or not finite.
+
+    Examples:
+        >>> number("0.5"), number(""), number("nan"), number("train")
+        (0.5, None, None, None)
+    """
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if abs(value) < float("inf") else None  # NaN is not below it either
 
 
 def three_digits(value: float) -> str:

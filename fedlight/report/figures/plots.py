@@ -29,8 +29,9 @@ from fedlight.report.figures.style import (
     save,
 )
 from fedlight.runs.folders import versions
-from fedlight.runs.rows import Rows, number, read_rows
+from fedlight.runs.rows import Rows, read_rows
 from fedlight.support.files import result_of
+from fedlight.support.words import number
 
 INCHES_OF_A_ROW = 0.28
 WORST = 0.1

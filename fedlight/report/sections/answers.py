@@ -10,8 +10,8 @@ from typing import Any
 from fedlight.judges.task_answers import last_moment
 from fedlight.report.parts import Answer, Part, Section, Texts
 from fedlight.runs import facts
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 REFERENCE = "reference"
 RAW = "raw model"

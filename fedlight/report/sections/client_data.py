@@ -15,13 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedlight.report.figures.style import (
-    COLORS,
-    HALF_A_PAGE,
-    STYLE,
-    add_legend,
-    new_chart,
-)
+from fedlight.report.figures.style import COLORS, HALF_A_PAGE, STYLE, add_legend, new_chart
 from fedlight.report.parts import Chart, Part, Section, Table, shortened, table_of
 from fedlight.runs.client_data import Counts, Distribution, data_of
 from fedlight.runs.run import Run

@@ -10,8 +10,8 @@ from fedlight.report.figures.lines import Line, line_chart, over_seeds
 from fedlight.report.figures.style import Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, capitalized, slug
 from fedlight.runs.facts import class_name
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run, by_method
+from fedlight.support.words import number
 
 FEWEST_EPOCHS = 3  # below, a run that is not federated is drawn over its steps
 Curve = dict[float, float]

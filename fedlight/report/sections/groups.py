@@ -10,15 +10,12 @@ from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug, table_of
 from fedlight.report.sections.curves import Curve, by_metric
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 MOST = 4
 """Runs whose clients are drawn one by one."""
-SAID = {
-    "fed/groups_moved": "clients that changed their selector",
-    "fed/group_ari": "adjusted Rand index",
-}
+SAID = {"fed/groups_moved": "clients that changed their selector", "fed/group_ari": "adjusted Rand index"}
 COUNTS = ("round", "selector")
 """Columns that have to be numbers."""
 Table_ = Mapping[str, Sequence[Any]]
@@ -122,8 +119,4 @@ def _table(tables: Mapping[Run, Table_], changes: Mapping[Run, Mapping[str, Curv
                 "adjusted Rand index": index,
             }
         )
-    return table_of(
-        "The last grouping",
-        lines,
-        "Changed: share of clients that changed their selector.",
-    )
+    return table_of("The last grouping", lines, "Changed: share of clients that changed their selector.")

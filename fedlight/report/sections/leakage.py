@@ -21,8 +21,8 @@ from fedlight.report.figures.privacy_table import GLOBAL, UPLOADS, read_attacks
 from fedlight.report.figures.style import MOST_LINES, Looks, looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug
 from fedlight.report.sections.curves import ByMetric, Curve, by_metric
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 TARGETS = {GLOBAL: "the global model", UPLOADS: "clients' uploads"}
 SAID = {

@@ -24,10 +24,9 @@ from fedlight.report.parts import (
     table_of,
 )
 from fedlight.runs import facts
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run, by_method, read_recipe
 from fedlight.support.results import chance_notes, in_brackets, mark, without_ends
-from fedlight.support.words import in_largest_unit
+from fedlight.support.words import in_largest_unit, number
 
 PANELS = 4
 MOST_METHODS = 24

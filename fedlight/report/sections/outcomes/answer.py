@@ -11,8 +11,8 @@ from fedlight.report.sections.curves import Curves, curves, ends_of, in_words
 from fedlight.report.sections.outcomes.comparison import Scores, difference, mean_of, measures, verdict
 from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.runs import facts
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run, read_recipe
+from fedlight.support.words import number
 
 PROGRESS = r"^(val|train|fed)/loss$"
 """Losses that tell something where there are two of them."""

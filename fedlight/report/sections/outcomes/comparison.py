@@ -18,8 +18,8 @@ from fedlight.report.sections.answers import scored_rows, tasks
 from fedlight.report.sections.curves import in_words
 from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.runs import facts
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 METRICS = re.compile(r"^(val|test)/(accuracy|loss|client_mean|accuracy_both_orders)$|^win_rate/(?!words)")
 """Of which there is a single value in each run, so that seeds alone can tell."""

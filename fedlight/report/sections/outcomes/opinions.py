@@ -7,8 +7,8 @@ import numpy as np
 from fedlight.report.figures.retrieval_map import draw_groups_of_points
 from fedlight.report.figures.style import COLORS
 from fedlight.report.parts import Chart, Section, slug
-from fedlight.runs.rows import number
 from fedlight.runs.run import Run
+from fedlight.support.words import number
 
 PEOPLE = "people.csv"
 """What the stage that makes the pairs writes: person, group, votes, x, y."""

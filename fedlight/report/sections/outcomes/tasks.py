@@ -12,8 +12,9 @@ from typing import Any
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.report.parts import Part, Section, Table, short, spread
 from fedlight.report.sections.answers import scored_rows, tasks
-from fedlight.runs.rows import number, objects
+from fedlight.runs.rows import objects
 from fedlight.runs.run import Run, by_method
+from fedlight.support.words import number
 
 MANY_LINES = 12
 LAST = ("score/", "group_mean/", "own/", "win_rate")
