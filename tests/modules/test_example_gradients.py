@@ -97,12 +97,6 @@ def test_layers_go_through_a_quantized_base(llama, make_sft_batch):
     assert any((plain[name] - gradient).abs().max() > 1e-3 for name, gradient in found.items())
 
 
-def test_func_does_not_go_through_a_quantized_base(llama, make_sft_batch):
-    pytest.importorskip("bitsandbytes")
-    with pytest.raises(ValueError, match="set it to 'layers'"):
-        example_gradients(make_module(llama, base="nf4"), make_sft_batch(), "func")
-
-
 def test_layers_take_linear_layers_alone(llama, make_sft_batch):
     module, batch = make_module(llama), make_sft_batch()
     module.causal_lm.model.norm.weight.requires_grad_(True)
@@ -110,8 +104,3 @@ def test_layers_take_linear_layers_alone(llama, make_sft_batch):
         example_gradients(module, batch, "layers")
     expected = one_by_one(module, batch)
     assert_same(example_gradients(module, batch, "func"), expected)
-
-
-def test_a_misspelt_way_is_refused(llama, make_sft_batch):
-    with pytest.raises(ValueError, match=r"gradients\.way='layer': did you mean 'layers'"):
-        example_gradients(make_module(llama), make_sft_batch(), "layer")

@@ -120,14 +120,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
     Chen et al. 2021, eq. 1: pass@k = 1 - C(n - c, k) / C(n, k), the probability that k of n samples, c of them right,
     include a right one.
-
-    Raises:
-        ValueError: more right ones than samples, or a larger k.
     """
-    if not 1 <= k <= samples:
-        raise ValueError(f"k={k} has to be from 1 to the number of samples, {samples}")
-    if not 0 <= correct <= samples:
-        raise ValueError(f"{correct} of {samples} samples cannot be right")
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
