@@ -10,7 +10,7 @@ from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language import checkpoints
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
-from fedlight.runs.facts import within
+from fedlight.runs.facts import callbacks, within
 from fedlight.runs.run import Run, read_runs
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.words import number
@@ -131,17 +131,12 @@ def _adapter(run: Run) -> Path | None:
     """Return the folder that `AdapterExport` wrote: by its own name in the run's folder, which may have moved."""
     written = [
         Path(str(within(each, "init_args", "folder") or "")).name
-        for each in _callbacks(run)
+        for each in callbacks(run)
         if str(each.get("class_path", "")).endswith("AdapterExport")
     ]
     folders = [run.folder / name for name in dict.fromkeys([*written, ADAPTER]) if name]
     files = ("adapter_config.json", "adapter*/adapter_config.json")  # of one, and of several
     return next((folder for folder in folders if any(any(folder.glob(file)) for file in files)), None)
-
-
-def _callbacks(run: Run) -> list[dict[str, Any]]:
-    callbacks = (run.config().get("trainer") or {}).get("callbacks") or []
-    return [each for each in callbacks if isinstance(each, dict)]
 
 
 def _checkpoints(run: Run) -> list[Path]:
@@ -169,7 +164,7 @@ def _checkpoint(run: Run, wanted: str) -> Path:
             raise FileNotFoundError(
                 f"--checkpoint {wanted}: there is no such file; {LAST} takes the run's newest"
             )
-        written = [within(each, "init_args", "dirpath") for each in _callbacks(run)]
+        written = [within(each, "init_args", "dirpath") for each in callbacks(run)]
         places = [run.folder, *(Path(folder) for folder in written if isinstance(folder, str))]
         # Links are followed, as checkpoints may be on another disk.
         if not any(Path(wanted).resolve().is_relative_to(folder.resolve()) for folder in places):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
+from fedlight.runs.rows import objects
 from fedlight.runs.run import Run
 from fedlight.support.words import number
 
@@ -76,10 +77,14 @@ def augmentation_folder(run: Run) -> Path | None:
     return next((place for place in places if AugmentationRecord(place).added.is_file()), None)
 
 
+def callbacks(run: Run) -> list[dict[str, Any]]:
+    """Return the specs of the trainer's callbacks."""
+    return objects(within(run.config(), "trainer", "callbacks"))
+
+
 def task_class(run: Run, task: str) -> str:
     """Return the class that scores a task in a run with the callback ``TaskScores``; empty where it is not known."""
-    callbacks = within(run.config(), "trainer", "callbacks") or []
-    specs = [within(callback, "tasks", task) for callback in callbacks if isinstance(callback, Mapping)]
+    specs = [within(callback, "tasks", task) for callback in callbacks(run)]
     return next((class_name(spec) for spec in specs if spec), "")
 
 

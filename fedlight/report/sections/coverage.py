@@ -22,6 +22,7 @@ from fedlight.report.figures.coverage_plots import draw_similarities, scores_of,
 from fedlight.report.figures.retrieval_map import draw_groups_of_points, flatten, some
 from fedlight.report.parts import Chart, Part, Section, Table, table_of
 from fedlight.runs import facts
+from fedlight.runs.contents import texts_in
 from fedlight.runs.run import Run
 from fedlight.support.files import read_text
 
@@ -205,21 +206,11 @@ def _read(folder: Path, run: Run) -> Addition:
     settings = settings if isinstance(settings, dict) else {}
     encoder = settings.get("encoder") or settings.get("server_encoder")
     alpha = settings.get("alpha")
+    own = facts.within(run.config(), "data", "init_args", "augmentation")
     return Addition(
         added,
         list(dict.fromkeys(instruction_text(fields) for _, fields in record.read_own())),
         encoder if isinstance(encoder, str) else "",
-        _cache(facts.within(run.config(), "data", "init_args", "augmentation")),
+        next((text for key, text in texts_in(own) if key == "cache"), None),  # of the first encoder with one
         alpha if isinstance(alpha, float) else None,
     )
-
-
-def _cache(augmentation: Any) -> str | None:
-    """Return the folder of the first encoder cache in the settings of an augmentation."""
-    if not isinstance(augmentation, dict):
-        return None
-    for name, value in augmentation.items():
-        folder = value if name == "cache" else _cache(value)
-        if isinstance(folder, str):
-            return folder
-    return None
