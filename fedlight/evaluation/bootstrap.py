@@ -71,7 +71,7 @@ def bootstrap_interval(
 
 
 def with_interval(
-    name: str, values: Sequence[float] | np.ndarray, prompts: Sequence[Hashable] | None = None
+    name: str, values: Sequence[float] | np.ndarray, prompts: Sequence[Hashable] | np.ndarray | None = None
 ) -> dict[str, float]:
     """Return the mean of values as a column of a table, with the ends of its interval, absent where it is not defined.
 
