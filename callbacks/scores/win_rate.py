@@ -125,7 +125,10 @@ class WinRate(Checked, L.Callback):
         answers = self._answers(module, raw=False)
         with isolate_rng():  # a judge may load a model, whose weights are drawn before they are read
             # Once, because a judge may cost money.
-            rated = {name: once(partial(self._judged, judge, answers)) for name, judge in self.judges.items()}
+            rated = {
+                name: once(partial(BothPositions(judge).scores, self._fields, answers, self._raw))
+                for name, judge in self.judges.items()
+            }
         rates = {name: self._rates(scores, answers) for name, scores in rated.items()}
         metrics = {
             f"{metric}/{name}": value for name, numbers in rates.items() for metric, value in numbers.items()
@@ -136,10 +139,6 @@ class WinRate(Checked, L.Callback):
             f"{name} {value:.4f}" for name, value in metrics.items() if name.startswith("win_rate/")
         )
         rank_zero_info(f"{when}, against the raw model on {len(answers)} prompts: {shown}")
-
-    def _judged(self, judge: Judge, answers: Sequence[str]) -> list[float]:
-        """Return a judge's scores of all answers."""
-        return [float(score) for score in BothPositions(judge).scores(self._fields, answers, self._raw)]
 
     def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:
         """Return the win rate, its interval and the rate at equal length, without undefined ones."""

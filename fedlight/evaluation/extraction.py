@@ -26,6 +26,7 @@ import numpy as np
 
 from fedlight.evaluation.rouge_l import pairwise_rouge_l, rouge_l_of_pairs
 from fedlight.support.seeding import derive_seed
+from fedlight.support.words import cut_at
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Opening(NamedTuple):
         """
         # The longest, since one prefix may begin another.
         prefix = max((prefix for prefix in self.prefixes if text.startswith(prefix)), key=len, default="")
-        return until_stop(text[len(prefix) :], self.stops)
+        return cut_at(text[len(prefix) :], self.stops).strip()
 
 
 def opening_of(forms: Sequence[str]) -> Opening:
@@ -100,16 +101,6 @@ def _split_at_slots(form: str) -> list[str]:
         if slot is not None:
             texts.append("")
     return texts
-
-
-def until_stop(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first stop, without white space around it.
-
-    Examples:
-        >>> until_stop(" Name a planet. B: Mars A: Venus", ["A:", "B:"])
-        'Name a planet.'
-    """
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))].strip()
 
 
 def normalize_space(text: str) -> str:

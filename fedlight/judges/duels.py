@@ -137,7 +137,9 @@ def _paired(
 def _shown(pairs: Sequence[tuple[TaskAnswer, str]]) -> tuple[list[dict[str, str]], list[str], list[str]]:
     """Return the arguments of a judge: fields of the prompts, our answers, the other answers."""
     return (
-        [answer.shown_to_judges() for answer, _ in pairs],
+        [
+            {"prompt": answer.prompt, "target": answer.target, **answer.fields} for answer, _ in pairs
+        ],  # slots win
         [answer.text for answer, _ in pairs],
         [other for _, other in pairs],
     )

@@ -30,10 +30,6 @@ class TaskAnswer(NamedTuple):
     text: str
     client: str | None = None
 
-    def shown_to_judges(self) -> dict[str, str]:
-        """Return the fields for a judge: ``prompt``, ``target`` and the prompt's slots, which win where names are equal."""
-        return {"prompt": self.prompt, "target": self.target, **self.fields}
-
 
 def read_answers(folder: str, task: str, moment: str | None = None) -> list[TaskAnswer]:
     """Return the answers of one run to one task; ValueError where there are none.

@@ -75,11 +75,8 @@ class VoteCounts:
         )
 
 
-class _Voted(NamedTuple):
-    """Pair while rows are read, with its votes by person; a vote without a name has the number of its row."""
-
-    pair: Pair
-    votes: dict[str | int, float]
+Voted = tuple[Pair, dict[str | int, float]]
+"""Pair while rows are read, with its votes by person; a vote without a name has the number of its row."""
 
 
 def read_pairs(
@@ -105,7 +102,7 @@ def read_pairs(
     check_columns(rows, {**columns, **({"question": question} if question else {})}, source)
     worth = {value: WORTH[name] for value, name in invert_choice_values(choice_values).items()}
     counts = VoteCounts(source, rows=len(rows))
-    voted: dict[tuple[str, ...], _Voted] = {}
+    voted: dict[tuple[str, ...], Voted] = {}
     for number, row in enumerate(rows):
         at = {name: text_at(row, path) for name, path in columns.items()}
         if at["choice"] not in worth:
@@ -119,7 +116,7 @@ def read_pairs(
         answers = sorted((shown.first, shown.second))  # one pair in either order
         key = (shown.category, shown.question, *shown.fields.values(), *answers)
         counts.repeated += key in voted
-        pair, votes = voted.setdefault(key, _Voted(shown, {}))
+        pair, votes = voted.setdefault(key, (shown, {}))
         # In the order that the pair's first row has.
         vote = worth[at["choice"]] if shown.first == pair.first else 1 - worth[at["choice"]]
         person = at["client"] or number  # a vote without a name is another person's
@@ -140,7 +137,7 @@ def _pair(at: Mapping[str, str], question: str | None) -> Pair:
 
 
 def _drawn(
-    voted: list[_Voted], limit: int | None, seed: int, counts: VoteCounts
+    voted: list[Voted], limit: int | None, seed: int, counts: VoteCounts
 ) -> tuple[list[Pair], VoteCounts]:
     """Return the pairs to be judged, in the order of the rows, with their votes; and the completed ``counts``."""
     kept = set(range(len(voted)))

@@ -1,7 +1,7 @@
-"""Numbers, times, errors and near misses of names as text for tables, sentences and axes."""
+"""Numbers, times and errors as text for tables, sentences and axes; numbers in texts, their ends, and near misses of names."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -75,3 +75,13 @@ def near(word: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     matches = matches or [name for name in names if name.lower().startswith(word.lower())]
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def cut_at(text: str, stop: Sequence[str]) -> str:
+    r"""Return the text before the first stop text.
+
+    Examples:
+        >>> cut_at("4\n\nQuestion: 5", ["Question:", "\n\n"]), cut_at("4", ["\n\n"])
+        ('4', '4')
+    """
+    return text[: min((at for ending in stop if (at := text.find(ending)) >= 0), default=len(text))]

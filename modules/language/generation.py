@@ -12,6 +12,7 @@ from fedlight.pretrained.endings import end_tokens
 from fedlight.pretrained.openings import openings
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode
+from fedlight.support.words import cut_at
 
 STOP_MARGIN = 4
 """Tokens that are decoded besides those of a stop text: the first of a window may lose its blank."""
@@ -214,16 +215,6 @@ def _generation_config(tokenizer: Any, max_new_tokens: int, ends: list[int]) -> 
         repetition_penalty=1.0,  # a model's own config may have another
         do_sample=False,  # _Draws leaves one token possible
     )
-
-
-def cut_at(text: str, stop: Sequence[str]) -> str:
-    r"""Return the text before the first stop text.
-
-    Examples:
-        >>> cut_at("4\n\nQuestion: 5", ["Question:", "\n\n"]), cut_at("4", ["\n\n"])
-        ('4', '4')
-    """
-    return text[: min((at for ending in stop if (at := text.find(ending)) >= 0), default=len(text))]
 
 
 def _check_stop(stop: Sequence[str]) -> None:
