@@ -1,4 +1,4 @@
-"""Numbers, times and errors as text for tables, sentences and axes; numbers in texts, their ends, and near misses of names."""
+"""Numbers, times and errors as text for tables, sentences and axes; numbers in texts, beginnings, near misses of names."""
 
 import difflib
 from collections.abc import Iterable, Sequence
