@@ -103,7 +103,9 @@ class ChatEndpoint(TextGenerator):
         counts: requests, answers and tokens so far.
 
     Raises:
-        ValueError: a setting is out of range.
+        ValueError: a setting is out of range; at an answer, the environment has no key, or a limit would be passed.
+        ModuleNotFoundError: at an answer, the extra ``chat`` is not installed.
+        OSError: at an answer, the server cannot be reached, refuses, or failed too often.
     """
 
     without_effect = ("api_key_variable", "sending", "budget", "cache")
@@ -143,13 +145,6 @@ class ChatEndpoint(TextGenerator):
         ]
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """Return an answer to each prompt; see `TextGenerator`.
-
-        Raises:
-            ModuleNotFoundError: the extra ``chat`` is not installed.
-            OSError: the server cannot be reached, refuses, or failed too often.
-            ValueError: the environment has no key, or a limit would be passed.
-        """
         keys, answers, wanted = self._looked_up(prompts, draw)
         if wanted:
             self._checked(keys, wanted)  # before anything is sent
@@ -166,12 +161,10 @@ class ChatEndpoint(TextGenerator):
         return [self._text(answers[key]) for key in keys]
 
     def costs(self, prompts: Sequence[str], draw: int = 0) -> Costs:
-        """Return the costs of `complete`; nothing is sent."""
         keys, _, wanted = self._looked_up(prompts, draw)
         return self._checked(keys, wanted)
 
     def usage(self) -> dict[str, int]:
-        """Return the counts of `Usage` by name."""
         return vars(self.counts).copy()
 
     def _looked_up(

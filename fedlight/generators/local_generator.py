@@ -30,6 +30,9 @@ CUT_SHARE = 0.98
 class LocalGenerator(ReadsModel, TextGenerator):
     """Text generator that asks a model of this machine, with or without an adapter; the first prompt loads it.
 
+    A prompt that does not fit into the model has an empty answer. `usage` counts answers, those cut off at
+    ``max_new_tokens``, and prompts that were too long.
+
     Args:
         model: hub name, folder, or ``"toy"``.
         adapter: folder of an adapter on it, if any.
@@ -46,7 +49,8 @@ class LocalGenerator(ReadsModel, TextGenerator):
         trust_remote_code: run code that comes with the model.
 
     Raises:
-        ValueError: a setting is misspelt or out of range.
+        ValueError: a setting is misspelt or out of range; at an answer, the tokenizer has no ``chat`` template.
+        OSError: at an answer, there is no such model.
     """
 
     without_effect = ("device",)
@@ -90,12 +94,6 @@ class LocalGenerator(ReadsModel, TextGenerator):
             )
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """Return an answer to each prompt; empty for a prompt that does not fit into the model. See `TextGenerator`.
-
-        Raises:
-            OSError: there is no such model.
-            ValueError: ``template`` is ``chat``, and the tokenizer has none.
-        """
         module = self._loaded()
         slot = self._template.slots[0]
         texts = [self._template.render({slot: prompt}).text for prompt in prompts]
@@ -120,11 +118,9 @@ class LocalGenerator(ReadsModel, TextGenerator):
         return {**super().settings(), **self._contents}
 
     def usage(self) -> dict[str, int]:
-        """Return counts of answers, of those cut off at ``max_new_tokens``, and of prompts that were too long."""
         return dict(self._counts)
 
     def release(self) -> None:
-        """Free the model."""
         self._module = self._new()
 
     @cached_property

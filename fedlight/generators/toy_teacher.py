@@ -44,12 +44,10 @@ class ToyTeacher(TextGenerator):
         self._answers = 0
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
-        """Return an answer to each prompt, a function of it, the settings and ``draw``."""
         self._answers += len(prompts)
         return [self._complete_one(prompt, draw) for prompt in prompts]
 
     def usage(self) -> dict[str, int]:
-        """Return the number of answers given."""
         return {"answers": self._answers}
 
     def instruction(self, first: str, second: str, draw: int) -> str:

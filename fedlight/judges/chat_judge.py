@@ -60,7 +60,9 @@ class ChatJudge(Judge):
         unread: number of replies so far that could not be read.
 
     Raises:
-        ValueError: ``form`` is misspelt.
+        ValueError: ``form`` is misspelt; at a verdict, a slot of ``question`` is not among the fields, or a limit of the
+            endpoint would be passed.
+        OSError: at a verdict, the endpoint cannot be reached, or failed too often.
     """
 
     def __init__(
@@ -74,12 +76,6 @@ class ChatJudge(Judge):
         self._announced = False
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return a verdict on our answers, shown first; see `fedlight.evaluation.judge`.
-
-        Raises:
-            ValueError: a slot of ``question`` is not among the fields, or a limit of the endpoint would be passed.
-            OSError: the endpoint cannot be reached, or failed too often.
-        """
         if not self._announced:
             self.announce(fields, ours, theirs)
         texts = self._texts(fields, ours, theirs)

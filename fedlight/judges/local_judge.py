@@ -51,7 +51,9 @@ class LocalJudge(ReadsModel, Judge):
         unread: number of pairs so far where a text other than a verdict was likelier.
 
     Raises:
-        ValueError: a setting is misspelt or out of range.
+        ValueError: a setting is misspelt or out of range; at a verdict, a slot of ``question`` is not among the fields, or
+            there is no chat template.
+        OSError: at a verdict, there is no such model.
     """
 
     def __init__(
@@ -85,12 +87,6 @@ class LocalJudge(ReadsModel, Judge):
         )
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return a verdict on our answers, shown first; see `fedlight.evaluation.judge`.
-
-        Raises:
-            OSError: there is no such model.
-            ValueError: a slot of ``question`` is not among the fields, or there is no chat template.
-        """
         check_slots(self.question.slots, fields, "LocalJudge")
         pairs = list(zip(fields, ours, theirs, strict=True))
         asked = [index for index, (_, a, b) in enumerate(pairs) if a.strip() != b.strip()]

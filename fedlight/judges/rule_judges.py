@@ -25,7 +25,8 @@ class OracleJudge(Judge):
         shares: relative sizes of the groups, see there.
 
     Raises:
-        ValueError: a setting is out of range, or the group has no client.
+        ValueError: a setting is out of range, or the group has no client; at a verdict, ``prompt``, the post, is not among
+            the fields.
 
     Examples:
         >>> post = {"prompt": "anna bakes bread . ben reads maps ."}
@@ -57,11 +58,6 @@ class OracleJudge(Judge):
         self._oracle.utility("", "", group)  # refuses an empty group now, not at the first pair
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return a verdict on each pair; see `fedlight.evaluation.judge`.
-
-        Raises:
-            ValueError: ``prompt``, the post, is not among the fields.
-        """
         check_slots(["prompt"], fields, "OracleJudge")
         posts = [slots["prompt"] for slots in fields]
         utilities = (
@@ -76,7 +72,8 @@ class FactJudge(Judge):
 
     Args:
         seed: seed of the embedded world, as in the source of the rows.
-        slot: slot of the prompt whose text ends in the topic, a name and a thing.
+        slot: slot of the prompt whose text ends in the topic, a name and a thing; at a verdict, ValueError without it, and
+            for another text.
 
     Examples:
         >>> from fedlight.toy.instructions import answer
@@ -91,11 +88,6 @@ class FactJudge(Judge):
         self.seed, self.slot = seed, slot
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return a verdict on each pair; see `fedlight.evaluation.judge`.
-
-        Raises:
-            ValueError: a prompt has no such slot, or asks about no topic of a domain.
-        """
         check_slots([self.slot], fields, "FactJudge")
         right = [self._right(slots[self.slot]) for slots in fields]
         shares = ([share_right(*pair) for pair in zip(texts, right, strict=True)] for texts in (ours, theirs))
@@ -122,7 +114,6 @@ class LengthJudge(Judge):
     sees_order = False
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return a verdict on each pair; see `fedlight.evaluation.judge`."""
         return wins(*([len(text.strip()) for text in texts] for texts in (ours, theirs)))
 
 

@@ -48,7 +48,8 @@ class SelectorJudge(ReadsModel, Judge):
 
     Raises:
         FileNotFoundError: there is no such adapter.
-        ValueError: a setting is misspelt, out of range or not that of the selectors' training, or their number is even.
+        ValueError: a setting is misspelt, out of range or not that of the selectors' training, or their number is even; at a
+            verdict, a slot of the template is not among the fields.
     """
 
     def __init__(
@@ -80,11 +81,6 @@ class SelectorJudge(ReadsModel, Judge):
         check_odd(len(self._selector.adapter_names))  # reads the folder now, not at the first pair
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return a verdict on each pair; ``fields`` are texts of the template's slots; see `fedlight.evaluation.judge`.
-
-        Raises:
-            ValueError: a slot is not among the fields.
-        """
         check_slots(self.template.slots, fields, "SelectorJudge")
         pairs = [
             Comparison(dict(slots), a.strip(), b.strip())
