@@ -119,7 +119,7 @@ class DiscoverableMemorization(Attack):
         )
         recalled = recalls(answers, [question.response for question in asked])
         records = [
-            {**question._asdict(), "answer": answer, **recall._asdict()}
+            {**question._asdict(), "answer": answer, **recall}
             for question, answer, recall in zip(asked, answers, recalled, strict=True)
         ]
         for record in records:

@@ -26,11 +26,10 @@ from fedlight.callbacks.attacks.attack import (
 from fedlight.callbacks.attacks.records import GLOBAL
 from fedlight.evaluation.extraction import (
     are_written,
+    compare_with_all,
     contains_secret,
     identifiers,
     later_texts,
-    matches,
-    memory_metrics,
     opening_of,
 )
 from fedlight.evaluation.tasks.model import AnswersPrompts
@@ -114,11 +113,11 @@ class MemoryExtraction(Attack):
     def attack(self, module: Any, client: str | None) -> Found:
         clients = self._everybody if client is None else [client]
         texts = self._sample(module, client or GLOBAL)
-        metrics, records = _compare(texts, [text for owner in clients for text in self._own[owner]])
+        metrics, records = compare_with_all(texts, [text for owner in clients for text in self._own[owner]])
         answered, answers = self._answer(module, texts, client)
         if answers:
             truths = [row["response"] for owner in clients for row in self._rows[owner]]
-            compared, more = _compare(answers, truths)
+            compared, more = compare_with_all(answers, truths)
             if codes := set().union(*(self._codes[owner] for owner in clients)):
                 compared["identifiers"] = float(np.mean(are_written([*codes], answers)))
             metrics |= {f"response_{name}": value for name, value in compared.items()}
@@ -175,15 +174,3 @@ class MemoryExtraction(Attack):
 
     def _bodies(self, rows: Sequence[Fields]) -> list[str]:
         return [self._opening.body(text) for text in render_prompts(self._template, rows)]
-
-
-def _compare(
-    texts: Sequence[str], references: Sequence[str]
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Return the metrics of the texts, and a record of each."""
-    text_matches = matches(texts, references)
-    records = [
-        {"text": text, **match._asdict(), "nearest": references[match.nearest]}
-        for text, match in zip(texts, text_matches, strict=True)
-    ]
-    return memory_metrics(texts, references, text_matches), records

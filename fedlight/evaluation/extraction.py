@@ -20,7 +20,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from string import Formatter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -108,48 +108,31 @@ def normalize_space(text: str) -> str:
     return " ".join(text.split())
 
 
-class Match(NamedTuple):
-    """Similarity of a sampled text to the references.
-
-    Attributes:
-        mean: mean of its ROUGE-L with all references, in [0, 1].
-        best: the highest ROUGE-L.
-        nearest: index of the reference with the highest one.
-        exact: whether it equals a reference.
-    """
-
-    mean: float
-    best: float
-    nearest: int
-    exact: bool
-
-
-def matches(texts: Sequence[str], references: Sequence[str]) -> list[Match]:
-    """Compare each of a model's texts with every reference, at least one."""
-    known = {normalize_space(reference) for reference in references}
-    table = pairwise_rouge_l(texts, references)  # [texts, references]
-    return [
-        Match(float(row.mean()), float(row.max()), int(row.argmax()), normalize_space(text) in known)
-        for text, row in zip(texts, table, strict=True)
-    ]
-
-
-def memory_metrics(
-    texts: Sequence[str], references: Sequence[str], text_matches: Sequence[Match]
-) -> dict[str, float]:
-    """Return the metrics of memory extraction, each in [0, 1], with ``text_matches`` from `matches`.
+def compare_with_all(
+    texts: Sequence[str], references: Sequence[str]
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Compare each of a model's texts with every reference, at least one.
 
     Returns:
-        ``rouge_l``, the mean over all pairs; ``rouge_l_best``, the mean of the best matches; ``exact``, the share of texts
-        that equal a reference; ``extracted``, the share of different references that a text equals.
+        The metrics of memory extraction, each in [0, 1]: ``rouge_l``, the mean over all pairs; ``rouge_l_best``, the mean of
+        the best matches; ``exact``, the share of texts that equal a reference; ``extracted``, the share of different
+        references that a text equals. And a record of each text: ``text``, the ``mean`` and the ``best`` of its ROUGE-L with
+        the references, ``nearest``, the best reference, and ``exact``, whether it equals one.
     """
     known = {normalize_space(reference) for reference in references}
-    return {
-        "rouge_l": float(np.mean([match.mean for match in text_matches])),
-        "rouge_l_best": float(np.mean([match.best for match in text_matches])),
-        "exact": float(np.mean([match.exact for match in text_matches])),
-        "extracted": len(known & {normalize_space(text) for text in texts}) / len(known),
-    }
+    records = [
+        {
+            "text": text,
+            "mean": float(row.mean()),
+            "best": float(row.max()),
+            "nearest": references[row.argmax()],
+            "exact": normalize_space(text) in known,
+        }
+        for text, row in zip(texts, pairwise_rouge_l(texts, references), strict=True)
+    ]
+    columns = {"rouge_l": "mean", "rouge_l_best": "best", "exact": "exact"}
+    means = {name: float(np.mean([record[column] for record in records])) for name, column in columns.items()}
+    return means | {"extracted": len(known & set(map(normalize_space, texts))) / len(known)}, records
 
 
 LEAST_DIGITS = 3
@@ -217,21 +200,13 @@ def are_written(codes: Sequence[str], texts: Sequence[str]) -> list[bool]:
     return [any(code in text and contains_identifier(text, code) for text in tidy) for code in codes]
 
 
-class Recall(NamedTuple):
-    """ROUGE-L of an answer with the true one, in [0, 1], and whether both are equal."""
-
-    rouge_l: float
-    exact: bool
-
-
-def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[Recall]:
-    """Compare each answer with the true one at the same index."""
-    scores = rouge_l_of_pairs(answers, truths)
-    same = [
-        normalize_space(answer) == normalize_space(truth)
-        for answer, truth in zip(answers, truths, strict=True)
+def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[dict[str, Any]]:
+    """Return of each answer ``rouge_l`` with the true one at its index, in [0, 1], and ``exact``, whether both are equal."""
+    scores = rouge_l_of_pairs(answers, truths).tolist()
+    return [
+        {"rouge_l": score, "exact": normalize_space(answer) == normalize_space(truth)}
+        for score, answer, truth in zip(scores, answers, truths, strict=True)
     ]
-    return [Recall(float(score), exact) for score, exact in zip(scores, same, strict=True)]
 
 
 def contains_secret(texts: Sequence[str], secret: str) -> bool:

@@ -5,10 +5,9 @@ import pytest
 
 from fedlight.datamodules.text.templates import ALPACA, ALPACA_NO_INPUT, Template
 from fedlight.evaluation.extraction import (
+    compare_with_all,
     contains_secret,
     exposure,
-    matches,
-    memory_metrics,
     opening_of,
     recalls,
     round_robin,
@@ -17,21 +16,22 @@ from fedlight.evaluation.extraction import (
 
 def test_what_a_sample_is_most_like():
     # With "name a planet": 2 * 2 / (3 + 3), with "add two numbers": 0, with "a planet": 2 * 2 / (3 + 2).
-    [found] = matches(["a planet please"], ["name a planet", "add two numbers", "a planet"])
-    assert found.mean == pytest.approx((2 / 3 + 0 + 4 / 5) / 3)
-    assert found.best == pytest.approx(4 / 5)
-    assert (found.nearest, found.exact) == (2, False)
+    _, [record] = compare_with_all(["a planet please"], ["name a planet", "add two numbers", "a planet"])
+    assert record["mean"] == pytest.approx((2 / 3 + 0 + 4 / 5) / 3)
+    assert record["best"] == pytest.approx(4 / 5)
+    assert (record["nearest"], record["exact"]) == ("a planet", False)
 
 
 def test_equal_but_for_white_space_is_exact_and_more_is_not():
-    found = matches([" add\ntwo  numbers ", "Add two numbers", "add two numbers ."], ["add two numbers"])
-    assert [match.exact for match in found] == [True, False, False]
-    assert [match.best for match in found] == [1.0, 1.0, 1.0]  # ROUGE sees neither case nor marks
+    texts = [" add\ntwo  numbers ", "Add two numbers", "add two numbers ."]
+    _, records = compare_with_all(texts, ["add two numbers"])
+    assert [record["exact"] for record in records] == [True, False, False]
+    assert [record["best"] for record in records] == [1.0, 1.0, 1.0]  # ROUGE sees neither case nor marks
 
 
 def test_extraction_of_samples_by_hand():
     texts, references = ["a b", "c d", "a  b", "x"], ["a b", "c e", "f g", "a b"]
-    metrics = memory_metrics(texts, references, matches(texts, references))
+    metrics, _ = compare_with_all(texts, references)
     # Rows of the table of pairs: 1 0 0 1; 0 .5 0 0; 1 0 0 1; 0 0 0 0.
     assert metrics == {
         "rouge_l": pytest.approx(4.5 / 16),
@@ -43,15 +43,15 @@ def test_extraction_of_samples_by_hand():
 
 def test_a_copied_text_moves_the_best_match_and_hardly_the_mean():
     references = [f"{letter} {letter}x {letter}y" for letter in "abcdefghij"]
-    metrics = memory_metrics(references, references, matches(references, references))
+    metrics, _ = compare_with_all(references, references)
     assert metrics["rouge_l"] == pytest.approx(0.1)
     assert metrics["rouge_l_best"] == metrics["exact"] == metrics["extracted"] == 1
 
 
 def test_recalls_by_hand():
     one, other = recalls(["the cat  sat", "a mat"], ["the cat sat", "the cat on a mat"])
-    assert (one.rouge_l, one.exact) == (1, True)
-    assert (other.rouge_l, other.exact) == (pytest.approx(4 / 7), False)
+    assert one == {"rouge_l": 1, "exact": True}
+    assert other == {"rouge_l": pytest.approx(4 / 7), "exact": False}
 
 
 def test_a_secret_is_said_in_whole_words():

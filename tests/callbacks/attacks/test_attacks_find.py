@@ -8,7 +8,7 @@ from fedlight import Lora, SFTModule
 from fedlight.callbacks.attacks import DiscoverableMemorization, MembershipInference, MemoryExtraction
 from fedlight.datamodules.rows import Canaries
 from fedlight.datamodules.text import Template
-from fedlight.evaluation.extraction import matches, memory_metrics
+from fedlight.evaluation.extraction import compare_with_all
 from fedlight.evaluation.tasks.model import Likelihood
 
 STEPS = 40
@@ -217,8 +217,8 @@ def test_instructions_of_some_clients_alone(tmp_path):
     assert [record.get("client") for record in second[5:]] == ["c1"]
     known = [f"{row['instruction']} {row['input']}".strip() for row in data.client_rows["c1"]]
     texts = [record["text"] for record in second[:5]]
-    expected = memory_metrics(texts, known, matches(texts, known))
-    assert second[0]["mean"] == pytest.approx(matches(texts[:1], known)[0].mean)
+    expected, records = compare_with_all(texts, known)
+    assert second[0]["mean"] == pytest.approx(records[0]["mean"])
     [row] = (tmp_path / "one/attacks.csv").read_text().splitlines()[1:]
     assert str(expected["rouge_l"]) in row.split(",")
 
