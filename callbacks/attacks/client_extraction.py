@@ -48,19 +48,12 @@ RANDOM_SECRETS = 1000
 
 
 class Item(NamedTuple):
-    """Private item of a row.
+    """Private item of a row."""
 
-    Attributes:
-        text: the item, with one blank for each white space.
-        context: the last words before it.
-        written: the item as it follows the context.
-        planted: whether it is the secret of a canary.
-    """
-
-    text: str
-    context: str
-    written: str
-    planted: bool
+    text: str  # the item, with one blank for each white space
+    context: str  # the last words before it
+    written: str  # the item as it follows the context
+    planted: bool  # whether it is the secret of a canary
 
 
 class ClientExtraction(Attack):

@@ -54,18 +54,13 @@ class OwnTestExamples(Protocol):
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Outcomes of a pass over examples.
+    """Outcomes of a pass over examples."""
 
-    Attributes:
-        correct: whether each selector is right, ``(examples, U)`` bool.
-        vote: whether their majority is, ``(examples,)`` bool; None without a vote.
-        log_odds: log-odds of the right answer under each selector, ``(examples, U)``; None where they are not given.
-        orders, labels: of each example, ``(examples,)``, see `judge_both_orders`; None where they are not given.
-    """
-
-    correct: np.ndarray
-    vote: np.ndarray | None
+    correct: np.ndarray  # whether each selector is right, ``(examples, U)`` bool
+    vote: np.ndarray | None  # whether their majority is, ``(examples,)`` bool; None without a vote
+    # log-odds of the right answer under each selector, ``(examples, U)``; None where they are not given
     log_odds: np.ndarray | None
+    # both of each example, ``(examples,)``, see `judge_both_orders`; None where they are not given
     orders: np.ndarray | None = None
     labels: np.ndarray | None = None
 
@@ -101,18 +96,12 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Tally:
-    """Results of one client's examples.
+    """Results of one client's examples."""
 
-    Attributes:
-        examples: number of examples.
-        correct: share that each of U selectors answers right, ``(U,)``, in [0, 1].
-        vote: share that their majority answers right; None without a vote.
-        mixed: share that the client's mixture of selectors answers right; None without weights or log-odds.
-    """
-
-    examples: int
-    correct: Sequence[float]
-    vote: float | None = None
+    examples: int  # number of examples
+    correct: Sequence[float]  # share that each of U selectors answers right, ``(U,)``, in [0, 1]
+    vote: float | None = None  # share that their majority answers right; None without a vote
+    # share that the client's mixture of selectors answers right; None without weights or log-odds
     mixed: float | None = None
 
 

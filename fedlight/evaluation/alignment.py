@@ -12,17 +12,11 @@ BLOCK = 1024
 
 
 class Alignment(NamedTuple):
-    """Agreement of mapped vectors with their targets.
+    """Agreement of mapped vectors with their targets."""
 
-    Attributes:
-        cosine: mean cosine of a mapped vector and its target.
-        top1: share of mapped vectors whose own target is the nearest.
-        recall10: share of mapped vectors whose own target is among the ten nearest.
-    """
-
-    cosine: float
-    top1: float
-    recall10: float
+    cosine: float  # mean cosine of a mapped vector and its target
+    top1: float  # share of mapped vectors whose own target is the nearest
+    recall10: float  # share of mapped vectors whose own target is among the ten nearest
 
 
 def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Alignment:

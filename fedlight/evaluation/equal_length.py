@@ -38,31 +38,21 @@ DIFFICULTY_C = 1.0
 
 
 class Compared(NamedTuple):
-    """Verdicts on one method's answers.
+    """Verdicts on one method's answers."""
 
-    Attributes:
-        wins: 1 for our answer, 0 for the other, a value between for an undecided judge, NaN for no verdict, ``(pairs,)``.
-        longer: characters of our answer less those of the other, ``(pairs,)``.
-        prompts: prompt of each pair, ``(pairs,)``; the same names in all methods.
-    """
-
+    # 1 for our answer, 0 for the other, a value between for an undecided judge, NaN for no verdict, ``(pairs,)``
     wins: Sequence[float]
-    longer: Sequence[float]
-    prompts: Sequence[Hashable]
+    longer: Sequence[float]  # characters of our answer less those of the other, ``(pairs,)``
+    prompts: Sequence[Hashable]  # prompt of each pair, ``(pairs,)``; the same names in all methods
 
 
 class EqualLength(NamedTuple):
-    """Win rate with and without the effect of length.
+    """Win rate with and without the effect of length."""
 
-    Attributes:
-        raw: mean of the wins; NaN without a verdict.
-        corrected: win rate at equal length, in [0, 1]; NaN with fewer than ``FEWEST_PROMPTS`` prompts.
-        length_effect: ``phi``, above 0 where the judge prefers longer answers; in log odds, for a much longer answer
-            relative to one of equal length.
-    """
-
-    raw: float
-    corrected: float
+    raw: float  # mean of the wins; NaN without a verdict
+    corrected: float  # win rate at equal length, in [0, 1]; NaN with fewer than ``FEWEST_PROMPTS`` prompts
+    # ``phi``, above 0 where the judge prefers longer answers; in log odds, for a much longer answer relative to
+    # one of equal length
     length_effect: float
 
 

@@ -32,15 +32,11 @@ T = TypeVar("T")
 
 
 class Opening(NamedTuple):
-    """Beginning of a template's texts.
+    """Beginning of a template's texts."""
 
-    Attributes:
-        prefixes: fixed text before the first slot of each form of the template; one of them begins every text.
-        stops: fixed text after the first slots, without white space around it.
-    """
-
+    # fixed text before the first slot of each form of the template; one of them begins every text
     prefixes: tuple[str, ...]
-    stops: tuple[str, ...]
+    stops: tuple[str, ...]  # fixed text after the first slots, without white space around it
 
     def body(self, text: str) -> str:
         r"""Return the part of a text between its prefix and a stop.

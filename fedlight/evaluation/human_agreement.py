@@ -21,52 +21,31 @@ TIE = 0.5
 
 
 class Judged(NamedTuple):
-    """Pair of answers with its verdicts.
+    """Pair of answers with its verdicts."""
 
-    Attributes:
-        votes: one vote of each person: 1 for the first answer, 0 for the second, 0.5 for a tie.
-        verdict: of the judge, from both orders; NaN where it could not be read.
-        question: question that is answered.
-    """
-
-    votes: Sequence[float]
-    verdict: float
-    question: Hashable
+    votes: Sequence[float]  # one vote of each person: 1 for the first answer, 0 for the second, 0.5 for a tie
+    verdict: float  # of the judge, from both orders; NaN where it could not be read
+    question: Hashable  # question that is answered
 
 
 class Agreement(NamedTuple):
-    """Agreement as shares in [0, 1]; NaN where it is not defined.
+    """Agreement as shares in [0, 1]; NaN where it is not defined."""
 
-    Attributes:
-        pairs: number of pairs with a majority and a verdict.
-        majority: share of them where both are the same.
-        majority_low: lower end of its 95 % interval, by the bootstrap over questions.
-        majority_high: upper end.
-        vote: probability that the judge agrees with one person.
-        people: probability that two people agree, on pairs with several votes.
-        unread_pairs: pairs left out of ``pairs`` as the verdict could not be read. Every other pair is counted under the
-            first reason below that holds, so the five counts of pairs add up to all pairs.
-        no_verdict: pairs left out as the judge says tie and ties do not count.
-        no_vote: pairs left out as no vote remains without ties.
-        no_majority: pairs left out as two verdicts share the first place among the votes.
-        votes: number of votes that count, over all pairs.
-        ties: number of votes that do not count.
-        several: number of pairs with two votes or more, the basis of ``people``.
-    """
-
-    pairs: int
-    majority: float
-    majority_low: float
-    majority_high: float
-    vote: float
-    people: float
+    pairs: int  # number of pairs with a majority and a verdict
+    majority: float  # share of them where both are the same
+    majority_low: float  # lower end of its 95 % interval, by the bootstrap over questions
+    majority_high: float  # upper end
+    vote: float  # probability that the judge agrees with one person
+    people: float  # probability that two people agree, on pairs with several votes
+    # pairs left out of ``pairs`` as the verdict could not be read. Every other pair is counted under the first
+    # reason below that holds, so the five counts of pairs add up to all pairs
     unread_pairs: int
-    no_verdict: int
-    no_vote: int
-    no_majority: int
-    votes: int
-    ties: int
-    several: int
+    no_verdict: int  # pairs left out as the judge says tie and ties do not count
+    no_vote: int  # pairs left out as no vote remains without ties
+    no_majority: int  # pairs left out as two verdicts share the first place among the votes
+    votes: int  # number of votes that count, over all pairs
+    ties: int  # number of votes that do not count
+    several: int  # number of pairs with two votes or more, the basis of ``people``
 
 
 def agreement(judged: Sequence[Judged], ties: bool, seed: int = 0) -> Agreement:

@@ -17,37 +17,23 @@ from fedlight.evaluation.bootstrap import bootstrap_interval
 
 
 class WinTieLose(NamedTuple):
-    """Shares of the pairs with two readable verdicts; NaN without such a pair.
+    """Shares of the pairs with two readable verdicts; NaN without such a pair."""
 
-    Attributes:
-        pairs: number of these pairs.
-        unread: number of other pairs, those with a verdict that could not be read.
-        win: share won by us, in [0, 1].
-        tie: share of ties.
-        lose: share won by the others.
-        wt: ``win + tie``, the papers' score.
-        win_stderr: standard error of ``win`` over the prompts; NaN for a single prompt.
-        wt_stderr: standard error of ``wt``.
-        order_changed: position bias: share of the pairs where the other order changed the verdict, in [0, 1].
-        prefers_first: its direction: mean verdict for the answer that was shown first; 0.5 without bias.
-        win_rate: ``win + tie / 2``.
-        win_rate_low: lower end of its 95 % interval, by the bootstrap over prompts; NaN for a single prompt.
-        win_rate_high: upper end.
-    """
-
-    pairs: int
-    unread: int
-    win: float
-    tie: float
-    lose: float
-    wt: float
-    win_stderr: float
-    wt_stderr: float
+    pairs: int  # number of these pairs
+    unread: int  # number of other pairs, those with a verdict that could not be read
+    win: float  # share won by us, in [0, 1]
+    tie: float  # share of ties
+    lose: float  # share won by the others
+    wt: float  # ``win + tie``, the papers' score
+    win_stderr: float  # standard error of ``win`` over the prompts; NaN for a single prompt
+    wt_stderr: float  # standard error of ``wt``
+    # position bias: share of the pairs where the other order changed the verdict, in [0, 1]
     order_changed: float
-    prefers_first: float
-    win_rate: float
+    prefers_first: float  # its direction: mean verdict for the answer that was shown first; 0.5 without bias
+    win_rate: float  # ``win + tie / 2``
+    # lower end of its 95 % interval, by the bootstrap over prompts; NaN for a single prompt
     win_rate_low: float
-    win_rate_high: float
+    win_rate_high: float  # upper end
 
 
 def wins(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -12,23 +12,14 @@ OWN = "own"
 
 
 class TaskAnswer(NamedTuple):
-    """Answer to one row of a task.
+    """Answer to one row of a task."""
 
-    Attributes:
-        row: number of the row in the source of the task.
-        prompt: the prompt that the model read.
-        fields: texts of the prompt's slots.
-        target: the right answer.
-        text: the model's first answer; empty if the prompt did not fit into the model.
-        client: client whose own model answered; None: the one model of the run.
-    """
-
-    row: int
-    prompt: str
-    fields: dict[str, str]
-    target: str
-    text: str
-    client: str | None = None
+    row: int  # number of the row in the source of the task
+    prompt: str  # the prompt that the model read
+    fields: dict[str, str]  # texts of the prompt's slots
+    target: str  # the right answer
+    text: str  # the model's first answer; empty if the prompt did not fit into the model
+    client: str | None = None  # client whose own model answered; None: the one model of the run
 
 
 def read_answers(folder: str, task: str, moment: str | None = None) -> list[TaskAnswer]:

@@ -33,34 +33,21 @@ class VoteCounts:
     Every row is a vote that counts, or is left out for one reason:
     ``rows == votes + identical + second_votes + not_drawn``. Every row is the first one of its pair, or not:
     ``rows == pairs + pairs_not_drawn + repeated + identical``.
-
-    Attributes:
-        source: source of the rows.
-        rows: rows read, one vote each.
-        votes: votes that judges are compared with.
-        pairs: different pairs of answers that have these votes.
-        repeated: rows with the pair of an earlier row, most of them of another person.
-        identical: votes on two equal answers, which may be empty: there is nothing to compare.
-        second_votes: further votes of a person on a pair; the first counts, because agreement is between different people.
-        changed: those of ``second_votes`` that differ from the first.
-        not_drawn: votes on pairs beyond ``limit``.
-        pairs_not_drawn: number of pairs beyond ``limit``.
-        on_empty: those of ``votes`` on a pair with one empty answer, which is judged like any other.
-        unnamed: those of ``votes`` without a person's name; each counts as another person's.
     """
 
-    source: str
-    rows: int = 0
-    votes: int = 0
-    pairs: int = 0
-    repeated: int = 0
-    identical: int = 0
+    source: str  # source of the rows
+    rows: int = 0  # rows read, one vote each
+    votes: int = 0  # votes that judges are compared with
+    pairs: int = 0  # different pairs of answers that have these votes
+    repeated: int = 0  # rows with the pair of an earlier row, most of them of another person
+    identical: int = 0  # votes on two equal answers, which may be empty: there is nothing to compare
+    # further votes of a person on a pair; the first counts, because agreement is between different people
     second_votes: int = 0
-    changed: int = 0
-    not_drawn: int = 0
-    pairs_not_drawn: int = 0
-    on_empty: int = 0
-    unnamed: int = 0
+    changed: int = 0  # those of ``second_votes`` that differ from the first
+    not_drawn: int = 0  # votes on pairs beyond ``limit``
+    pairs_not_drawn: int = 0  # number of pairs beyond ``limit``
+    on_empty: int = 0  # those of ``votes`` on a pair with one empty answer, which is judged like any other
+    unnamed: int = 0  # those of ``votes`` without a person's name; each counts as another person's
 
     def __str__(self) -> str:
         return "\n".join(

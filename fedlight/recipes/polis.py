@@ -37,23 +37,14 @@ MODERATED, MODERATED_OUT = ("-1", "0", "1"), "-1"
 
 @dataclass(frozen=True)
 class Opinions:
-    """Votes of a conversation on the statements that were not moderated out.
+    """Votes of a conversation on the statements that were not moderated out."""
 
-    Attributes:
-        people: ids.
-        groups: Polis' own group of each person, empty where Polis gives none.
-        texts: the statements.
-        votes: 1 for agree, -1 for disagree, 0 for a pass or no vote, ``(people, statements)``.
-        moderated_out: number of statements that were left out.
-        repeated: number of votes that a later vote of the same person on the same statement has replaced.
-    """
-
-    people: list[str]
-    groups: list[str]
-    texts: list[str]
-    votes: np.ndarray
-    moderated_out: int
-    repeated: int
+    people: list[str]  # ids
+    groups: list[str]  # Polis' own group of each person, empty where Polis gives none
+    texts: list[str]  # the statements
+    votes: np.ndarray  # 1 for agree, -1 for disagree, 0 for a pass or no vote, ``(people, statements)``
+    moderated_out: int  # number of statements that were left out
+    repeated: int  # number of votes that a later vote of the same person on the same statement has replaced
 
 
 @dataclass(frozen=True)

@@ -80,17 +80,12 @@ def _make_table(size: int, dimension: int, seed: int, name: str) -> tuple[Tensor
 
 
 class Moments(NamedTuple):
-    """State of Adam after some steps.
+    """State of Adam after some steps."""
 
-    Attributes:
-        first: running mean of the gradients by name of the weight, not corrected for its start at 0.
-        second: running mean of their squares.
-        steps: steps taken.
-    """
-
+    # running mean of the gradients by name of the weight, not corrected for its start at 0
     first: Mapping[str, Tensor]
-    second: Mapping[str, Tensor]
-    steps: int
+    second: Mapping[str, Tensor]  # running mean of their squares
+    steps: int  # steps taken
 
 
 def adam_direction(gradient: Tensor, first: Tensor, second: Tensor, steps: int) -> Tensor:

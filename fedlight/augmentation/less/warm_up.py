@@ -47,17 +47,11 @@ class WarmUp:
 
 
 class Epoch(NamedTuple):
-    """Finished epoch.
+    """Finished epoch."""
 
-    Attributes:
-        mean_lr: mean learning rate of its steps.
-        mean_loss: mean loss of its batches, nats per token.
-        moments: Adam's state at its end; it changes when the training goes on.
-    """
-
-    mean_lr: float
-    mean_loss: float
-    moments: Moments
+    mean_lr: float  # mean learning rate of its steps
+    mean_loss: float  # mean loss of its batches, nats per token
+    moments: Moments  # Adam's state at its end; it changes when the training goes on
 
 
 def linear_lr(step: int, steps: int, highest: float) -> float:

@@ -62,23 +62,16 @@ class Limits:
 
 
 class Result(NamedTuple):
-    """Result of a run.
+    """Result of a run."""
 
-    Attributes:
-        outcome: ``finished``: ran to its end; ``error``: an exception that was not caught (also ``SystemExit``); ``exited``:
-            the process ended before the code did, by itself or by a limit on processor or memory; ``timeout``: killed after
-            its time; ``files``: left too many files.
-        status: exit status of the process, or minus the signal that ended it.
-        stdout: printed text, cut off at the limit; bytes that are not UTF-8 are replaced.
-        stderr: likewise of stderr; ends with the traceback of an exception.
-        seconds: wall-clock time.
-    """
-
+    # ``finished``: ran to its end; ``error``: an exception that was not caught (also ``SystemExit``); ``exited``:
+    # the process ended before the code did, by itself or by a limit on processor or memory; ``timeout``: killed
+    # after its time; ``files``: left too many files
     outcome: Outcome
-    status: int
-    stdout: str
-    stderr: str
-    seconds: float
+    status: int  # exit status of the process, or minus the signal that ended it
+    stdout: str  # printed text, cut off at the limit; bytes that are not UTF-8 are replaced
+    stderr: str  # likewise of stderr; ends with the traceback of an exception
+    seconds: float  # wall-clock time
 
 
 class SandboxError(OSError):

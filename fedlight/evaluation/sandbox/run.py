@@ -26,19 +26,12 @@ END_SECONDS = 1.0
 
 
 class Check(NamedTuple):
-    """Verdict of tests.
+    """Verdict of tests."""
 
-    Attributes:
-        passed: whether the tests ran to their end.
-        outcome: of the code if its process ended first, else of the tests; see `Result`.
-        detail: last line that this process wrote to stderr, empty without one.
-        seconds: wall-clock time.
-    """
-
-    passed: bool
-    outcome: Outcome
-    detail: str
-    seconds: float
+    passed: bool  # whether the tests ran to their end
+    outcome: Outcome  # of the code if its process ended first, else of the tests; see `Result`
+    detail: str  # last line that this process wrote to stderr, empty without one
+    seconds: float  # wall-clock time
 
 
 def run_python(code: str, limits: Limits | None = None, unprotected: bool = False) -> Result:

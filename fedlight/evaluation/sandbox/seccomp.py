@@ -36,17 +36,12 @@ _AARCH64 = """
 
 
 class Machine(NamedTuple):
-    """Processor architecture with its system calls.
+    """Processor architecture with its system calls."""
 
-    Attributes:
-        audit_arch: ``AUDIT_ARCH_*`` of linux/audit.h.
-        allowed: name -> number of the allowed system calls, those of `CHECKED` with some arguments only.
-        capset: number of the system call that gives up capabilities.
-    """
-
-    audit_arch: int
+    audit_arch: int  # ``AUDIT_ARCH_*`` of linux/audit.h
+    # name -> number of the allowed system calls, those of `CHECKED` with some arguments only
     allowed: dict[str, int]
-    capset: int
+    capset: int  # number of the system call that gives up capabilities
 
 
 def _numbers(table: str) -> dict[str, int]:

@@ -5,18 +5,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Likelihood(NamedTuple):
-    """Likelihood of a text after another.
+    """Likelihood of a text after another."""
 
-    Attributes:
-        log_prob: natural logarithm of its probability.
-        tokens: its number of tokens.
-        greedy: whether greedy decoding would have written it.
-        token_log_probs: natural logarithm of each token's probability; empty where a model does not give them.
-    """
-
-    log_prob: float
-    tokens: int
-    greedy: bool
+    log_prob: float  # natural logarithm of its probability
+    tokens: int  # its number of tokens
+    greedy: bool  # whether greedy decoding would have written it
+    # natural logarithm of each token's probability; empty where a model does not give them
     token_log_probs: tuple[float, ...] = ()
 
 

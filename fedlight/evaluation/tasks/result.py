@@ -17,41 +17,24 @@ TOO_LONG = "the prompt does not fit into the model"
 
 
 class Verdict(NamedTuple):
-    """Score of one answer.
+    """Score of one answer."""
 
-    Attributes:
-        score: in [0, 1].
-        read: the part of the answer that was read; None where none could be, which counts as wrong.
-        note: reason of the score, where it is not obvious.
-    """
-
-    score: float
-    read: str | None
-    note: str = ""
+    score: float  # in [0, 1]
+    read: str | None  # the part of the answer that was read; None where none could be, which counts as wrong
+    note: str = ""  # reason of the score, where it is not obvious
 
 
 class Outcome(NamedTuple):
-    """Row of a task with the model's answers.
+    """Row of a task with the model's answers."""
 
-    Attributes:
-        row: index of the row in the source, from 0.
-        prompt: as given to the model.
-        target: the right answer.
-        group: subject, domain or the like; "" without groups.
-        answers: as the model gave them, ``(samples,)``.
-        verdicts: one for each answer.
-        score: of the row, in [0, 1].
-        fields: texts of the prompt by slot.
-    """
-
-    row: int
-    prompt: str
-    target: str
-    group: str
-    answers: list[str]
-    verdicts: list[Verdict]
-    score: float
-    fields: Mapping[str, str] = MappingProxyType({})
+    row: int  # index of the row in the source, from 0
+    prompt: str  # as given to the model
+    target: str  # the right answer
+    group: str  # subject, domain or the like; "" without groups
+    answers: list[str]  # as the model gave them, ``(samples,)``
+    verdicts: list[Verdict]  # one for each answer
+    score: float  # of the row, in [0, 1]
+    fields: Mapping[str, str] = MappingProxyType({})  # texts of the prompt by slot
 
     def record(self) -> dict[str, Any]:
         """Return plain values, for a line of JSON."""
@@ -66,10 +49,6 @@ class Outcome(NamedTuple):
 class Result:
     """Outcomes of a task, in the order of the rows, at least one.
 
-    Attributes:
-        outcomes: one for each row.
-        choices: whether the rows have choices: then the last answer of each is its likeliest choice, the others are written.
-
     Examples:
         >>> def outcome(group, score):
         ...     return Outcome(0, "1+1=", "2", group, ["2"], [Verdict(score, "2")], score)
@@ -78,7 +57,8 @@ class Result:
         (0.75, {'a': 0.5, 'b': 1.0}, 0.75, '0.7500 [0.3006, 0.9544] of 4 rows')
     """
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[Outcome]  # one for each row
+    # whether the rows have choices: then the last answer of each is its likeliest choice, the others are written
     choices: bool = False
 
     def __str__(self) -> str:

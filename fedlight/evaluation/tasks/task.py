@@ -40,23 +40,14 @@ class Prompts(Protocol):
 
 
 class Example(NamedTuple):
-    """Row in the form of its task.
+    """Row in the form of its task."""
 
-    Attributes:
-        fields: texts for the template's slots.
-        target: the right answer.
-        response: text after the prompt where the row is shown as an example; "" for the target.
-        group: subject, domain or the like, whose score is reported separately.
-        choices: all possible answers; empty for free answers.
-        extra: other values that scoring needs.
-    """
-
-    fields: Fields
-    target: str
-    response: str = ""
-    group: str = ""
-    choices: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = {}
+    fields: Fields  # texts for the template's slots
+    target: str  # the right answer
+    response: str = ""  # text after the prompt where the row is shown as an example; "" for the target
+    group: str = ""  # subject, domain or the like, whose score is reported separately
+    choices: tuple[str, ...] = ()  # all possible answers; empty for free answers
+    extra: Mapping[str, Any] = {}  # other values that scoring needs
 
     @property
     def shown(self) -> str:
