@@ -30,17 +30,11 @@ Asked = TypeVar("Asked")
 
 @runtime_checkable
 class HoldsClientRows(Protocol):
-    """Datamodule that knows the clients' rows (template slot or ``response`` -> text) after ``setup("fit")``.
+    """Datamodule that knows the clients' rows (template slot or ``response`` -> text) after ``setup("fit")``."""
 
-    Attributes:
-        client_rows: client id -> its own training rows, with planted canaries.
-        planted: client id -> its canaries, each once; only clients that have some.
-        template: template of prompts; see ``fedlight.datamodules.text.templates``.
-    """
-
-    client_rows: FieldsByClient
-    planted: FieldsByClient
-    template: Any
+    client_rows: FieldsByClient  # client id -> its own training rows, with planted canaries
+    planted: FieldsByClient  # client id -> its canaries, each once; only clients that have some
+    template: Any  # template of prompts; see ``fedlight.datamodules.text.templates``
 
     def unseen_rows(self) -> Sequence[Fields]:
         """Return rows like the clients' that are not trained on; empty where there are none."""

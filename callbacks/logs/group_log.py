@@ -19,17 +19,12 @@ from fedlight.support.files import read_csv
 
 @runtime_checkable
 class GroupsClients(Protocol):
-    """Algorithm that assigns each client to one of several selectors.
+    """Algorithm that assigns each client to one of several selectors."""
 
-    Attributes:
-        groups: client id -> number of its selector; empty before the first grouping.
-        losses: client id -> its validation loss under each selector at the last grouping; empty with one selector.
-        grouped_round: round of the last grouping, None before the first.
-    """
-
-    groups: Mapping[str, int]
+    groups: Mapping[str, int]  # client id -> number of its selector; empty before the first grouping
+    # client id -> its validation loss under each selector at the last grouping; empty with one selector
     losses: Mapping[str, list[float]]
-    grouped_round: int | None
+    grouped_round: int | None  # round of the last grouping, None before the first
 
 
 class GroupLog(RoundLog):

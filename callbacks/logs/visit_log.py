@@ -14,15 +14,12 @@ from fedlight.callbacks.loop.round_table import Record, RoundLog
 
 @runtime_checkable
 class RecordsVisits(Protocol):
-    """Federated loop with records of its visits.
+    """Federated loop with records of its visits."""
 
-    Attributes:
-        visit_records: finished visits of the current round, cleared when the next one starts; plain values, the same keys
-            in each, among them ``round``.
-        rounds_done: number of rounds with a finished server step; after a resume, the first round to be trained again.
-    """
-
+    # finished visits of the current round, cleared when the next one starts; plain values, the same keys in each,
+    # among them ``round``
     visit_records: list[Record]
+    # number of rounds with a finished server step; after a resume, the first round to be trained again
     rounds_done: int
 
 
