@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
         print(f"{opened.run.label} has no record of an end: the weights are {after}", file=sys.stderr)
     # The repository first: a refusal comes before the work.
     api = hub.make_repo(options.push, options.public) if options.push else None
-    export(opened, output, options.format, options.dtype, options.converter, options.outtype, ask_hub=True)
+    export(opened, output, options.format, options.dtype, options.converter, options.outtype)
     print(f"export: {output}")
     if options.push:
         print(f"pushed: {hub.push(output, options.push, api)}")

@@ -13,8 +13,8 @@ from fedlight.runs.run import Run
 from fedlight.support.words import number
 
 
-def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
-    """Return the known facts of a run; of a checkpoint, up to its round; ``ask_hub``: also for the base's licence."""
+def facts_of(opened: Opened) -> CardFacts:
+    """Return the known facts of a run, of a checkpoint up to its round; the hub is asked for the base's licence."""
     run, rounds = opened.run, opened.rounds()
     config = run.config()
     loop, data = (within(config, part, "init_args") or {} for part in ("federated", "data"))
@@ -26,7 +26,7 @@ def facts_of(opened: Opened, ask_hub: bool = False) -> CardFacts:
         _last(run, rounds),
         [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)],
         run.record(),
-        ask_hub,
+        True,  # the hub is asked
         # Also of one that cannot be imported.
         algorithm=facts.algorithm(run) if config.get("federated") else "",
         source=public_name(within(config, "data", "source")),

@@ -61,32 +61,13 @@ print(tokenizer.decode(written, skip_special_tokens=True))
 
 
 def export(
-    opened: Opened,
-    output: Path,
-    form: str = "adapter",
-    dtype: str | None = None,
-    converter: Path | None = None,
-    outtype: str = "f16",
-    ask_hub: bool = False,
+    opened: Opened, output: Path, form: str, dtype: str | None, converter: Path | None, outtype: str
 ) -> None:
     """Write a folder with the trained model and its card; a killed export leaves the whole folder or none.
 
-    Args:
-        opened: the run.
-        output: folder, empty or not there.
-        form: one of `fedlight.export.command.FORMATS`.
-        dtype: number type of a merged model; None: that of the run's setting.
-        converter: ``convert_hf_to_gguf.py``; None: the one in the search path of commands.
-        outtype: number type of a GGUF file.
-        ask_hub: ask the hub for the base's licence.
-
-    Raises:
-        FileNotFoundError: there is no converter.
-        ModuleNotFoundError: an exporter is not installed.
-        ValueError: the format is none for this module, or the folder is not empty.
+    The options are those of the command, which `check` has passed.
     """
-    check(opened, output, form, converter)  # before the folder is made and anything is loaded
-    facts = facts_of(opened, ask_hub)
+    facts = facts_of(opened)
     with whole_folder(output.resolve()) as new:  # of a link to a folder, that folder
         if form == "adapter":
             _write_adapter(opened, facts, new)
@@ -98,8 +79,14 @@ def export(
             _write_programs(opened, facts, new, form)
 
 
-def check(opened: Opened, output: Path, form: str, converter: Path | None = None) -> None:
-    """Raise, before any work, where a run cannot be exported in a format, or not into this folder; see `export`."""
+def check(opened: Opened, output: Path, form: str, converter: Path | None) -> None:
+    """Raise, before any work, where a run cannot be exported in a format, or not into this folder.
+
+    Raises:
+        FileNotFoundError: there is no converter.
+        ModuleNotFoundError: an exporter is not installed.
+        ValueError: the format is none for this module, or the folder is not empty.
+    """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output {output}: it is not empty: give another folder, or remove it")
     if output.resolve() == Path.cwd():  # it would be replaced, and the shell be left in a folder that is gone
