@@ -96,9 +96,7 @@ class SelectorModule(LanguageModule):
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        if (
-            self.options.head == "choice"
-        ):  # before the base is loaded, which takes far longer than a tokenizer
+        if self.options.head == "choice":  # before the base is loaded, which takes longer than a tokenizer
             trusted = self.options.execution["trust_remote_code"]
             tokenizer = base_model.load_tokenizer(self.options.model, trusted)
             self.choice_rows = torch.tensor(choice_tokens(tokenizer, self.options.choices), device="cpu")

@@ -14,9 +14,7 @@ from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.preferences.format import Format, encode_comparisons
 from fedlight.datamodules.preferences.labelling import Orders, form_pairs
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.datamodules.text.encoding import (
-    Encoded,
-)
+from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import Choice, PreferredExamples, collate_choices, collate_preferred
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id

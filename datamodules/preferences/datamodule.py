@@ -25,9 +25,7 @@ from fedlight.datamodules.rows.poison import PoisonedVotes
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
-from fedlight.datamodules.text.encoding import (
-    Encoded,
-)
+from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
     PreferredExamples,

@@ -49,9 +49,8 @@ def read_instructions(
         defaults["response"] = [columns.get(MESSAGES) or MESSAGES]
     columns = complete_columns(columns, raw, defaults, optional)
     columns = {name: path for name, path in columns.items() if path or name not in OWNERS}
-    columns = {
-        name: columns.get(name, "") for name in (*template.slots, *columns)
-    }  # all sources in one order
+    # All sources in one order.
+    columns = {name: columns.get(name, "") for name in (*template.slots, *columns)}
     check_columns(raw, {name: path for name, path in columns.items() if path}, str(source), setting)
     needed = {*template.required, "response", *OWNERS} & set(columns)
     rows = [

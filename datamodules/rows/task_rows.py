@@ -63,9 +63,8 @@ class TaskRows(Checked):
             rows = [rows[row] for row in draw_test_rows(len(rows), self.share, self.share_seed)]
         columns = {name: self.columns.get(name, name) for name in names}
         wanted_columns = {**columns, **{column: column for column in self.where}}
-        check_columns(
-            rows, wanted_columns, self.source, texts=False
-        )  # tests of code and choices are lists of objects
+        # Tests of code and choices are lists of objects.
+        check_columns(rows, wanted_columns, self.source, texts=False)
         kept = [
             row for row in rows if all(str(find_value(row, c)) in wanted for c, wanted in self.where.items())
         ]

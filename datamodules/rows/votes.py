@@ -12,15 +12,7 @@ from fedlight.datamodules.text.encoding import Comparison
 from fedlight.support.types import Rows
 
 ChoiceValues = Mapping[str, Any]
-VOTE_NAMES = (
-    *REPLIES,
-    "choice",
-    "score_a",
-    "score_b",
-    "client",
-    "category",
-    "group",
-)
+VOTE_NAMES = (*REPLIES, "choice", "score_a", "score_b", "client", "category", "group")
 """Names of a column map that are no slots of the template."""
 
 

@@ -274,9 +274,8 @@ def state_digest(module: nn.Module) -> str:
             digest.update(values.numpy().tobytes())
     base: Any = getattr(module, "base", None)  # a description of the frozen one, with a checksum
     if base is not None:
-        described = {
-            name: value for name, value in base.items() if name != "model"
-        }  # a path, which may change
+        # Without the path, which may change.
+        described = {name: value for name, value in base.items() if name != "model"}
         digest.update(json.dumps(described, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 

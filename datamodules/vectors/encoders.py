@@ -22,12 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
-from fedlight.pretrained.hub import (
-    NAME,
-    hub_asked_once,
-    hub_errors,
-    shorten_load_errors,
-)
+from fedlight.pretrained.hub import NAME, hub_asked_once, hub_errors, shorten_load_errors
 from fedlight.pretrained.named import find_pretrained
 from fedlight.processes.work import for_each, is_first, once
 from fedlight.support.checks import Checked, refuse_below

@@ -22,9 +22,8 @@ def take_threads(arguments: list[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if name == NAME:
             number = value if equals else next(words, "")
-            if (
-                not number.isascii() or not number.isdecimal() or int(number) < 1
-            ):  # other scripts have digits too
+            # Other scripts have digits too.
+            if not number.isascii() or not number.isdecimal() or int(number) < 1:
                 given = f"{NAME} {number}".rstrip()
                 raise ValueError(f"{given} needs a number of at least 1, as in {NAME} 1")
             # Before a command imports the libraries, which read these when they are loaded; processes inherit them.

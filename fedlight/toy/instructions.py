@@ -270,9 +270,8 @@ def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
 
 def _draw_written(chosen: InstructionOptions, client: int, client_rows: Sequence[ToyRow]) -> list[ToyRow]:
     """Return rows that show questions of a client and ask for another one, about anybody in the area of one of these."""
-    rng = _rng(
-        chosen.seed, "written", chosen.domain, str(client)
-    )  # a separate stream: the other rows stay as they are
+    # A separate stream: the other rows stay as they are.
+    rng = _rng(chosen.seed, "written", chosen.domain, str(client))
     rows = []
     for _ in range(chosen.written):
         shown = rng.choices(client_rows, k=SHOWN_QUESTIONS)
