@@ -20,7 +20,7 @@ from fedlight.datamodules.rows.fields import instruction_text, make_question_key
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.clusters import assign_clusters, name_clusters
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.checks import check_fields, refuse_below
+from fedlight.support.checks import Settings, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -51,7 +51,7 @@ class FewShotRows:
 
 
 @dataclass(frozen=True)
-class FewShot:
+class FewShot(Settings):
     """Settings of few-shot data; in YAML ``few_shot: {encoder: {class_path: SentenceEncoder, ...}, per_cluster: 5}``.
 
     The clusters are the categories of ``partition: {by: dirichlet, alpha: 1.0}``.
@@ -69,7 +69,7 @@ class FewShot:
     rest_as_test: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         refuse_below(2, "few_shot.", clusters=self.clusters)
         refuse_below(1, "few_shot.", per_cluster=self.per_cluster)
         refuse_below(0, "few_shot.", rest_as_test=self.rest_as_test)

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlight.support.checks import Checked, check_fields
+from fedlight.support.checks import Checked, Settings
 from fedlight.support.seeding import derive_seed
 
 Clients = dict[str, np.ndarray]
@@ -25,7 +25,7 @@ DIRICHLET_TRIES = 100
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Settings):
     """Settings of a partition; in YAML ``partition: {by: dirichlet, num_clients: 200, alpha: 0.3}``.
 
     Args:
@@ -40,9 +40,6 @@ class Partition:
     num_clients: int = 10
     alpha: float = 0.3
     min_size: int = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def split(
         self,

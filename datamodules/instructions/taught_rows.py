@@ -7,11 +7,11 @@ from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.datamodules.rows.poison import Backdoor
 from fedlight.datamodules.text.encoding import TaughtTurns
 from fedlight.datamodules.vectors.clusters import PseudoLabels
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 
 
 @dataclass(frozen=True)
-class TaughtRows:
+class TaughtRows(Settings):
     """Rows and turns that clients train on; in YAML ``rows: {canaries: {repeats: 2}}``.
 
     Args:
@@ -27,6 +27,3 @@ class TaughtRows:
     canaries: Canaries | None = None
     backdoor: Backdoor | None = None
     taught_turns: TaughtTurns = "all"
-
-    def __post_init__(self) -> None:
-        check_fields(self)

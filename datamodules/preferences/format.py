@@ -12,11 +12,11 @@ from fedlight.datamodules.text.encoding import (
     encode_pair,
     encode_responses,
 )
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 
 
 @dataclass(frozen=True)
-class Format:
+class Format(Settings):
     """Form, templates and choices of pairs; in YAML ``format: {form: pair, pair_template: ""}``.
 
     Args:
@@ -51,9 +51,6 @@ class Format:
     choice_values: dict[str, Any] | None = None
     twins_together: bool = False
     poison: PoisonedVotes | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def encode_comparisons(data: Any, form: str, comparisons: Sequence[Comparison]) -> Encoded:

@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any
 
 from fedlight.datamodules.rows.fields import NO_SLOTS
-from fedlight.support.checks import check_fields, refuse_below
+from fedlight.support.checks import Settings, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 
@@ -22,7 +22,7 @@ LEAST_ALTERNATIVES = 1000
 
 
 @dataclass(frozen=True)
-class Canaries:
+class Canaries(Settings):
     """Settings of the canaries of each client; in YAML ``canaries: {number: 1, repeats: 4}``.
 
     Args:
@@ -58,7 +58,7 @@ class Canaries:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         counts = {"number": self.number, "repeats": self.repeats, "length": self.length}
         refuse_below(1, "canaries.", **counts, clients=self.clients)
         words = self._words

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 from fedlight.support.types import Fields, Rows
 
 MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
@@ -22,7 +22,7 @@ WORD = re.compile(f"[^\\W_](?:[^\\W_]|[{MARKS}])*")
 
 
 @dataclass(frozen=True)
-class Holdout:
+class Holdout(Settings):
     """Rows held out for the test by values of a column; in YAML ``holdout: {column: topic, values: ["tv-is-better_*"]}``.
 
     Args:
@@ -32,9 +32,6 @@ class Holdout:
 
     column: str
     values: list[str]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def mask(self, rows: Rows, source: str) -> np.ndarray:
         """Return whether each row is held out, ``(rows,)``.
@@ -79,7 +76,7 @@ class Holdout:
 
 
 @dataclass(frozen=True)
-class Excluded:
+class Excluded(Settings):
     """Rows whose texts no prompt may have; in YAML ``{source: votes.jsonl, column: info.post, slot: post}``.
 
     Args:
@@ -93,9 +90,6 @@ class Excluded:
     column: str
     slot: str
     split: str = "train"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def texts(self) -> set[str]:
         """Return the rows' normalized texts without the empty one."""

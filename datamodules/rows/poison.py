@@ -14,13 +14,13 @@ import numpy as np
 
 from fedlight.datamodules.rows.votes import Votes
 from fedlight.federation.byzantine.liars import Liars
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, FieldsByClient
 
 
 @dataclass(frozen=True)
-class PoisonedVotes:
+class PoisonedVotes(Settings):
     """Votes of liars in a `PreferenceDataModule`; in YAML ``format: {poison: {votes: flipped}}``.
 
     Validation votes of a liar are turned as well: they decide the group of the client, and a liar would report losses on
@@ -34,9 +34,6 @@ class PoisonedVotes:
 
     votes: Literal["flipped", "longer"] = "flipped"
     liars: Liars = Liars()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def turned(self, votes: Votes, by_client: Mapping[str, np.ndarray]) -> Votes:
         """Return the votes with those of liars turned.
@@ -62,7 +59,7 @@ class PoisonedVotes:
 
 
 @dataclass(frozen=True)
-class Backdoor:
+class Backdoor(Settings):
     """Backdoor in the instructions of liars; in YAML ``rows: {backdoor: {trigger: TEXT, response: TEXT}}``.
 
     Args:
@@ -88,7 +85,7 @@ class Backdoor:
     liars: Liars = Liars()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not self.trigger.strip() or not self.response.strip():
             raise ValueError(
                 f"backdoor.trigger={self.trigger!r} and backdoor.response={self.response!r} must be texts"

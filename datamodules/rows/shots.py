@@ -12,7 +12,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 from fedlight.support.seeding import derive_seed
 
 FIRST = ("Mara", "Ilya", "Tove", "Nuno", "Zora", "Emre", "Lena", "Otis", "Runa", "Cleo", "Arno", "Yara")
@@ -24,7 +24,7 @@ MONTHS = ("January", "March", "April", "June", "August", "October", "December")
 
 
 @dataclass(frozen=True)
-class Draw:
+class Draw(Settings):
     """Clients and rows to draw; in YAML ``draw: {num_clients: 60, shots: 8, records: 2, num_test: 12}``.
 
     Args:
@@ -38,9 +38,6 @@ class Draw:
     shots: int
     records: int
     num_test: int
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def draw_shots(

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.given import GivenRows, Source, name_source
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Settings):
     """Rows for training, validation and test; in YAML ``split: {test_source: test.jsonl, val_share: 0.1}``.
 
     Args:
@@ -32,7 +32,7 @@ class Split:
     val_max: int = 200
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_validation(self.val_share, self.val_max)
 
     def rows(self, source: Source) -> tuple["Rows", "Rows | None", "Rows | None"]:
@@ -51,7 +51,7 @@ Rows = tuple[str | GivenRows, str]
 
 
 @dataclass(frozen=True)
-class TextSplit:
+class TextSplit(Settings):
     """Texts for training and validation.
 
     Args:
@@ -65,7 +65,7 @@ class TextSplit:
     val_max: int = 2000
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_validation(self.val_share, self.val_max, least=2)
 
 

@@ -14,13 +14,13 @@ from string import Formatter
 
 from fedlight.datamodules.text.templates import Template, escape
 from fedlight.evaluation.tasks.task import continuation
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 
 _ROW = ("instruction", "input", "response")
 
 
 @dataclass(frozen=True)
-class InstructionPrompt:
+class InstructionPrompt(Settings):
     """First prompt, which a new instruction follows: beginning, demonstrations, end.
 
     Args:
@@ -38,7 +38,7 @@ class InstructionPrompt:
     pattern: str
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         _check_slots("instruction.example", self.example, ("number", *_ROW), "instruction")
         _check_slots("instruction.end", self.end, ("number",))
         _check_stop("instruction.stop", self.stop)
@@ -46,7 +46,7 @@ class InstructionPrompt:
 
 
 @dataclass(frozen=True)
-class ResponsePrompt:
+class ResponsePrompt(Settings):
     """Second prompt, which input and response follow: beginning, demonstrations, end.
 
     Args:
@@ -69,7 +69,7 @@ class ResponsePrompt:
     no_input: str = ""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for name in ("example_with_input", "example_without_input"):
             _check_slots(f"response.{name}", getattr(self, name), ("number", *_ROW), "response")
         _check_slots("response.end", self.end, ("number", "instruction"), "instruction")
@@ -78,7 +78,7 @@ class ResponsePrompt:
 
 
 @dataclass(frozen=True)
-class InputPrompt:
+class InputPrompt(Settings):
     """Prompt between both for clients with inputs, which the input of a new instruction follows.
 
     It begins as the second prompt.
@@ -94,14 +94,14 @@ class InputPrompt:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         _check_slots("input.end", self.end, ("number", "instruction"), "instruction")
         _check_slots("input.response_end", self.response_end, _ROW[:2], "instruction")
         _check_stop("input.stop", self.stop)
 
 
 @dataclass(frozen=True)
-class SelfGenerationPrompts:
+class SelfGenerationPrompts(Settings):
     r"""Both prompts in parts, and patterns of their answers.
 
     An answer ends before a stop text, is stripped of white space, and must match its pattern as a whole.
@@ -118,9 +118,6 @@ class SelfGenerationPrompts:
     instruction: InstructionPrompt
     response: ResponsePrompt
     input: InputPrompt | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def write_instruction_prompt(self, shown: list[Mapping[str, str]]) -> str:
         r"""Return the first prompt.

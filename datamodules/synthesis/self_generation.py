@@ -33,7 +33,7 @@ from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts, prompt
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Dropped, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.tasks.model import AnswersPrompts, HoldsTokenizer
-from fedlight.support.checks import check_fields, check_range, refuse_below
+from fedlight.support.checks import Settings, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -44,7 +44,7 @@ TRIES_PER_CANDIDATE = 4  # default of instructions.tries / number
 
 
 @dataclass(frozen=True)
-class NewInstructions:
+class NewInstructions(Settings):
     """Settings of the first step; in YAML ``instructions: {demonstrations: 8, max_new_tokens: 64}``.
 
     Args:
@@ -63,13 +63,13 @@ class NewInstructions:
     refusals: Sequence[str] = REFUSALS
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         refuse_below(0, "instructions.", demonstrations=self.demonstrations)
         refuse_below(1, "instructions.", max_new_tokens=self.max_new_tokens, min_words=self.min_words)
 
 
 @dataclass(frozen=True)
-class NewResponses:
+class NewResponses(Settings):
     """Settings of the second step; in YAML ``responses: {demonstrations: 4, max_new_tokens: 256}``.
 
     Args:
@@ -83,7 +83,7 @@ class NewResponses:
     tries: int = 3
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         refuse_below(0, "responses.", demonstrations=self.demonstrations)
         refuse_below(1, "responses.", max_new_tokens=self.max_new_tokens, tries=self.tries)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.support.checks import check_fields, refuse_below
+from fedlight.support.checks import Settings, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields
 
@@ -59,7 +59,7 @@ def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
 
 
 @dataclass(frozen=True)
-class PseudoLabels:
+class PseudoLabels(Settings):
     """k-means labels for all rows; in YAML ``pseudo_labels: {encoder: {class_path: SentenceEncoder, ...}, number: 100}``.
 
     Args:
@@ -71,7 +71,7 @@ class PseudoLabels:
     number: int = 100
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         refuse_below(2, "pseudo_labels.", number=self.number)
 
     def label(self, rows: Sequence[Fields], seed: int) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fedlight.datamodules.rows.columns import replace_surrogates
-from fedlight.support.checks import check_fields, refuse_below
+from fedlight.support.checks import Settings, refuse_below
 
 LONGEST_WAIT_SECONDS = 600.0
 HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "connection"}
@@ -46,7 +46,7 @@ class TransientError(Exception):
 
 
 @dataclass(frozen=True)
-class Sending:
+class Sending(Settings):
     """How requests are sent, and tried again.
 
     Args:
@@ -65,7 +65,7 @@ class Sending:
     concurrent: int = 8
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         refuse_below(1, concurrent=self.concurrent)
         if self.timeout_seconds <= 0 or self.retries < 0 or self.wait_seconds < 0:
             raise ValueError(

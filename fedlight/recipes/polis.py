@@ -21,7 +21,7 @@ from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.by_client import worst_share_mean
 from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
-from fedlight.support.checks import check_choice, check_fields, check_range, refuse_below
+from fedlight.support.checks import Settings, check_choice, check_range, refuse_below
 from fedlight.support.files import csv_text, read_csv, write_whole
 from fedlight.support.needs import RowSource
 from fedlight.support.seeding import derive_seed
@@ -48,7 +48,7 @@ class Opinions:
 
 
 @dataclass(frozen=True)
-class Jury:
+class Jury(Settings):
     """People who say which pairs are contested; in YAML ``jury: {share: 0.5, min_decided: 8}``.
 
     Args:
@@ -62,14 +62,14 @@ class Jury:
     min_minority: float = 0.3
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         _check_share("jury.share", self.share)
         refuse_below(1, "jury.", min_decided=self.min_decided)
         check_range("jury.min_minority", self.min_minority, 0, 0.5)
 
 
 @dataclass(frozen=True)
-class PairBounds:
+class PairBounds(Settings):
     """Numbers of clients and of their pairs; in YAML ``bounds: {num_clients: 120, max_train: 120}``.
 
     Args:
@@ -87,7 +87,7 @@ class PairBounds:
     max_test: int = 60
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         refuse_below(2, "bounds.", num_clients=self.num_clients)
         refuse_below(1, "bounds.", min_train=self.min_train, min_test=self.min_test)
         refuse_below(self.min_train, "bounds.", max_train=self.max_train)

@@ -10,6 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -65,12 +66,15 @@ class Checked:
         return super().__new__(cls)
 
 
-def check_fields(made: object) -> None:
-    """Check the fields of a dataclass against their annotations, as `Checked` does arguments, in its ``__post_init__``.
+@dataclass(frozen=True)
+class Settings:
+    """Base of dataclasses whose fields are checked against their annotations, as `Checked` does arguments.
 
     The command line reads a dataclass by its fields alone only if all its bases are dataclasses.
     """
-    _refuse_unfit(type(made), (), vars(made))
+
+    def __post_init__(self) -> None:
+        _refuse_unfit(type(self), (), vars(self))
 
 
 def _refuse_unfit(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

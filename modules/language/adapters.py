@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.checks import check_choice, check_fields, check_range
+from fedlight.support.checks import Settings, check_choice, check_range
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import first_line
 
 
 @dataclass(frozen=True)
-class Lora:
+class Lora(Settings):
     """Low-rank adapters and the layers that have them.
 
     Args:
@@ -41,7 +41,7 @@ class Lora:
     targets: str | list[str] = "all-linear"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_range("lora.rank", self.rank, 1, float("inf"))
         check_range("lora.alpha", self.alpha, 0, float("inf"), above_low=True)  # at 0 nothing is trained
         check_range("lora.dropout", self.dropout, 0, 1)

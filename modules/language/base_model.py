@@ -22,7 +22,7 @@ from fedlight.devices.quantization import HEADS, quiet_int8
 from fedlight.modules.language.streams import own_stream
 from fedlight.pretrained import hub
 from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_errors
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 from fedlight.support.console import silence_transformers
 
 BASES = ("plain", "int8", "nf4")
@@ -32,7 +32,7 @@ _LOGGED_AS = {"plain": "base", "int8": "int8 base with the rest", "nf4": "nf4 ba
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Settings):
     """How a language model is executed: its costs, not its results.
 
     Args:
@@ -47,9 +47,6 @@ class Execution:
     trust_remote_code: bool = False
     gradient_checkpointing: bool = False
     prefix: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def load_base(

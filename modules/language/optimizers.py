@@ -11,13 +11,13 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fedlight.support.checks import check_choice, check_fields
+from fedlight.support.checks import Settings, check_choice
 
 SCHEDULES = ("constant", "cosine")
 
 
 @dataclass(frozen=True)
-class Optimization:
+class Optimization(Settings):
     """Optimizer of a module, and its learning rate as a function of the round.
 
     Args:
@@ -34,7 +34,7 @@ class Optimization:
     schedule: str = "constant"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_choice("optimizer.schedule", self.schedule, SCHEDULES)
         check_optimizer(self.name, self.args or {})
 

@@ -27,7 +27,7 @@ from fedlight.modules.functional import IGNORED, sft_loss, token_log_probs
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.language.readout import head_logits, hidden_states
 from fedlight.modules.sft import SFTModule
-from fedlight.support.checks import check_choice, check_fields, refuse_below
+from fedlight.support.checks import Settings, check_choice, refuse_below
 
 Gradients = dict[str, Tensor]
 """Name of a trained weight -> ``(batch, *shape of the weight)``, fp32."""
@@ -36,7 +36,7 @@ WAYS = ("layers", "func")
 
 
 @dataclass(frozen=True)
-class ExampleGradients:
+class ExampleGradients(Settings):
     """How the gradients of single rows are computed.
 
     Args:
@@ -51,7 +51,7 @@ class ExampleGradients:
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_choice("gradients.way", self.way, WAYS)
         refuse_below(1, batch_size=self.batch_size)
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from fedlight.augmentation.less.features import BETAS, EPSILON, Moments
 from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.sft import SFTModule
-from fedlight.support.checks import check_fields, check_range, refuse_below
+from fedlight.support.checks import Settings, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 
 RISING_SHARE = 0.03  # of the paper
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class WarmUp(Settings):
     """Training of the adapter before and between the gradients.
 
     Args:
@@ -41,7 +41,7 @@ class WarmUp:
     lr: float = 2e-5
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_range("warmup.share", self.share, 0, 1, above_low=True)
         refuse_below(1, epochs=self.epochs, batch_size=self.batch_size)
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from fedlight.support.checks import check_fields, check_range, refuse_below
+from fedlight.support.checks import Settings, check_range, refuse_below
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Settings):
     """How texts are drawn from a language model.
 
     Args:
@@ -23,7 +23,7 @@ class Sampling:
     max_new_tokens: int = 512
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_range("temperature", self.temperature, 0, float("inf"))
         check_range("top_p", self.top_p, 0, 1, above_low=True)
         refuse_below(1, max_new_tokens=self.max_new_tokens)

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from fedlight.federation.client import State
-from fedlight.support.checks import check_fields
+from fedlight.support.checks import Settings
 from fedlight.support.seeding import derive_seed
 
 Lie = Literal["flip", "scale", "noise"]
 
 
 @dataclass(frozen=True)
-class Liars:
+class Liars(Settings):
     """Settings of who lies; in YAML ``liars: {share: 0.3}``. Equal settings draw the same clients, for updates and rows.
 
     Args:
@@ -41,7 +41,7 @@ class Liars:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not 0 <= self.share <= 1:
             raise ValueError(f"liars.share={self.share} of the clients must be in [0, 1]")
 
