@@ -113,8 +113,7 @@ class InstructionDataModule(FederatedDataModule):
             self._setup_training()
         if stage == "test" and self.test_set is None:
             examples, _, _ = self._encode(self._read_test_rows(), (self.test_rows or self.train_rows)[0])
-            # By length: neighbours share a batch, and little of it is padding.
-            self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
+            self.test_set = examples.by_length()
 
     def unseen_rows(self) -> list[dict[str, str]]:
         """Return rows that no client trains on: validation rows, else test rows, else none."""

@@ -86,8 +86,7 @@ class TaskDataModule(FederatedDataModule):
         rank_zero_info(f"{names}: {len(fits):,} examples; {len(pairs) - len(fits):,} too long for the loss")
         if not len(fits):
             raise RowsError(f"{names}: no example fits into max_tokens={self.max_tokens}: raise it")
-        examples = ResponseExamples(encoded, fits)
-        self.test_set = examples.take(np.argsort(examples.lengths, kind="stable"))
+        self.test_set = ResponseExamples(encoded, fits).by_length()
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return an sft batch, or an empty one without the loss."""

@@ -114,7 +114,7 @@ class CompletionPairDataModule(FederatedDataModule):
             raise RowsError(f"{self.source}: no pair fits into max_tokens={self.max_tokens}: raise it")
         if self.form == "responses":
             examples = PreferredExamples(encoded, fits, winner=np.zeros_like(fits), index=fits)
-            self.predict_set = examples.take(np.argsort(examples.lengths, kind="stable"))
+            self.predict_set = examples.by_length()
             return
         self.predict_set = ShownPairs(encoded, fits, self.orders)
 

@@ -28,6 +28,7 @@ from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
+    Examples,
     PreferredExamples,
     ResponseExamples,
     collate_choices,
@@ -44,7 +45,6 @@ from fedlight.support.types import Rows
 ANSWERS = ("response_a", "response_b", "choice")
 RANKED = ("chosen", "rejected")
 TOY_VALUES = {"a": "a", "b": "b", "tie": "tie"}
-Examples = ChoiceExamples | ResponseExamples | PreferredExamples | FeatureExamples
 SOURCE_STRIDE = 1 << 32  # above any number of votes, so that pairs of different sources never share an index
 
 

@@ -6,9 +6,9 @@ from typing import TypedDict
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from fedlight.datamodules.text.encoding import Comparison
+from fedlight.datamodules.text.examples import Examples
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
 
 
@@ -24,22 +24,18 @@ class FeaturePair(TypedDict):
     label: int
 
 
-class FeatureExamples(Dataset):
+class FeatureExamples(Examples):
     """Comparisons for a selector on features, one example per vote: such a selector does not see an order.
 
     Args:
         vectors: vectors of the distinct answers, ``(answers, dimension)``.
         pairs: rows of both answers of each example, ``(examples, 2)``.
         labels: 0 or 1 for each example, ``(examples,)``.
-
-    Attributes:
-        lengths: 1 for each example: features have no tokens.
-        labelled: 0 for each example.
     """
 
     def __init__(self, vectors: Tensor, pairs: np.ndarray, labels: np.ndarray) -> None:
         self.vectors, self.pairs, self.labels = vectors, pairs, labels
-        self.lengths = np.ones(len(pairs), dtype=np.int64)
+        self.lengths = np.ones(len(pairs), dtype=np.int64)  # features have no tokens
         self.labelled = np.zeros_like(self.lengths)
 
     @classmethod
@@ -55,12 +51,6 @@ class FeatureExamples(Dataset):
             [rows.setdefault(text, len(rows)) for text in (each.first, each.second)] for each in comparisons
         ]
         return cls(torch.from_numpy(encoder.encode([*rows])), np.array(pairs)[comparison], winner)
-
-    def take(self, indices: np.ndarray) -> "FeatureExamples":
-        return FeatureExamples(self.vectors, self.pairs[indices], self.labels[indices])
-
-    def __len__(self) -> int:
-        return len(self.pairs)
 
     def __getitem__(self, item: int) -> FeaturePair:
         return {"vectors": self.vectors, "rows": self.pairs[item], "label": int(self.labels[item])}

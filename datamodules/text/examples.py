@@ -1,11 +1,11 @@
 """Map-style data sets of token ids, and the collation of their examples into batches.
 
 The examples of one set share a `TokenTable`: a set holds only row numbers and labels, so a client costs no more memory than
-its indices, and a comparison with a hundred votes is stored once. Every set has the ``lengths`` of its examples in tokens
-and the number of tokens that are ``labelled``, which are scored one by one.
+its indices, and a comparison with a hundred votes is stored once.
 """
 
-from typing import Any, NotRequired, TypedDict
+import copy
+from typing import Any, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
@@ -13,6 +13,32 @@ from torch.utils.data import Dataset
 
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.tokens import IGNORED, TokenTable, pad, pad_inputs, pad_responses
+
+
+class Examples(Dataset):
+    """Base class of sets of examples; each array of a set has an entry for each example.
+
+    Attributes:
+        lengths: tokens of each example, ``(examples,)``.
+        labelled: number of these tokens that are scored one by one, ``(examples,)``.
+    """
+
+    lengths: np.ndarray
+    labelled: np.ndarray
+
+    def take(self, indices: np.ndarray) -> Self:
+        """Return a set of some of the examples, in this order."""
+        taken = copy.copy(self)
+        arrays = ((name, value) for name, value in vars(self).items() if isinstance(value, np.ndarray))
+        vars(taken).update({name: array[indices] for name, array in arrays})
+        return taken
+
+    def by_length(self) -> Self:
+        """Return the set with its examples sorted by length, so that neighbours share a batch with little padding."""
+        return self.take(np.argsort(self.lengths, kind="stable"))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
 
 class Choice(TypedDict):
@@ -27,16 +53,14 @@ class Choice(TypedDict):
     order: NotRequired[int]
 
 
-class ChoiceExamples(Dataset):
+class ChoiceExamples(Examples):
     """Comparisons for a selector, two examples per vote: 2v is vote v in the comparison's order, 2v + 1 swapped.
 
     ``rows`` are the sequences of the examples, ``labels`` their choices (0, 1), both ``(examples,)``.
     """
 
     def __init__(self, encoded: Encoded, rows: np.ndarray, labels: np.ndarray) -> None:
-        self.encoded = encoded
-        self.rows = rows
-        self.labels = labels
+        self.encoded, self.rows, self.labels = encoded, rows, labels
         self.lengths = encoded.table.lengths[rows]
         self.labelled = np.zeros_like(self.lengths)  # the choice is no token of the text
 
@@ -46,12 +70,6 @@ class ChoiceExamples(Dataset):
         rows = (2 * comparison[:, None] + [0, 1]).reshape(-1)  # 2c and 2c + 1 for each vote
         labels = np.stack([winner, 1 - winner], axis=1).reshape(-1)  # swapped, the other one is A
         return cls(encoded, rows, labels)
-
-    def take(self, indices: np.ndarray) -> "ChoiceExamples":
-        return ChoiceExamples(self.encoded, self.rows[indices], self.labels[indices])
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __getitem__(self, item: int) -> Choice:
         row = self.rows[item]
@@ -74,20 +92,13 @@ class Response(TypedDict):
     taught: NotRequired[np.ndarray]
 
 
-class ResponseExamples(Dataset):
+class ResponseExamples(Examples):
     """Prompts with responses, for a loss on the response only; ``rows`` is the sequence of each example, ``(examples,)``."""
 
     def __init__(self, encoded: Encoded, rows: np.ndarray) -> None:
-        self.encoded = encoded
-        self.rows = rows
+        self.encoded, self.rows = encoded, rows
         self.lengths = encoded.table.lengths[rows]
         self.labelled = encoded.count_taught()[rows]
-
-    def take(self, indices: np.ndarray) -> "ResponseExamples":
-        return ResponseExamples(self.encoded, self.rows[indices])
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __getitem__(self, item: int) -> Response:
         return _get_response(self.encoded, self.rows[item])
@@ -117,7 +128,7 @@ class Preferred(TypedDict):
     index: int
 
 
-class PreferredExamples(Dataset):
+class PreferredExamples(Examples):
     """Chosen and rejected responses, of two encoded sequences per comparison, one example per vote.
 
     ``comparison``, ``winner`` (0: the first answer) and ``index``, a number unique in the datamodule, are ``(votes,)``.
@@ -126,21 +137,10 @@ class PreferredExamples(Dataset):
     def __init__(
         self, encoded: Encoded, comparison: np.ndarray, winner: np.ndarray, index: np.ndarray
     ) -> None:
-        self.encoded = encoded
-        self.comparison = comparison
-        self.winner = winner
-        self.index = index
+        self.encoded, self.comparison, self.winner, self.index = encoded, comparison, winner, index
         both = 2 * comparison[:, None] + [0, 1]  # [votes, 2]
         self.lengths = encoded.table.lengths[both].max(axis=1)  # the sides are padded to the longer one
         self.labelled = encoded.count_taught()[both].sum(axis=1)  # of both sides
-
-    def take(self, indices: np.ndarray) -> "PreferredExamples":
-        return PreferredExamples(
-            self.encoded, self.comparison[indices], self.winner[indices], self.index[indices]
-        )
-
-    def __len__(self) -> int:
-        return len(self.comparison)
 
     def __getitem__(self, item: int) -> Preferred:
         row, winner = 2 * int(self.comparison[item]), int(self.winner[item])
