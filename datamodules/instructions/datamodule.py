@@ -19,7 +19,7 @@ from fedlight.datamodules.instructions.reports import SetupReport, padding_share
 from fedlight.datamodules.instructions.taught_rows import TaughtRows
 from fedlight.datamodules.rows.canaries import check_words
 from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompts
-from fedlight.datamodules.rows.given import GivenRows, RowsError, Source
+from fedlight.datamodules.rows.given import GivenRows, Source, refuse_too_long
 from fedlight.datamodules.rows.instruction_rows import check_slots, read_instructions
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.split import Split
@@ -297,8 +297,7 @@ class InstructionDataModule(FederatedDataModule):
         """Return examples that fit, their rows, and the numbers of too long and of truncated examples."""
         encoded = self._encode_rows(rows)
         fits = np.flatnonzero(encoded.kept)
-        if not len(fits):
-            raise RowsError(f"{source}: no example fits into max_tokens={self.max_tokens}: raise it")
+        refuse_too_long(len(fits), "example", source, self.max_tokens)
         kept = [rows[example] for example in fits]
         return ResponseExamples(encoded, fits), kept, (len(rows) - len(fits), encoded.trimmed)
 

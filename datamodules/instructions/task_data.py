@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.rows.rows import RowsError
+from fedlight.datamodules.rows.given import refuse_too_long
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.datamodules.text.tokens import Parts, TokenTable, end_id, end_ids, fit_texts, pad_id
@@ -84,8 +84,7 @@ class TaskDataModule(FederatedDataModule):
         fits = np.flatnonzero(encoded.kept)
         names = ", ".join(self.tasks)
         rank_zero_info(f"{names}: {len(fits):,} examples; {len(pairs) - len(fits):,} too long for the loss")
-        if not len(fits):
-            raise RowsError(f"{names}: no example fits into max_tokens={self.max_tokens}: raise it")
+        refuse_too_long(len(fits), "example", names, self.max_tokens)
         self.test_set = ResponseExamples(encoded, fits).by_length()
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.preferences.format import Format, encode_comparisons
 from fedlight.datamodules.preferences.labelling import Orders, form_pairs
-from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.given import RowsError, refuse_too_long
+from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import Choice, PreferredExamples, collate_choices, collate_preferred
 from fedlight.datamodules.text.templates import Template, check_choice
@@ -110,8 +111,7 @@ class CompletionPairDataModule(FederatedDataModule):
             f"{self.source}: {len(pairs):,} pairs, {skipped:,} equal or empty ones skipped; "
             f"{len(pairs) - len(fits):,} too long, {encoded.trimmed:,} inputs cut"
         )
-        if not len(fits):
-            raise RowsError(f"{self.source}: no pair fits into max_tokens={self.max_tokens}: raise it")
+        refuse_too_long(len(fits), "pair", self.source, self.max_tokens)
         if self.form == "responses":
             examples = PreferredExamples(encoded, fits, winner=np.zeros_like(fits), index=fits)
             self.predict_set = examples.by_length()

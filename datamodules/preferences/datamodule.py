@@ -20,12 +20,11 @@ from fedlight.datamodules.preferences.baselines import describe
 from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
 from fedlight.datamodules.preferences.format import Format, encode_comparisons
 from fedlight.datamodules.rows.columns import complete_columns, value_at
-from fedlight.datamodules.rows.given import GivenRows, RowsError, Source
+from fedlight.datamodules.rows.given import GivenRows, Source, refuse_too_long
 from fedlight.datamodules.rows.poison import PoisonedVotes
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
-from fedlight.datamodules.text.encoding import Encoded
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
     Examples,
@@ -163,9 +162,7 @@ class PreferenceDataModule(FederatedDataModule):
         return digest(super().examples_digest(), self.encoder.identity, *votes)
 
     def _setup_training(self) -> None:
-        votes = self._read_votes(
-            load_rows(*self.train_rows), self.train_rows[0], held_out=False, needs_clients=True
-        )
+        votes = self._read_votes(self.train_rows, held_out=False, needs_clients=True)
         if self.encoder is None:
             some = [votes.comparisons[index] for index in draw_rows(len(votes.comparisons))]
             texts = [text for pair in some for text in (*pair.fields.values(), pair.first, pair.second)]
@@ -222,7 +219,7 @@ class PreferenceDataModule(FederatedDataModule):
 
         The positions are None without a client column.
         """
-        votes = self._read_votes(load_rows(*rows), rows[0], held_out, needs_clients=False)
+        votes = self._read_votes(rows, held_out, needs_clients=False)
         examples, fits, trimmed = self._make_examples(votes, stride * SOURCE_STRIDE)
         rank_zero_info(f"{votes.counts}; {len(votes.winner) - len(fits):,} too long, {trimmed:,} inputs cut")
         order = np.argsort(self._sort_lengths(examples), kind="stable")
@@ -231,8 +228,8 @@ class PreferenceDataModule(FederatedDataModule):
         by_client = self._to_examples(by_key([votes.clients[vote] for vote in fits]))
         return examples.take(order), reindex(by_client, order), votes.take(fits)
 
-    def _read_votes(self, rows: Rows, given: str | GivenRows, held_out: bool, needs_clients: bool) -> Votes:
-        source = str(given)
+    def _read_votes(self, given: tuple[str | GivenRows, str], held_out: bool, needs_clients: bool) -> Votes:
+        rows, source = load_rows(*given), str(given[0])
         if self.holdout is not None:
             rows = self.holdout.side(rows, source, held_out)
         columns = self._map_columns(rows, source)
@@ -255,15 +252,6 @@ class PreferenceDataModule(FederatedDataModule):
         columns = complete_columns(self.columns, rows, {name: [name] for name in names}, owners)
         return {name: path for name, path in columns.items() if path}
 
-    def _find_fitting(self, votes: Votes, encoded: Encoded) -> np.ndarray:
-        """Return the votes whose comparison fits in both orders, ``(votes,)``."""
-        fits = np.flatnonzero(encoded.both_kept()[votes.comparison])  # one alone would teach a position
-        if not len(fits):
-            raise RowsError(
-                f"{votes.counts.source}: no vote fits into max_tokens={self.max_tokens}: raise it"
-            )
-        return fits
-
     def _make_examples(self, votes: Votes, first_index: int = 0) -> tuple[Examples, np.ndarray, int]:
         """Return the examples, their votes, ``(votes,)``, and the number of texts that were cut."""
         if self.encoder is not None:
@@ -273,7 +261,8 @@ class PreferenceDataModule(FederatedDataModule):
             return made, np.arange(len(winner)), 0
         form = self.form if self.view == "selector" else "responses"
         encoded = encode_comparisons(self, form, votes.comparisons)
-        fits = self._find_fitting(votes, encoded)
+        fits = np.flatnonzero(encoded.both_kept()[votes.comparison])  # one order would teach a position
+        refuse_too_long(len(fits), "vote", votes.counts.source, self.max_tokens)
         comparison, winner = np.array(votes.comparison)[fits], np.array(votes.winner)[fits]
         if self.view == "selector":
             return ChoiceExamples.from_votes(encoded, comparison, winner), fits, encoded.trimmed

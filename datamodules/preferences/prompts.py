@@ -10,7 +10,7 @@ from torch.utils.data import StackDataset
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.columns import check_columns, field_at
 from fedlight.datamodules.rows.exclusion import Excluded, exclude_prompts
-from fedlight.datamodules.rows.given import RowsError, Source, name_source
+from fedlight.datamodules.rows.given import RowsError, Source, name_source, refuse_too_long
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.encoding import leading_ids
 from fedlight.datamodules.text.templates import Template
@@ -98,8 +98,7 @@ class PromptDataModule(FederatedDataModule):
         rank_zero_info(
             f"{self.source}: {len(kept):,} prompts; {self.counts['too_long']:,} too long, {cut:,} cut; {left_out}"
         )
-        if not kept:
-            raise RowsError(f"{self.source}: no prompt fits into max_tokens={self.max_tokens}: raise it")
+        refuse_too_long(len(kept), "prompt", self.source, self.max_tokens)
         texts, slots = zip(*kept, strict=True)
         columns: dict[str, Any] = {"prompt": texts, "fields": slots, "index": range(len(kept))}
         self.predict_set = StackDataset(**columns)

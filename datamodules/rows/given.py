@@ -15,6 +15,12 @@ class RowsError(ValueError):
     """Error of a source of rows; the message names the source, the place in it and the remedy."""
 
 
+def refuse_too_long(fitting: int, what: str, source: object, max_tokens: int) -> None:
+    """Raise RowsError where none of a source's examples, ``what``, fits into ``max_tokens``."""
+    if not fitting:
+        raise RowsError(f"{source}: no {what} fits into max_tokens={max_tokens}: raise it")
+
+
 @runtime_checkable
 class Frame(Protocol):
     """Table of pandas, which fedlight does not import."""
