@@ -6,7 +6,7 @@ process, and callbacks see every step.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -18,28 +18,8 @@ from fedlight.processes.team import current_team
 from fedlight.processes.work import for_each
 from fedlight.support.pokes import batch_before_transfer, batch_on_device
 
-
-class Results:
-    """Results of the batches of a pass that are still to come, in order, each with the key of its batch."""
-
-    def __init__(self, results: Iterable[tuple[int, dict[str, Tensor]]] = ()) -> None:
-        self._results = deque(results)
-
-    def take(self, module: Any, batch: Any) -> dict[str, Tensor] | None:
-        """Return the next result, on the CPU; None after the last one.
-
-        Raises:
-            ValueError: it is of another batch.
-        """
-        if not self._results:
-            return None
-        key, result = self._results.popleft()
-        if key != module.batch_key(batch):
-            raise ValueError(
-                "a validation or test loader gives other batches when it is read again, so processes cannot share them: "
-                "make its order fixed, or set trainer.devices=1"
-            )
-        return result
+Results = deque[tuple[int, dict[str, Tensor]]]
+"""Results of the batches of a pass that are still to come, on the CPU, in order, each with the key of its batch."""
 
 
 def evaluate_together(module: Any, stage: str) -> Results:
@@ -49,13 +29,13 @@ def evaluate_together(module: Any, stage: str) -> Results:
     """
     trainer: L.Trainer = module.trainer
     if current_team().size == 1:
-        return Results()
+        return deque()
     loaders: Any = trainer.val_dataloaders if stage == "val" else trainer.test_dataloaders
     loaders = loaders if isinstance(loaders, list) else [loaders]
     if not all(
         isinstance(loader, DataLoader) and isinstance(loader.sampler, SequentialSampler) for loader in loaders
     ):
-        return Results()
+        return deque()
     plugin = trainer.precision_plugin
     context = plugin.val_step_context if stage == "val" else plugin.test_step_context
 
@@ -66,7 +46,7 @@ def evaluate_together(module: Any, stage: str) -> Results:
             results = module.evaluation(batch_on_device(module, batch))
         return key, {name: values.detach().cpu() for name, values in results.items()}
 
-    return Results(for_each(evaluate, _batches(loaders, _limits(trainer, stage))))
+    return deque(for_each(evaluate, _batches(loaders, _limits(trainer, stage))))
 
 
 def _limits(trainer: L.Trainer, stage: str) -> list[int | float]:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from fedlight.modules.choices import log_choices, stage_accuracies
@@ -21,11 +19,11 @@ from fedlight.modules.functional import choice_loss
 from fedlight.modules.language.adapter_folders import name_adapters
 from fedlight.modules.language.checkpoints import check_optimizer_settings
 from fedlight.modules.language.data_checks import check_batch
-from fedlight.modules.language.optimizers import Optimization, configure_optimizer
+from fedlight.modules.language.optimizers import Optimization, OptimizedModule
 from fedlight.modules.language.streams import own_stream
-from fedlight.support.checks import Checked, check_choice, check_range, refuse_below
+from fedlight.support.checks import check_choice, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
-from fedlight.support.settings_record import made_of, with_plain_values
+from fedlight.support.settings_record import made_of
 
 Batch = dict[str, Tensor]
 FILE = "heads.safetensors"
@@ -50,7 +48,7 @@ class Head(nn.Module):
         return utilities.squeeze(dim=-1)
 
 
-class FeatureSelectorModule(Checked, LightningModule):
+class FeatureSelectorModule(OptimizedModule):
     """Module that learns to choose between two texts by their frozen features.
 
     A batch has ``features``, ``(batch, 2, dimension)``, of A and B, and ``labels``, ``(batch,)``, 0 where A is better and 1
@@ -89,9 +87,7 @@ class FeatureSelectorModule(Checked, LightningModule):
         refuse_below(0, hidden=hidden)
         check_range("lr", lr, 0, float("inf"), above_low=True)
         self.save_hyperparameters()
-        self.save_hyperparameters(
-            with_plain_values({**self.hparams, "optimizer": made_of(Optimization, optimizer)})
-        )
+        self.save_plain(optimizer=made_of(Optimization, optimizer))
         self.heads = nn.ModuleDict()
         for index, name in enumerate(name_adapters(num_adapters)):
             with own_stream(derive_seed(seed, "head", index), torch.device("cpu")):
@@ -100,11 +96,6 @@ class FeatureSelectorModule(Checked, LightningModule):
         self.accuracy = stage_accuracies()
         if adapter is not None:
             self._load(Path(adapter))
-
-    @property
-    def options(self) -> Any:
-        """Arguments of the constructor, as attributes."""
-        return self.hparams
 
     @property
     def adapter_names(self) -> list[str]:
@@ -140,7 +131,7 @@ class FeatureSelectorModule(Checked, LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         losses = self.example_losses(batch)
-        self.log("train/loss", losses.detach().mean(), batch_size=len(losses), prog_bar=True)
+        self.log_means("train", {"loss": losses})
         return losses.mean()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -160,19 +151,9 @@ class FeatureSelectorModule(Checked, LightningModule):
         log_probs = self.ensemble_logits(batch).log_softmax(dim=2).transpose(1, 2)
         return log_probs.squeeze(dim=2) if len(self.heads) == 1 else log_probs
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return configure_optimizer(self, self.parameters())
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self._trainer.state.fn == "fit":
             check_optimizer_settings(checkpoint["hyper_parameters"], self.hparams)
-
-    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
-        """Log the mean of each metric as ``stage/name``."""
-        for name, values in metrics.items():
-            self.log(
-                f"{stage}/{name}", values.detach().mean(), batch_size=len(values), prog_bar=name == "loss"
-            )
 
     def save_adapter(self, folder: str | Path) -> None:
         """Write the weights of all heads into a folder, which ``adapter=`` reads."""

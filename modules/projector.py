@@ -14,26 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedlight.evaluation.alignment import alignment
 from fedlight.modules.functional import info_nce
-from fedlight.modules.language.optimizers import Optimization, configure_optimizer
+from fedlight.modules.language.optimizers import Optimization, OptimizedModule
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checkpoint_files import check_readable
-from fedlight.support.checks import Checked, check_range
+from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.seeding import derive_seed
-from fedlight.support.settings_record import made_of, with_plain_values
+from fedlight.support.settings_record import made_of
 
 Batch = dict[str, Tensor]
 BLOCK = 65_536
 """Vectors that are projected at once."""
 
 
-class ProjectorModule(Checked, LightningModule):
+class ProjectorModule(OptimizedModule):
     """Module that learns to map vectors of a small encoder to those of a large one.
 
     A batch has ``small``, ``(batch, small_dimension)``, and ``large``, ``(batch, large_dimension)``. Validation logs
@@ -72,15 +70,13 @@ class ProjectorModule(Checked, LightningModule):
     ) -> None:
         super().__init__()
         hidden = large_dimension if hidden_dimension is None else hidden_dimension
-        check_range("small_dimension", small_dimension, 1, float("inf"))
-        check_range("large_dimension", large_dimension, 1, float("inf"))
-        check_range("hidden_dimension", hidden, 1, float("inf"))
+        refuse_below(
+            1, small_dimension=small_dimension, large_dimension=large_dimension, hidden_dimension=hidden
+        )
         check_range("temperature", temperature, 0, float("inf"), above_low=True)
         check_range("lr", lr, 0, float("inf"), above_low=True)
         self.save_hyperparameters()
-        self.save_hyperparameters(
-            with_plain_values({**self.hparams, "optimizer": made_of(Optimization, optimizer)})
-        )
+        self.save_plain(optimizer=made_of(Optimization, optimizer))
         with own_stream(derive_seed(seed, "projector"), torch.device("cpu")):
             self.layers = nn.Sequential(
                 nn.Linear(small_dimension, hidden), nn.ReLU(), nn.Linear(hidden, large_dimension)
@@ -91,11 +87,6 @@ class ProjectorModule(Checked, LightningModule):
     def dimensions(self) -> tuple[int, int]:
         """Dimensions of the small and the large encoder."""
         return self.options.small_dimension, self.options.large_dimension
-
-    @property
-    def options(self) -> Any:
-        """Arguments of the constructor, as attributes."""
-        return self.hparams
 
     def forward(self, small: Tensor) -> Tensor:
         """Return the projected vectors, ``(batch, large_dimension)``, of any length."""
@@ -132,13 +123,13 @@ class ProjectorModule(Checked, LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         losses = self.example_losses(batch)
-        self.log("train/loss", losses.detach().mean(), batch_size=len(losses), prog_bar=True)
+        self.log_means("train", {"loss": losses})
         return losses.mean()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         projected = self(batch["small"])
         losses = info_nce(projected, batch["large"], self.options.temperature, self.options.include_positive)
-        self.log("val/loss", losses.mean(), batch_size=len(losses), prog_bar=True)
+        self.log_means("val", {"loss": losses})
         self._held_out.append((projected.float().cpu(), batch["large"].float().cpu()))
 
     def on_validation_epoch_end(self) -> None:
@@ -146,9 +137,6 @@ class ProjectorModule(Checked, LightningModule):
         self._held_out.clear()
         for name, value in alignment(projected, large)._asdict().items():
             self.log(f"val/{name}", value, prog_bar=name == "cosine")
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return configure_optimizer(self, self.parameters())
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

@@ -6,14 +6,13 @@ description of the base, which is read again from its own folder.
 
 import functools
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,23 +26,23 @@ from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.data_checks import check_batch, check_max_tokens, describe_overlong
 from fedlight.modules.language.generation import Request, complete, encode_prompts
-from fedlight.modules.language.optimizers import Optimization, configure_optimizer
+from fedlight.modules.language.optimizers import Optimization, OptimizedModule
 from fedlight.modules.language.readout import SharedPrefix, check_readout
 from fedlight.processes.work import once
 from fedlight.stacking.dropout import DropoutMasks
 from fedlight.stacking.stacked_adapters import StackedAdapters
 from fedlight.support.checkpoint_files import check_readable
-from fedlight.support.checks import Checked, check_choice, check_precision, check_range
+from fedlight.support.checks import check_choice, check_precision, check_range
 from fedlight.support.needs import ReadsModel
 from fedlight.support.seeding import derive_seed
-from fedlight.support.settings_record import made_of, with_plain_values
+from fedlight.support.settings_record import made_of
 
 Batch = dict[str, Any]
 Texts = Sequence[str]
 Scores = list[list[Likelihood]]
 
 
-class LanguageModule(ReadsModel, Checked, LightningModule):
+class LanguageModule(ReadsModel, OptimizedModule):
     """Language model that is trained, saved and asked for text; a subclass defines ``example_losses``.
 
     Args:
@@ -98,9 +97,12 @@ class LanguageModule(ReadsModel, Checked, LightningModule):
         super().__init__()
         self.save_hyperparameters()
         execution = made_of(Execution, execution)
-        nested: dict[str, Any] = {"lora": made_of(Lora, lora), "optimizer": made_of(Optimization, optimizer)}
-        nested |= {"completions": made_of(Completions, completions), "execution": execution}
-        self.save_hyperparameters(with_plain_values({**self.hparams, **nested}))
+        self.save_plain(
+            lora=made_of(Lora, lora),
+            optimizer=made_of(Optimization, optimizer),
+            completions=made_of(Completions, completions),
+            execution=execution,
+        )
         check_choice("base", base, base_model.BASES)
         check_choice("dtype", dtype, ("auto", *DTYPES))
         check_range("num_adapters", num_adapters, 1, float("inf"))
@@ -113,13 +115,8 @@ class LanguageModule(ReadsModel, Checked, LightningModule):
         self.dropout_masks = DropoutMasks()
         self.shared_prefix = SharedPrefix(execution.prefix)
         self._warned_of_length = False
-        self._evaluated = Results()
+        self._evaluated: Results = deque()
         self._train_sums: dict[str, list[tuple[Tensor, list[int]]]] | None = None
-
-    @property
-    def options(self) -> Any:
-        """Arguments of the constructor, as attributes; nested ones are maps."""
-        return self.hparams
 
     # Loading
 
@@ -317,24 +314,19 @@ class LanguageModule(ReadsModel, Checked, LightningModule):
 
     def evaluated(self, batch: Batch) -> dict[str, Tensor]:
         """Return the `evaluation` of the present step's batch, which another process may have computed."""
-        results = self._evaluated.take(self, batch)
-        if results is None:
+        if not self._evaluated:
             return self.evaluation(batch)
+        key, results = self._evaluated.popleft()
+        if key != self.batch_key(batch):
+            raise ValueError(
+                "a validation or test loader gives other batches when it is read again, so processes cannot share them: "
+                "make its order fixed, or set trainer.devices=1"
+            )
         return {name: values.to(self.device) for name, values in results.items()}
 
     def evaluate_batch(self, stage: str, batch: Batch) -> Any:
         """Log the metrics of a validation or test batch; return the step's output."""
         self.log_means(stage, self.evaluated(batch))
-
-    def log_means(self, stage: str, metrics: dict[str, Tensor]) -> None:
-        """Log the mean of each metric as ``stage/name``."""
-        for name, values in metrics.items():
-            self.log(
-                f"{stage}/{name}", values.detach().mean(), batch_size=len(values), prog_bar=name == "loss"
-            )
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        return configure_optimizer(self, adapters.trained_parameters(self).values())
 
     # Text
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fedlight.support.checks import Settings, check_choice
+from fedlight.support.checks import Checked, Settings, check_choice
+from fedlight.support.settings_record import with_plain_values
 
 SCHEDULES = ("constant", "cosine")
 
@@ -100,11 +102,30 @@ def cosine(max_epochs: int | None) -> Callable[[int], float]:
     return lambda epoch: (1 + math.cos(math.pi * min(epoch, max_epochs) / max_epochs)) / 2
 
 
-def configure_optimizer(module: Any, parameters: Iterable[nn.Parameter]) -> OptimizerLRScheduler:
-    """Return the optimizer of a module's settings, with its schedule if they name one."""
-    settings = module.options.optimizer
-    optimizer = make_optimizer(settings["name"], parameters, module.options.lr, settings["args"] or {})
-    if settings["schedule"] == "constant":
-        return optimizer
-    schedule = LambdaLR(optimizer, cosine(module.trainer.max_epochs))
-    return {"optimizer": optimizer, "lr_scheduler": schedule}
+class OptimizedModule(Checked, LightningModule):
+    """Base of modules with the settings ``lr`` and ``optimizer``, an `Optimization`."""
+
+    @property
+    def options(self) -> Any:
+        """Arguments of the constructor, as attributes; nested ones are maps."""
+        return self.hparams
+
+    def save_plain(self, **nested: Any) -> None:
+        """Save the hyperparameters again as plain values, with these objects for the maps of nested ones."""
+        self.save_hyperparameters(with_plain_values({**self.hparams, **nested}))
+
+    def log_means(self, stage: str, metrics: Mapping[str, Tensor]) -> None:
+        """Log the mean of each metric as ``stage/name``."""
+        for name, values in metrics.items():
+            self.log(
+                f"{stage}/{name}", values.detach().mean(), batch_size=len(values), prog_bar=name == "loss"
+            )
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        settings, lr = self.options.optimizer, self.options.lr
+        trained = [weight for weight in self.parameters() if weight.requires_grad]
+        optimizer = make_optimizer(settings["name"], trained, lr, settings["args"] or {})
+        if settings["schedule"] == "constant":
+            return optimizer
+        schedule = LambdaLR(optimizer, cosine(self.trainer.max_epochs))
+        return {"optimizer": optimizer, "lr_scheduler": schedule}

@@ -103,7 +103,7 @@ def test_its_loss_is_eq_4(include_positive):
 def test_what_does_not_fit_is_refused(trained, tmp_path):
     with pytest.raises(ValueError, match=r"temperature=0 must be in \(0"):
         ProjectorModule(SMALL, LARGE, temperature=0)
-    with pytest.raises(ValueError, match="hidden_dimension=0 must be in"):
+    with pytest.raises(ValueError, match="hidden_dimension=0 must be at least 1"):
         ProjectorModule(SMALL, LARGE, hidden_dimension=0)
     with pytest.raises(
         ValueError, match=r"takes vectors of dimension 6 and was given \(2, 7\): use the encoder"

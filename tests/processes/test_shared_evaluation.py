@@ -11,7 +11,15 @@ from thread_team import on_team
 from tiny_world import EVAL_PROMPTS, write_rows
 from torch.utils.data import DataLoader
 
-from fedlight import DPOModule, Judge, PreferenceDataModule, PromptDataModule, SelectorModule, WinRate
+from fedlight import (
+    DPOModule,
+    Judge,
+    PreferenceDataModule,
+    PromptDataModule,
+    SelectorModule,
+    SFTModule,
+    WinRate,
+)
 from fedlight.callbacks.export import PredictionWriter
 from fedlight.callbacks.loop.round_table import RoundTable
 from fedlight.callbacks.loop.run import client_losses
@@ -20,7 +28,6 @@ from fedlight.datamodules.rows import TaskRows
 from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.tasks import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
-from fedlight.modules.evaluation import Results
 from fedlight.processes.work import for_each
 from fedlight.toy import rows as toy_rows
 
@@ -223,12 +230,11 @@ class Outputs(L.Callback):
 
 
 def test_a_loader_with_another_order_each_time_is_noticed():
-    class Keyed:
-        def batch_key(self, batch):
-            return batch
-
-    found = Results([(1, {"loss": torch.ones(1)}), (2, {"loss": torch.zeros(1)})])
-    assert found.take(Keyed(), 1) == {"loss": 1.0}
+    module = SFTModule("toy")
+    module.batch_key = lambda batch: batch
+    module.evaluation = lambda batch: {"loss": batch}
+    module._evaluated.extend([(1, {"loss": torch.ones(1)}), (2, {"loss": torch.zeros(1)})])
+    assert module.evaluated(1) == {"loss": 1.0}
     with pytest.raises(ValueError, match="gives other batches when it is read again"):
-        found.take(Keyed(), 3)
-    assert found.take(Keyed(), 4) is None
+        module.evaluated(3)
+    assert module.evaluated(4) == {"loss": 4}
