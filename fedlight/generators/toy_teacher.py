@@ -7,12 +7,11 @@ domain, and answers them with all facts but a few. None of its texts is in the t
 import random
 import re
 from collections.abc import Sequence
-from functools import partial
 
 from fedlight.generators.endpoint import TextGenerator
 from fedlight.support.checks import check_range
 from fedlight.support.seeding import derive_seed
-from fedlight.toy.instructions import DOMAINS, JUDGEMENTS, NUMBERS, answer, draw_rows, question, topics
+from fedlight.toy.instructions import DOMAINS, JUDGEMENTS, NUMBERS, answer, draw_questions, topics
 from fedlight.toy.rules import Topic
 from fedlight.toy.world import NAMES
 
@@ -60,7 +59,7 @@ class ToyTeacher(TextGenerator):
         topic = (area, rng.choice(NAMES))
         if rng.random() < self.novelty:
             topic = rng.choice(topics(domain))
-        (row,) = draw_rows("public", 1, partial(question, rng, self.seed, domain, topic))
+        (row,) = draw_questions("public", 1, rng, self.seed, domain, topic)
         return f"{row['instruction']} {row['input']}"
 
     def response(self, text: str, draw: int) -> str:

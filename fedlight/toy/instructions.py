@@ -25,7 +25,7 @@ further rows that ask for another question and have one for an answer, as instru
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
@@ -138,19 +138,20 @@ def instructions(**options: int | str) -> list[ToyRow]:
     Raises:
         ValueError: an unknown option, or a value out of range.
     """
-    chosen = InstructionOptions.parse(**options)
+    return _rows(InstructionOptions.parse(**options))
+
+
+def _rows(chosen: InstructionOptions) -> list[ToyRow]:
     if chosen.joined:
-        apart = instructions(**chosen._replace(joined=0)._asdict())
+        apart = _rows(chosen._replace(joined=0))
         return [
             {**row, "instruction": f"{row['instruction']} {row['input']}".strip(), "input": ""}
             for row in apart
         ]
     if chosen.domain == "all" and chosen.split != "public":
-        return [row for domain in DOMAINS for row in instructions(**chosen._replace(domain=domain)._asdict())]
+        return [row for domain in DOMAINS for row in _rows(chosen._replace(domain=domain))]
     if chosen.split == "domain":
-        private, public = (
-            instructions(**chosen._replace(split=split)._asdict()) for split in ("private", "public")
-        )
+        private, public = (_rows(chosen._replace(split=split)) for split in ("private", "public"))
         return [
             {name: text for name, text in row.items() if name != "client"}
             for row in (*private, *public)
@@ -166,12 +167,12 @@ def instructions(**options: int | str) -> list[ToyRow]:
         row
         for domain in asked
         for topic in topics_of_split(chosen.split, domain, chosen.rule)
-        for row in draw_rows(
-            chosen.split, chosen.topic_rows, partial(question, rng, chosen.seed, domain, topic, chosen.rule)
+        for row in draw_questions(
+            chosen.split, chosen.topic_rows, rng, chosen.seed, domain, topic, chosen.rule
         )
     ]
     if chosen.split == "public":
-        rows += draw_rows("public", chosen.chatter, partial(small_talk, rng))
+        rows += draw_rows("public", chosen.chatter, lambda: small_talk(rng))
         rng.shuffle(rows)  # else chatter would come last
     return rows
 
@@ -180,15 +181,11 @@ def _draw_held(chosen: InstructionOptions) -> list[ToyRow]:
     """Return as many rows of each topic as the clients hold; they differ from these in their wording only."""
     rng = _rng(chosen.seed, "held", chosen.domain)
     counts = Counter(row["topic"] for row in _draw_private(chosen))
-    return [
-        row
+    drawn = (
+        draw_questions("test", counts[" ".join(topic)], rng, chosen.seed, chosen.domain, topic, chosen.rule)
         for topic in topics(chosen.domain)
-        for row in draw_rows(
-            "test",
-            counts[" ".join(topic)],
-            partial(question, rng, chosen.seed, chosen.domain, topic, chosen.rule),
-        )
-    ]
+    )
+    return [*chain.from_iterable(drawn)]
 
 
 def topics(domain: str) -> list[Topic]:
@@ -256,13 +253,11 @@ def _draw_private(chosen: InstructionOptions) -> list[ToyRow]:
         rng.shuffle(known)
         shares = [1 / (rank + 1) for rank in range(len(known))]  # many rows of some topics, few of others
         counts = Counter(rng.choices(known, shares, k=chosen.client_rows))
-        client_rows = [
-            row
-            for topic, count in counts.items()
-            for row in draw_rows(
-                "private", count, partial(question, rng, chosen.seed, chosen.domain, topic, chosen.rule)
+        client_rows: list[ToyRow] = []
+        for topic, count in counts.items():
+            client_rows += draw_questions(
+                "private", count, rng, chosen.seed, chosen.domain, topic, chosen.rule
             )
-        ]
         client_rows += _draw_written(chosen, index, client_rows)
         rows += [{**row, "client": f"c{index:0{width}d}"} for row in client_rows]
     return rows
@@ -276,7 +271,7 @@ def _draw_written(chosen: InstructionOptions, client: int, client_rows: Sequence
     for _ in range(chosen.written):
         shown = rng.choices(client_rows, k=SHOWN_QUESTIONS)
         topic = (rng.choice(shown)["topic"].split()[0], rng.choice(NAMES))
-        (asked,) = draw_rows("private", 1, partial(question, rng, chosen.seed, chosen.domain, topic))
+        (asked,) = draw_questions("private", 1, rng, chosen.seed, chosen.domain, topic)
         request = writing_request([f"{row['instruction']} {row['input']}" for row in shown])
         texts = {"instruction": request, "input": "", "output": f"{asked['instruction']} {asked['input']}"}
         rows.append({**texts, "domain": chosen.domain, "topic": WRITING})
@@ -317,6 +312,13 @@ def draw_rows(split: str, number: int, draw: Callable[[], ToyRow]) -> list[ToyRo
         if SPLITS[derive_seed("toy", "instruction", *text) % len(SPLITS)] == split:
             rows[text] = row  # equal texts once
     return list(rows.values())
+
+
+def draw_questions(
+    split: str, number: int, rng: random.Random, seed: int, domain: str, topic: Topic, rule: int = 0
+) -> list[ToyRow]:
+    """Return different questions of a split about a topic, see `draw_rows` and `question`."""
+    return draw_rows(split, number, lambda: question(rng, seed, domain, topic, rule))
 
 
 def _pad(rng: random.Random, text: str) -> str:

@@ -11,7 +11,6 @@ public rows, so none of them is asked in the test.
 
 import random
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from fedlight.support.seeding import derive_seed
@@ -19,8 +18,7 @@ from fedlight.toy.instructions import (
     DOMAINS,
     TEMPLATE,
     ToyRow,
-    draw_rows,
-    question,
+    draw_questions,
     topics_of_split,
     writing_request,
 )
@@ -51,26 +49,6 @@ class WritingOptions(NamedTuple):
     known: int = 0
     rule: int = 0
     instructed: int = 0
-
-
-class Person(NamedTuple):
-    """Person whose questions on topics of one domain an exercise shows."""
-
-    domain: str
-    topics: Sequence[Topic]
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> "Person":
-        """Return a person who knows some people in some areas of one domain."""
-        domain = rng.choice(list(DOMAINS))
-        areas = rng.sample(DOMAINS[domain].areas, rng.choice(KNOWN_AREAS))
-        return cls(domain, [(area, name) for area in areas for name in rng.sample(NAMES, KNOWN_NAMES)])
-
-    def ask(self, rng: random.Random, topic: Topic) -> str:
-        """Return a question about a topic, in some wording."""
-        # Seed 0: the answer is not used.
-        (row,) = draw_rows("public", 1, partial(question, rng, 0, self.domain, topic))
-        return f"{row['instruction']} {row['input']}"
 
 
 def writing(**options: int | str) -> list[ToyRow]:
@@ -120,17 +98,24 @@ def common_knowledge(
     rng: random.Random, seed: int, domain: str, known: Sequence[Topic], rule: int = 0
 ) -> ToyRow:
     """Return a question about a known topic, with its answer."""
-    (row,) = draw_rows("public", 1, partial(question, rng, seed, domain, rng.choice(known), rule))
+    (row,) = draw_questions("public", 1, rng, seed, domain, rng.choice(known), rule)
     return {"instruction": TEMPLATE.format(**row), "output": row["output"]}
 
 
 def exercise(rng: random.Random, most: int, instructed: int = 0) -> ToyRow:
     """Return a row with at most ``most`` questions, to be followed by another."""
-    person = Person.draw(rng)
-    shown = [person.ask(rng, rng.choice(person.topics)) for _ in range(rng.randint(0, most))]
+    domain = rng.choice(list(DOMAINS))
+    areas = rng.sample(DOMAINS[domain].areas, rng.choice(KNOWN_AREAS))
+    topics = [(area, name) for area in areas for name in rng.sample(NAMES, KNOWN_NAMES)]  # of one person
+
+    def ask(topic: Topic) -> str:
+        (row,) = draw_questions("public", 1, rng, 0, domain, topic)  # seed 0: the answer is not used
+        return f"{row['instruction']} {row['input']}"
+
+    shown = [ask(rng.choice(topics)) for _ in range(rng.randint(0, most))]
     near = shown and rng.random() < SAME_AREA
-    area = rng.choice(person.topics)[0] if near else rng.choice(DOMAINS[person.domain].areas)
-    asked = person.ask(rng, (area, rng.choice(NAMES)))
+    area = rng.choice(topics)[0] if near else rng.choice(DOMAINS[domain].areas)
+    asked = ask((area, rng.choice(NAMES)))
     if instructed:
         return {"instruction": f"POST : {writing_request(shown)}\nCHOICE :", "output": asked}
     before = "".join(f"POST : {text}\n" for text in shown)
