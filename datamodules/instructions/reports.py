@@ -61,9 +61,9 @@ def padding_shares(
 
     def measure(sort_by: np.ndarray | None) -> float:
         plan = RoundPlan(clients, batch_size, seed, sort_by)
-        plan.set_visits(
-            [Visit(client, plan.num_batches(client), whole_passes=True) for client in clients], round_idx=0
+        visits = (Visit(client, plan.num_batches(client), whole_passes=True) for client in clients)
+        return padded_share(
+            lengths, [batch for visit in visits for batch in plan.batches(visit, round_idx=0)]
         )
-        return padded_share(lengths, list(plan.sampler()))
 
     return measure(lengths), measure(None)  # None: batches in random order

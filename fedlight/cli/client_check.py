@@ -3,11 +3,9 @@
 import importlib.metadata
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 
 from fedlight.devices.hardware import choose_device
@@ -19,6 +17,7 @@ from fedlight.modules.language.module import LanguageModule
 from fedlight.preflight.finding import Finding, State, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, size_text
 from fedlight.preflight.memory import count_training, fits
+from fedlight.pretrained.hub import cached_file
 from fedlight.support.files import read_bytes
 from fedlight.support.words import count_noun
 
@@ -85,10 +84,8 @@ def _memory(parts: Parts, memory_gib: float | None) -> Finding:
         kind = type(parts.model).__name__
         return unknown("memory", f"{kind} is no LanguageModule, so it cannot be counted beforehand")
     name = parts.model.options.model
-    cached: Any = None
-    with suppress(ValueError):  # of a folder, which is no name of the hub
-        cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
-    known = {name: read_bytes(Path(cached))} if isinstance(cached, str) else {}  # else None or an object
+    cached = cached_file(name, "config.json")
+    known = {name: read_bytes(cached)} if cached else {}
     try:
         training = count_training("visit", config, name, known)
     except MENDABLE as error:
@@ -141,10 +138,9 @@ def _rows(data: Any) -> str:
 
 def _weights(model: Any) -> str:
     """Return name, bits and trained parameters of a model in words."""
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    trained = sum(weight.numel() for weight in trained_parameters(model).values())
     if not isinstance(model, LanguageModule):
         return f"{type(model).__name__}, {trained:,} trained parameters"
-    trained = sum(weight.numel() for weight in trained_parameters(model).values())
     frozen = [weight for weight in model.parameters() if not weight.requires_grad]
     # Quantized weights are bytes, and their type does not say how many bits a number has.
     widths = {weight.dtype.itemsize * 8 for weight in frozen if weight.is_floating_point()}

@@ -53,7 +53,7 @@ def with_full_key(message: str, config: dict[str, Any]) -> str:
         ...     "limits": {"init_args": {"rounds": 4}}, "server": None}}})
         'federated.limits.rounds=4 asks for a server: leave federated.server out'
     """
-    values = list(_values(config))
+    values = list(values_in(config))[1:]
 
     def of_value(match: re.Match[str]) -> str:
         given = message[match.end() :]
@@ -110,13 +110,12 @@ def _texts(value: Any) -> tuple[str, ...]:
     return repr(value), str(value)
 
 
-def _values(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of nested maps and lists with its key; of a list's entries the key has their number in brackets."""
-    if key:
-        yield key, node
+def values_in(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested settings with its key, themselves first; of a list's entries it has their number."""
+    yield key, node
     if isinstance(node, dict):
         for name, value in node.items():
-            yield from _values(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
+            yield from values_in(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, (list, tuple)):
         for place, value in enumerate(node):
-            yield from _values(value, f"{key}[{place}]")
+            yield from values_in(value, f"{key}[{place}]")

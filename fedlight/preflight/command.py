@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.lightning_cli.cli import ReadSettings
+from fedlight.lightning_cli.full_keys import values_in
 from fedlight.plan.plan import build
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.stages import Stage
@@ -76,14 +77,9 @@ def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         >>> list(parts_of([{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E"}}}]))
         [('a.B', {'c': {'class_path': 'd.E'}}), ('d.E', {})]
     """
-    if isinstance(value, dict):
-        if isinstance(value.get("class_path"), str):
-            yield value["class_path"], value.get("init_args") or {}
-        for inner in value.values():
-            yield from parts_of(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from parts_of(inner)
+    for _, part in values_in(value):
+        if isinstance(part, dict) and isinstance(part.get("class_path"), str):
+            yield part["class_path"], part.get("init_args") or {}
 
 
 def arguments_of(config: Any, kind: type) -> Iterator[dict[str, Any]]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.hub import Hub, Report
 from fedlight.preflight.machine import size_text
-from fedlight.pretrained.hub import find_model
+from fedlight.pretrained.hub import cached_file, find_model
 from fedlight.support.needs import Model
 
 SMALL = (".json", ".txt", ".model")
@@ -79,10 +78,5 @@ def _at_hub(model: Model, hub: Hub, report: Report) -> None:
 
 def _cached_weights(name: str) -> int:
     """Return the bytes of weights in the cache, 0 without a complete download."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config: Any = try_to_load_from_cache(name, "config.json")
-    # None, or an object that means: the hub has no such file.
-    if not isinstance(config, str):
-        return 0
-    return sum(file.stat().st_size for file in Path(config).parent.rglob("*.safetensors"))
+    config = cached_file(name, "config.json")
+    return sum(file.stat().st_size for file in config.parent.rglob("*.safetensors")) if config else 0

@@ -8,7 +8,7 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,22 @@ def check_hub_name(model: str, what: str = "model") -> None:
             f"{what}={model!r}: there is no such folder; give a folder of save_pretrained, or a name at the hub such as "
             "owner/name"
         )
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import HfApi
 
-    if isinstance(try_to_load_from_cache(model, "config.json"), str):  # else None or a mark of absence
+    if cached_file(model, "config.json"):
         return
     with hub_errors(model, what=what):
         HfApi().model_info(model, timeout=SECONDS)
+
+
+def cached_file(model: str, file: str) -> Path | None:
+    """Return a file of a model in the hub's cache; None without one, also for a folder."""
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # a folder's path is no name of the hub
+        cached = try_to_load_from_cache(model, file)
+        return Path(cached) if isinstance(cached, str) else None  # else a mark of absence
+    return None
 
 
 @contextmanager
@@ -117,7 +127,7 @@ def find_licence(model: str, ask: bool = False) -> str:
         model: hub name, folder, or ``"toy"``.
         ask: ask the hub where the card is neither in the folder nor in the cache; no answer counts as none.
     """
-    from huggingface_hub import HfApi, ModelCard, constants, try_to_load_from_cache
+    from huggingface_hub import HfApi, ModelCard, constants
 
     if model in EMBEDDED:
         return OWN_LICENCE
@@ -125,8 +135,8 @@ def find_licence(model: str, ask: bool = False) -> str:
         return PRETRAINED[model].licence
     card, folder = Path(model).expanduser() / "README.md", Path(model).expanduser().is_dir()
     try:
-        if not folder and (cached := try_to_load_from_cache(model, "README.md")) and isinstance(cached, str):
-            card = Path(cached)
+        if not folder and (cached := cached_file(model, "README.md")):
+            card = cached
         if card.is_file():
             return str(ModelCard.load(card, ignore_metadata_errors=True).data.license or UNKNOWN)
         if ask and not folder and not constants.HF_HUB_OFFLINE:
