@@ -20,13 +20,7 @@ CUT_SHARE = 0.98
 
 
 class Prompt(NamedTuple):
-    """Prompt whose demonstrations may be dropped until it fits.
-
-    Attributes:
-        client: id of the client that asks.
-        demonstrations: rows to show.
-        write: function from demonstrations to the prompt's text.
-    """
+    """Prompt of a client, whose demonstrations may be dropped until it fits; ``write`` makes the text from those left."""
 
     client: str
     demonstrations: Sequence[Fields]
@@ -34,13 +28,7 @@ class Prompt(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Reply to a prompt.
-
-    Attributes:
-        text: stripped of white space.
-        fault: reason for an empty or cut-off text; None without a fault.
-        num_demonstrations: demonstrations left in the prompt.
-    """
+    """Stripped reply to a prompt, the reason for an empty or cut-off one, and the demonstrations left in the prompt."""
 
     text: str
     fault: str | None
@@ -49,16 +37,10 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchGenerator:
-    """Generator of answers in batches, which several processes share.
+    """Generator of answers in batches of one client each, which several processes share.
 
-    Attributes:
-        model: generating model; without a ``tokenizer``, no answer counts as cut off.
-        max_new_tokens: most tokens of an answer.
-        stop: texts before which an answer ends.
-        temperature: 0 for greedy decoding.
-        top_p: share of the probability to draw from.
-        batch_size: prompts of one client per batch.
-        keep_cut: cut-off answers have no fault.
+    Settings are those of `fedlight.modules.language.generation`. With ``keep_cut`` a cut-off answer has no fault; none
+    counts as cut off where the model has no ``tokenizer``.
     """
 
     model: AnswersPrompts

@@ -120,10 +120,7 @@ class SelfGenerationPrompts(Settings):
     input: InputPrompt | None = None
 
     def write_instruction_prompt(self, shown: list[Mapping[str, str]]) -> str:
-        r"""Return the first prompt.
-
-        Args:
-            shown: demonstrations, each with ``instruction``, ``input`` and ``response``.
+        r"""Return the first prompt after demonstrations, each with ``instruction``, ``input`` and ``response``.
 
         Examples:
             >>> shown = [{"instruction": f"Name a {thing}.", "input": "", "response": "?"} for thing in ("cat", "tree")]
@@ -145,10 +142,7 @@ class SelfGenerationPrompts(Settings):
     ) -> str:
         """Return the second prompt for the new instruction; for ``shown`` see `write_instruction_prompt`.
 
-        Args:
-            shown: demonstrations.
-            instruction: new instruction.
-            given: its input; "" for none or for one that the answer has; None: the prompt ends where an input follows.
+        ``given`` is its input, "" for none or for one that the answer has; None: the prompt ends where an input follows.
         """
         parts = self.response
         texts = [

@@ -50,16 +50,7 @@ PART_SETTINGS = ("client rows", "model state", "base bits")  # the parts of one 
 
 @dataclass
 class Part:
-    """Candidates of one call of `Synthesis.make`.
-
-    Attributes:
-        settings: everything the candidates depend on.
-        clients: clients in the order of the call.
-        candidates: client -> its candidates.
-        counts: see `Synthesis`.
-        notes: see `Synthesis`.
-        dropped: see `Synthesis`.
-    """
+    """Candidates of one call of `Synthesis.make`, and all settings that they depend on; ``clients`` as in the call."""
 
     settings: Settings
     clients: list[str]
@@ -70,11 +61,7 @@ class Part:
 
 
 class SynthesisRecord:
-    """Files of candidates in a folder.
-
-    Args:
-        folder: created by `check_writable`.
-    """
+    """Files of candidates in a folder, which `check_writable` makes."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
@@ -122,16 +109,9 @@ class SynthesisRecord:
 
 @dataclass(frozen=True)
 class Making:
-    """One round's synthesis: candidates are read from the record, or generated and recorded.
+    """One round's synthesis: candidates are read from the record, if there is one, or generated and recorded.
 
-    Attributes:
-        synthesis: generator of candidates.
-        template: template of the prompts.
-        module: module that generates; TypeError where it generates no text.
-        seed: seed of all rounds.
-        round_idx: round, from 0.
-        record: record of the candidates; None: none.
-        others: parts of other clients in this round, which share the file.
+    ``others`` are parts of other clients in this round, which share the file. Rounds count from 0.
     """
 
     synthesis: Synthesis

@@ -22,12 +22,9 @@ LONGEST_NAME = 32  # most characters of an app's name that Flower takes
 
 
 def write_app(config: str, folder: Path, settings: Sequence[str] = ()) -> list[str]:
-    """Write the folder of an app that runs a config, and return sentences about paths and callbacks, for the user.
+    """Write the new or empty folder of an app that runs a config, and return sentences about paths and callbacks.
 
-    Args:
-        config: YAML file, or the name of one of fedlight's own.
-        folder: new or empty folder.
-        settings: further arguments of ``fedlight fit``, such as ``["--federated.local_steps", "3"]``.
+    ``settings`` are further arguments of ``fedlight fit``, such as ``["--federated.local_steps", "3"]``.
 
     Raises:
         ValueError: the folder is not empty, the config does not fit a deployment, or names other configs.

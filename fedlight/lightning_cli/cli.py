@@ -156,9 +156,7 @@ def find_by_name() -> None:
 class FedlightCLI(LightningCLI):
     """LightningCLI for any LightningModule and LightningDataModule, federated if ``federated:`` is given.
 
-    Args:
-        args: the command and its arguments.
-        resumes: whether ``fit`` looks for a run in its folder first, see `fedlight.lightning_cli.second_fit`.
+    With ``resumes`` ``fit`` looks for a run in its folder first, see `fedlight.lightning_cli.second_fit`.
     """
 
     def __init__(self, args: list[str], resumes: bool = False) -> None:

@@ -102,11 +102,7 @@ def wants_help(arguments: list[str]) -> str:
 
 
 def settings(name: str) -> list[Setting]:
-    """Return the arguments of a class with the texts of its docstring.
-
-    Args:
-        name: public name, or path within ``fedlight``.
-    """
+    """Return the arguments of a class, by its public name or path within ``fedlight``, with their docstring's texts."""
     node = _class(name)
     init = next(part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
     arguments = init.args.args[1:] + init.args.kwonlyargs

@@ -38,12 +38,7 @@ REMEDY = "start over with --resume false, or choose another --trainer.default_ro
 
 
 class FitFolder:
-    """Folder of a run that ``fedlight fit`` has been given.
-
-    Args:
-        folder: the trainer's ``default_root_dir``.
-        config: all settings of the command.
-        checkpoints: files of the run's checkpoints, see `checkpoints_of`.
+    """Folder of a run that ``fedlight fit`` has been given, with all settings and the files of `checkpoints_of`.
 
     Attributes:
         checkpoint: where the run goes on; None where it starts.

@@ -163,13 +163,9 @@ def find_model(model: str) -> str:
 def load_tokenizer(
     name: str, what: str = "tokenizer", trust_remote_code: bool = False, fast: bool = True
 ) -> Any:
-    """Return a tokenizer by hub name or folder; ``"toy"`` is the embedded model's.
+    """Return a tokenizer by hub name or folder, which the setting ``what`` names; ``"toy"`` is the embedded model's.
 
-    Args:
-        name: hub name or folder.
-        what: setting that names it.
-        trust_remote_code: whether to run code that comes with it.
-        fast: whether to refuse a slow one, which does not tell the characters of a token.
+    With ``fast`` a slow one is refused, which does not tell the characters of a token.
 
     Raises:
         FileNotFoundError: ``name`` looks like a path that does not exist.

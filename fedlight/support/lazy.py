@@ -12,11 +12,8 @@ def lazy_names(
     """Return the ``__getattr__`` of a package that imports on first use.
 
     So ``import fedlight`` loads neither torch nor Lightning, and rooms do not import each other through their packages.
-
-    Args:
-        package: its dotted name.
-        files: public name -> module in the package.
-        elsewhere: the same for names that are imported from the module's own package, and refused here with that line.
+    ``files`` has the package's module of each public name; names of ``elsewhere``, which are imported from the module's own
+    package, are refused with that line.
     """
 
     def __getattr__(name: str) -> Any:

@@ -215,11 +215,7 @@ def _tensor_by_tensor() -> Iterator[None]:
 
 
 class _File:
-    """Safetensors file that is mapped anew for each tensor.
-
-    Args:
-        open_map: maps the file, as ``safetensors.safe_open`` does.
-    """
+    """Safetensors file that ``open_map``, as ``safetensors.safe_open`` does, maps anew for each tensor."""
 
     def __init__(self, open_map: Any) -> None:
         self._open_map = open_map
