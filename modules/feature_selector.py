@@ -129,11 +129,6 @@ class FeatureSelectorModule(OptimizedModule):
         """Return the active head's cross-entropy over the two choices, ``(batch,)``."""
         return choice_loss(self.choice_logits(batch), batch["labels"])
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        losses = self.example_losses(batch)
-        self.log_means("train", {"loss": losses})
-        return losses.mean()
-
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_batch(batch)
 

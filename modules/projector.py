@@ -121,11 +121,6 @@ class ProjectorModule(OptimizedModule):
         options = self.options
         return info_nce(self(batch["small"]), batch["large"], options.temperature, options.include_positive)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        losses = self.example_losses(batch)
-        self.log_means("train", {"loss": losses})
-        return losses.mean()
-
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         projected = self(batch["small"])
         losses = info_nce(projected, batch["large"], self.options.temperature, self.options.include_positive)

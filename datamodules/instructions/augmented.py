@@ -161,17 +161,15 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         """Return each client's added rows, from a valid record of an earlier run or from the augmentation."""
         settings, record = self._describe_settings(private, asked), self._record()
         saved = once(lambda: _read_valid(record, settings))  # one process reads for all
-        if saved is not None:
-            added = {client: [Added(*row) for row in saved.get(client, [])] for client in private}
-        else:
+        if saved is None:
             if record is not None and self.augmentation is not None:
                 self.augmentation.keep_in(record.folder / "unfinished")
-            added, notes = self._choose(private, asked)
+            chosen, notes = self._choose(private, asked)
             if record is not None and is_first():
-                record.write(settings, private, added, self.public.sources, notes)
+                record.write(settings, private, chosen, self.public.sources, notes)
             # Also from a user's augmentation, all processes of a team have the rows that the record has.
-            written = once(lambda: _plain(added))
-            added = {client: [Added(*row) for row in rows] for client, rows in written.items()}
+            saved = once(lambda: _plain(chosen))
+        added = {client: [Added(*row) for row in saved.get(client, [])] for client in private}
         if self.augmentation is not None:
             rank_zero_info(describe_added(self.augmentation, added, len(self.public.rows)))
         return added

@@ -204,32 +204,29 @@ def _read_json(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[str
 
 
 def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RowsError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
-    except RecursionError:
-        raise RowsError(f"{path}: {TOO_DEEP}") from None
+    rows: list[dict[str, Any]] = _parse(path, text)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise RowsError(f"{path}: entry {number} of the list is {type(row).__name__}, not an object.")
     return rows
 
 
-def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse(path: Path, text: str, number: int | None = None) -> Any:
+    """Return the value of a JSON text, of a file or of the line with this number."""
+    where = f"{path}, line {number}" if number else str(path)
     try:
-        row = json.loads(line)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        whole = (
-            " An object must stand in one line, or be part of a list."
-            if number == 1 and line.strip() == "{"
-            else ""
-        )
-        raise RowsError(
-            f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}).{whole}"
-        ) from None
+        where = where if number else f"{path}, line {error.lineno}"
+        is_begun = number == 1 and text.strip() == "{"
+        whole = " An object must stand in one line, or be part of a list." if is_begun else ""
+        raise RowsError(f"{where}: not valid JSON ({error.msg}, column {error.colno}).{whole}") from None
     except RecursionError:
-        raise RowsError(f"{path}, line {number}: {TOO_DEEP}") from None
+        raise RowsError(f"{where}: {TOO_DEEP}") from None
+
+
+def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    row: dict[str, Any] = _parse(path, line, number)
     if not isinstance(row, dict):
         raise RowsError(
             f"{path}, line {number}: {type(row).__name__} instead of an object with named columns."

@@ -53,9 +53,17 @@ Write a response that appropriately completes the request.
 
 ### Response:"""
 
-ALPACA_JOINED = ALPACA_NO_INPUT.replace("{instruction}", "{instruction} {input}")
+COMPARISON = """Which answer is better?
+QUESTION: {prompt}
+ANSWER A: {response_a}
+ANSWER B: {response_b}
+CHOICE:"""
 
-TLDR_GENERATION = """Below is an instruction that describes a task, paired with an input that provides \
+TEXTS = {
+    "alpaca": ALPACA,
+    "alpaca_no_input": ALPACA_NO_INPUT,
+    "alpaca_joined": ALPACA_NO_INPUT.replace("{instruction}", "{instruction} {input}"),
+    "tldr_generation": """Below is an instruction that describes a task, paired with an input that provides \
 further context. Write a response that appropriately completes the request.
 
 ### Instruction:
@@ -66,9 +74,8 @@ SUBREDDIT: r/{subreddit}
 TITLE: {title}
 POST: {post}
 
-### Response:"""
-
-TLDR_CHOICE = """Below is a forum post followed by two summaries. Pick a more precise and concise one that summarizes \
+### Response:""",
+    "tldr_choice": """Below is a forum post followed by two summaries. Pick a more precise and concise one that summarizes \
 the most important points in the given forum post, without including unimportant or irrelevant details. \
 State your choice with a single capital letter, i.e., "A" if SUMMARY A is better, "B" if SUMMARY B is better.
 
@@ -77,47 +84,28 @@ State your choice with a single capital letter, i.e., "A" if SUMMARY A is better
 ### POST: {post}
 ### SUMMARY A: {response_a}
 ### SUMMARY B: {response_b}
-### YOUR CHOICE:"""
-
-SHP_CHOICE = """Below is a query followed by two responses. Pick a helpful response that is precise, concise, \
+### YOUR CHOICE:""",
+    "shp_choice": """Below is a query followed by two responses. Pick a helpful response that is precise, concise, \
 and casual. State your choice with a single capital letter, i.e., "A" if RESPONSE A is better, "B" if RESPONSE B is \
 better.
 
 ### QUERY: {instruction}
 ### RESPONSE A: {response_a}
 ### RESPONSE B: {response_b}
-### YOUR CHOICE:"""
-
-ARGUMENT_CHOICE = """Below is a claim followed by two arguments for it. Pick the more convincing argument. \
+### YOUR CHOICE:""",
+    "argument_choice": """Below is a claim followed by two arguments for it. Pick the more convincing argument. \
 State your choice with a single capital letter, i.e., "A" if ARGUMENT A is more convincing, "B" if ARGUMENT B is \
 more convincing.
 
 ### CLAIM: {prompt}
 ### ARGUMENT A: {response_a}
 ### ARGUMENT B: {response_b}
-### YOUR CHOICE:"""
-
-ARGUMENT_GENERATION = """Below is a claim. Write a convincing argument for it.
+### YOUR CHOICE:""",
+    "argument_generation": """Below is a claim. Write a convincing argument for it.
 
 ### CLAIM: {prompt}
 
-### ARGUMENT:"""
-
-COMPARISON = """Which answer is better?
-QUESTION: {prompt}
-ANSWER A: {response_a}
-ANSWER B: {response_b}
-CHOICE:"""
-
-TEXTS = {
-    "alpaca": ALPACA,
-    "alpaca_no_input": ALPACA_NO_INPUT,
-    "alpaca_joined": ALPACA_JOINED,
-    "tldr_generation": TLDR_GENERATION,
-    "tldr_choice": TLDR_CHOICE,
-    "shp_choice": SHP_CHOICE,
-    "argument_choice": ARGUMENT_CHOICE,
-    "argument_generation": ARGUMENT_GENERATION,
+### ARGUMENT:""",
 }
 
 

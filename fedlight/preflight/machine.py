@@ -1,6 +1,5 @@
 """Memory and free disk of this machine, and the processes that share a recipe's stages on it."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedlight.devices.measure.machine import memory
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.followers import for_processes
 from fedlight.recipes.stages import Stage
@@ -24,11 +24,8 @@ class MachineMemory(NamedTuple):
 
 def memory_of(cuda: bool) -> MachineMemory:
     """Return the memory of the first GPU, or of the machine."""
-    if cuda:
-        size = torch.cuda.get_device_properties(0).total_memory
-        return MachineMemory(size, f"the GPU has {size_text(size)}")
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return MachineMemory(size, f"this machine has {size_text(size)}")
+    size, _ = memory(torch.device("cuda" if cuda else "cpu"))
+    return MachineMemory(size, f"{'the GPU' if cuda else 'this machine'} has {size_text(size)}")
 
 
 def existing(folder: Path) -> Path:

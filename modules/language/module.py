@@ -230,12 +230,6 @@ class LanguageModule(ReadsModel, OptimizedModule):
         if batch:  # that of tasks without a loss is empty
             check_batch(batch, self.batch_form, type(self).__name__, self.data_hint)
 
-    def example_losses(self, batch: Batch) -> Tensor:
-        """Return one loss per example, ``(batch,)``."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no loss: use SFTModule, SelectorModule, RewardModule or DPOModule"
-        )
-
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return the logged metrics, one value per example, ``(batch,)`` each; ``loss`` is among them."""
         return {"loss": self.example_losses(batch)}

@@ -103,7 +103,7 @@ def cosine(max_epochs: int | None) -> Callable[[int], float]:
 
 
 class OptimizedModule(Checked, LightningModule):
-    """Base of modules with the settings ``lr`` and ``optimizer``, an `Optimization`."""
+    """Base of modules with settings ``lr`` and ``optimizer``, an `Optimization`; a subclass defines ``example_losses``."""
 
     @property
     def options(self) -> Any:
@@ -113,6 +113,17 @@ class OptimizedModule(Checked, LightningModule):
     def save_plain(self, **nested: Any) -> None:
         """Save the hyperparameters again as plain values, with these objects for the maps of nested ones."""
         self.save_hyperparameters(with_plain_values({**self.hparams, **nested}))
+
+    def example_losses(self, batch: Any) -> Tensor:
+        """Return one loss per example, ``(batch,)``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no loss: use SFTModule, SelectorModule, RewardModule or DPOModule"
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        losses = self.example_losses(batch)
+        self.log_means("train", {"loss": losses})
+        return losses.mean()
 
     def log_means(self, stage: str, metrics: Mapping[str, Tensor]) -> None:
         """Log the mean of each metric as ``stage/name``."""
