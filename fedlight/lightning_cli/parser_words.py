@@ -6,12 +6,13 @@ indented text. The line is made of the innermost part.
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from fedlight.further_names import FURTHER
 from fedlight.lightning_cli.class_names import find_object, last_part
+from fedlight.support.checks import classes_below
 from fedlight.support.words import near
 
 KINDS = {
@@ -74,7 +75,7 @@ def one_line(
     if match := re.search(no_class[0], message) or re.search(no_class[1], message):
         return where + _no_class(match[1], message)
     if match := re.search(r"but (\S+) is abstract", message):
-        names = _names(_concrete(find_object(match[1])))
+        names = _names(find_object(match[1]))
         return f"{where}{match[1].rpartition('.')[2]} stands for {' or '.join(names)}: name one first, --{key} {names[0]}"
     last = key.rpartition(".")[2]
     if last in OF_VALUE and (match := re.search(r"Unable to load config ['\"]([^'\"]*)", message)):
@@ -185,22 +186,17 @@ def _no_class(name: str, message: str) -> str:
         return f"there is no {name!r}: write {last_part(name)}"
     # The last list is that of the innermost class.
     bases = re.findall(r"Subtypes: \[(?:list\[|<class ')([\w.]+)", message)[-1:]
-    hint = near(name, [subclass for base in bases for subclass in _names(_concrete(find_object(base)))])
+    hint = near(name, [subclass for base in bases for subclass in _names(find_object(base))])
     return (
         f"there is no class {name!r}{hint or '; give its name if fedlight has it, else package.module.Name'}"
     )
 
 
-def _concrete(base: Any) -> Iterator[type]:
-    children: list[type] = base.__subclasses__() if isinstance(base, type) else []
-    for child in children:
-        if not inspect.isabstract(child):
-            yield child
-        yield from _concrete(child)
-
-
-def _names(classes: Iterable[type]) -> list[str]:
-    return sorted({cls.__name__ for cls in classes if not cls.__name__.startswith("_")}) or ["CLASS"]
+def _names(base: Any) -> list[str]:
+    """Return the names of the concrete classes that are derived from a class."""
+    below = [*classes_below(base)] if isinstance(base, type) else []
+    names = {cls.__name__ for cls in below if not inspect.isabstract(cls)}
+    return sorted(name for name in names if not name.startswith("_")) or ["CLASS"]
 
 
 def _expected(message: str) -> str:

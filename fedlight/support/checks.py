@@ -175,18 +175,19 @@ def _instead(name: str, value: Any, classes: Sequence[type]) -> str:
         return f": give an object, {name}={value.__name__}()" if issubclass(value, tuple(classes)) else ""
     if not isinstance(value, str):
         return ""
-    known = [each.__name__ for cls in classes for each in (cls, *_below(cls))]
+    known = [each.__name__ for cls in classes for each in (cls, *classes_below(cls))]
     public = [each for each in import_module("fedlight").__all__ if each[0].isupper()]
     similar = (difflib.get_close_matches(value, names, n=1) for names in (known, public))
     near = next(filter(None, similar), [classes[0].__name__])
     return f": give an object, {name}={near[0]}()"
 
 
-def _below(cls: type) -> Iterator[type]:
+def classes_below(cls: type) -> Iterator[type]:
+    """Yield the classes that are derived from a class, at any depth."""
     children: list[type] = cls.__subclasses__()
     for child in children:
         yield child
-        yield from _below(child)
+        yield from classes_below(child)
 
 
 def _flat(hint: Any) -> list[Any]:
