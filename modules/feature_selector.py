@@ -44,8 +44,7 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return utilities ``(...)`` for features ``(..., dimension)``."""
         inner = self.body(features)
-        utilities: Tensor = self.head(inner.tanh() if self.bends else inner)
-        return utilities.squeeze(dim=-1)
+        return self.head(inner.tanh() if self.bends else inner).squeeze(dim=-1)
 
 
 class FeatureSelectorModule(OptimizedModule):
@@ -118,8 +117,7 @@ class FeatureSelectorModule(OptimizedModule):
 
     def choice_logits(self, batch: Batch) -> Tensor:
         """Return the active head's utilities of A and B, ``(batch, 2)``."""
-        logits: Tensor = self.heads[self.active](batch["features"])
-        return logits
+        return self.heads[self.active](batch["features"])
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Return the utilities of A and B by each of the U heads, ``(batch, U, 2)``."""

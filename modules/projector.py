@@ -90,8 +90,7 @@ class ProjectorModule(OptimizedModule):
 
     def forward(self, small: Tensor) -> Tensor:
         """Return the projected vectors, ``(batch, large_dimension)``, of any length."""
-        projected: Tensor = self.layers(small)
-        return projected
+        return self.layers(small)
 
     @torch.no_grad()
     def project(self, vectors: np.ndarray) -> np.ndarray:

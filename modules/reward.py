@@ -52,8 +52,7 @@ class RewardModule(PairModule):
             # Where padding and end are one token, transformers would read the last token before the end.
             states, last = compute(network, batch["input_ids"], mask), mask.sum(dim=1) - 1
             scores = head(states[torch.arange(len(last), device=last.device), last])
-        rewards: Tensor = scores.float().squeeze(dim=1)
-        return rewards
+        return scores.float().squeeze(dim=1)
 
     def pair_rewards(self, batch: Batch) -> Tensor:
         """Return the rewards of the chosen and the rejected response, ``(batch, 2)``, in one forward pass."""

@@ -30,8 +30,7 @@ def longer_wins(votes: Votes, length: Callable[[str], int]) -> np.ndarray:
     """
     differences = [length(pair.second) - length(pair.first) for pair in votes.comparisons]
     verdicts = np.sign(np.array(differences))[votes.comparison]  # [votes], 1: the second is longer
-    right: np.ndarray = (1 + verdicts * (2 * np.array(votes.winner) - 1)) / 2
-    return right
+    return (1 + verdicts * (2 * np.array(votes.winner) - 1)) / 2
 
 
 def majority_of_others(votes: Votes, least_voters: int = LEAST_VOTERS) -> np.ndarray:

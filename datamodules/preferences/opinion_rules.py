@@ -113,8 +113,7 @@ def person_factors(
     # Double precision: the tolerances of L-BFGS lie below the rounding errors of fp32.
     starts = torch.zeros(len(statements), dtype=torch.double), _draws(clients), _draws(statements)
     strengths, of_people, of_statements = _minimum(loss, *starts)
-    utilities: np.ndarray = strengths + of_people @ of_statements.T  # [clients, statements]
-    return utilities
+    return strengths + of_people @ of_statements.T  # [clients, statements]
 
 
 def _minimum(loss: Callable[..., Tensor], *starts: Tensor) -> list[np.ndarray]:

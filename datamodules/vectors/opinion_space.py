@@ -31,5 +31,4 @@ def opinion_space(votes: np.ndarray) -> np.ndarray:
         places[:, :number] = PCA(number, svd_solver="full").fit_transform(centred)  # "randomized" would draw
     of_person = has_voted.sum(axis=1, keepdims=True)
     # Moved outwards by the share of the statements that a person has voted on.
-    stretched: np.ndarray = places * np.sqrt(votes.shape[1] / np.maximum(of_person, 1)) * (of_person > 0)
-    return stretched
+    return places * np.sqrt(votes.shape[1] / np.maximum(of_person, 1)) * (of_person > 0)

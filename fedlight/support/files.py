@@ -437,8 +437,7 @@ def result_of(folder: str | Path) -> dict[str, Any]:
     file = Path(folder) / DONE
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file: give the folder of a finished stage")
-    result: dict[str, Any] = read_json(file, remedy_for(file.parent)).get("result", {})
-    return result
+    return read_json(file, remedy_for(file.parent)).get("result", {})
 
 
 def remedy_for(stage: Path) -> str:

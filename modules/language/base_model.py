@@ -132,8 +132,7 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
 
 def width_of(config: Any) -> int:
     """Return the width of a model's hidden states, of its text part where it has several."""
-    width: int = config.get_text_config().hidden_size
-    return width
+    return config.get_text_config().hidden_size
 
 
 def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
@@ -254,8 +253,7 @@ class _File:
     def _copy(self, name: str, index: Any) -> Tensor:
         # Pages of one map of the file would stay as long as a tensor, such as the embedding, is a view of it.
         with self._open_map() as handle:
-            weight: Tensor = handle.get_slice(name)[index].clone()
-        return weight
+            return handle.get_slice(name)[index].clone()
 
 
 class _Weight:

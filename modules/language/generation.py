@@ -94,8 +94,7 @@ def _generate(
         inputs = _encode_once(causal_lm, texts, copies, options["generation_config"].pad_token_id)
         if set_rows is not None:
             set_rows([count * copies for count in counts])
-        tokens: Tensor = causal_lm.generate(**inputs, **options)[:, texts["input_ids"].shape[1] :]
-    return tokens.tolist()
+        return causal_lm.generate(**inputs, **options)[:, texts["input_ids"].shape[1] :].tolist()
 
 
 @contextmanager

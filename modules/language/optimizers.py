@@ -78,8 +78,7 @@ def make_optimizer(
         (0.9, 0.95)
     """
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(list(parameters), lr=lr, **plain)
-    return optimizer
+    return getattr(torch.optim, name)(list(parameters), lr=lr, **plain)
 
 
 def cosine(max_epochs: int | None) -> Callable[[int], float]:

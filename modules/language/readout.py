@@ -36,8 +36,7 @@ def hidden_states(
     output = causal_lm.base_model(
         input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
     )
-    states: Tensor = output.last_hidden_state
-    return states
+    return output.last_hidden_state
 
 
 def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
