@@ -21,6 +21,8 @@ def lazy_names(
             value = getattr(import_module(f"{package}.{files[name]}"), name)
             setattr(sys.modules[package], name, value)
             return value
+        if name == "__all__":
+            return [*files]
         reason = f"module {package!r} has no attribute {name!r}"
         if elsewhere is None or name not in elsewhere:
             raise AttributeError(reason)
