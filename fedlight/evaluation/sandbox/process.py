@@ -62,16 +62,23 @@ class Limits:
 
 
 class Result(NamedTuple):
-    """Result of a run."""
+    """Result of a run.
 
-    # ``finished``: ran to its end; ``error``: an exception that was not caught (also ``SystemExit``); ``exited``:
-    # the process ended before the code did, by itself or by a limit on processor or memory; ``timeout``: killed
-    # after its time; ``files``: left too many files
+    Attributes:
+        outcome: ``finished``: ran to its end; ``error``: an exception that was not caught (also ``SystemExit``); ``exited``:
+            the process ended before the code did, by itself or by a limit on processor or memory; ``timeout``: killed after
+            its time; ``files``: left too many files.
+        status: exit status of the process, or minus the signal that ended it.
+        stdout: printed text, cut off at the limit; bytes that are not UTF-8 are replaced.
+        stderr: likewise of stderr; ends with the traceback of an exception.
+        seconds: wall-clock time.
+    """
+
     outcome: Outcome
-    status: int  # exit status of the process, or minus the signal that ended it
-    stdout: str  # printed text, cut off at the limit; bytes that are not UTF-8 are replaced
-    stderr: str  # likewise of stderr; ends with the traceback of an exception
-    seconds: float  # wall-clock time
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
 
 
 class SandboxError(OSError):

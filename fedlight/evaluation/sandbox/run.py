@@ -26,12 +26,19 @@ END_SECONDS = 1.0
 
 
 class Check(NamedTuple):
-    """Verdict of tests."""
+    """Verdict of tests.
 
-    passed: bool  # whether the tests ran to their end
-    outcome: Outcome  # of the code if its process ended first, else of the tests; see `Result`
-    detail: str  # last line that this process wrote to stderr, empty without one
-    seconds: float  # wall-clock time
+    Attributes:
+        passed: whether the tests ran to their end.
+        outcome: of the code if its process ended first, else of the tests; see `Result`.
+        detail: last line that this process wrote to stderr, empty without one.
+        seconds: wall-clock time.
+    """
+
+    passed: bool
+    outcome: Outcome
+    detail: str
+    seconds: float
 
 
 def run_python(code: str, limits: Limits | None = None, unprotected: bool = False) -> Result:
