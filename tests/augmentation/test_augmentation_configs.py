@@ -74,6 +74,7 @@ def test_none(tiny_model, tmp_path):
     assert added(tmp_path) == {}
 
 
+@pytest.mark.slow  # whole runs
 def test_feddca_star_after_the_projector(tiny_model, tmp_path):
     star = ["fit", "--config=feddca_star.yaml", *toy(tmp_path / "star", tiny_model)]
     nothing = tmp_path / "none.ckpt"

@@ -114,6 +114,7 @@ def test_rows(peers):
     assert lines[3] == "| own | 5.0 | 0.80 (0.50 to 1.00) |  |  |"
 
 
+@pytest.mark.slow  # whole runs
 def test_a_given_model_is_trained_in_the_place_of_a_random_one(settings, peers, tmp_path):
     from dataclasses import replace
 

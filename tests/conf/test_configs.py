@@ -184,6 +184,7 @@ def test_real_votes(name, data, tiny_model, tmp_path):
     assert "test/accuracy" in outcome.out
 
 
+@pytest.mark.slow  # whole runs
 @pytest.mark.usefixtures("any_text")
 def test_the_recipe_fedbis(tiny_model, tmp_path):
     instructions = OmegaConf.load(conf.path("data/alpaca.yaml"))

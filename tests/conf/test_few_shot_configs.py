@@ -29,6 +29,7 @@ def toy(folder, model, *more):
     ]
 
 
+@pytest.mark.slow  # whole runs
 def test_a_model_that_cannot_write_questions_trains_on_its_own_rows(tmp_path, tiny_model, caplog):
     ran(*toy(tmp_path, tiny_model, "--data.synthesis.number=3"))
     visits = table(tmp_path / "visits.csv")

@@ -12,6 +12,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow  # counts many models
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_of_a_language_model(kind, checkpointing, tiny_model):

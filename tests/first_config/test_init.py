@@ -94,6 +94,7 @@ def test_where_most_rows_are_too_long_half_of_those_that_fit_are_the_clients(ins
     assert private == pytest.approx(len(rows) / 8, rel=0.1)
 
 
+@pytest.mark.slow  # whole runs
 def test_votes_train_and_make_a_report(votes, capsys, tmp_path):
     init(votes, "--output", "own.yaml")
     main(["fit", "--config", "own.yaml", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"])

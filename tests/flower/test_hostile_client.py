@@ -163,6 +163,7 @@ def expected(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow  # whole runs
 @pytest.mark.parametrize("lie", LIES)
 def test_one_of_ten_liars_costs_no_accuracy_under_the_defaults(tmp_path, kind, expected, lie):
     found, rows = accuracy(tmp_path, kind("ten"), LIES[lie])
@@ -199,6 +200,7 @@ def test_secure_sums_are_protected_from_claims_alone_and_say_so(tmp_path, kind, 
     assert [row["reason"] for row in rows_of(tmp_path / "server", LIAR)] == ["capped"]
 
 
+@pytest.mark.slow  # whole runs
 def test_a_reported_loss_neither_ends_a_run_nor_keeps_a_checkpoint(tmp_path, kind):
     for lie in ("a huge loss", "a loss below all"):
         folder = tmp_path / lie.replace(" ", "_")

@@ -234,6 +234,7 @@ def test_an_a_that_is_never_sent_is_in_memory_in_plan_and_run(train, fleet, tiny
         )
 
 
+@pytest.mark.slow  # whole runs
 @pytest.mark.parametrize("rank", BY_RANK)
 def test_a_run_keeps_to_its_plan(rank, fleet, tiny_model, tmp_path):
     """What rests in memory and what goes over the wire is the same; shorter texts take less than the longest."""

@@ -85,6 +85,7 @@ def files(folder):
     return found
 
 
+@pytest.mark.slow  # whole runs
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_two_processes_leave_the_files_of_one(tiny_model, tmp_path, algorithm):
     asked = write_rows(

@@ -129,6 +129,7 @@ def test_the_twin_of_the_recipe_on_a_real_model(tmp_path, tiny_model):
     assert "minus FedDCA" in outcome.err
 
 
+@pytest.mark.slow  # reads the stages of whole recipes
 def test_a_dry_run_finds_the_rows_and_what_each_stage_reads_of_another(tmp_path, tiny_model):
     row = {"question": "Why ?", "answer": "So.", "collection": "a", "focus": "all"}
     other = {"instruction": "Add.", "input": "1 2", "output": "3"}

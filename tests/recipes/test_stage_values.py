@@ -58,6 +58,7 @@ def test_other_values_stay_what_they_are(tmp_path, value):
     assert type(found) is type(value)
 
 
+@pytest.mark.slow  # reads the stages of whole recipes
 def test_the_toy_recipes_train_and_test_on_one_template(tmp_path):
     for name in ("feddca", "feddca_star", "heterogeneity", "feddca_leakage", "feddca_table2 --twin"):
         tuned = [one for one in commands(name, tmp_path) if one.target == "feddca.yaml"]

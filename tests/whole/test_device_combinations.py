@@ -102,6 +102,7 @@ def test_what_the_reference_of_dpo_says_on_a_small_base_is_not_remembered_for_ot
         torch.testing.assert_close(module.reference_log_probs(batch), fresh.reference_pass(batch))
 
 
+@pytest.mark.slow  # whole runs
 @pytest.mark.parametrize("kind", MODULES)
 def test_micro_batches_and_checkpoints_train_the_same_model(kind, tiny_model, tmp_path):
     """Without dropout, which is drawn anew for each micro-batch."""

@@ -35,6 +35,7 @@ def dpo(model, folder, *more):
     ]
 
 
+@pytest.mark.slow  # whole runs
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # each resumed run has a folder of its own
 @pytest.mark.parametrize("case", [*CASES, "dpo"])
 def test_resumed_from_every_checkpoint(case, tiny_model, tmp_path):
@@ -116,6 +117,7 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
 }
 
 
+@pytest.mark.slow  # whole runs
 @pytest.mark.parametrize("case", SERVER_SIDE)
 def test_killed_and_resumed_with_what_server_and_clients_remember(case, tiny_model, tmp_path, on_disk):
     rounds, kills, settings = SERVER_SIDE[case]

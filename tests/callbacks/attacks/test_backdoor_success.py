@@ -61,6 +61,7 @@ def test_rows_that_are_answered_so_anyway_do_not_count():
         prepared(given[2:])
 
 
+@pytest.mark.slow  # whole runs
 def test_a_liar_opens_the_backdoor_and_honest_clients_do_not(tmp_path):
     def success(share):
         folder = tmp_path / str(share)

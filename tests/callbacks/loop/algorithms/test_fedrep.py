@@ -189,6 +189,7 @@ def test_parts_of_lora_stay_with_the_clients():
         assert all(not torch.equal(value, start[name]) for name, value in own.items())
 
 
+@pytest.mark.slow  # whole runs
 def test_heads_fit_clients_that_contradict_each_other():
     """Clients b and d have the opposite targets: under one model the loss stays, under a shared body with own heads not."""
 
