@@ -11,6 +11,7 @@ evaluation compares with what an algorithm finds and which no model sees. Every 
 """
 
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fedlight.datamodules.rows.rows import RowsError
@@ -46,10 +47,15 @@ def value_at(row: Any, path: str) -> Any:
         ['hello', 'hi']
     """
     if isinstance(row, Mapping) and path in row:
-        return row[path]  # a column whose own name has dots
+        return _plain(row[path])  # a column whose own name has dots
     for key in path.split("."):
-        row = row[_place(key)] if _is_list(row) else row[key]
+        row = _plain(row[_place(key)] if _is_list(row) else row[key])
     return row
+
+
+def _plain(value: Any) -> Any:
+    """Return lists and Python's numbers in the place of those of numpy and torch, as pandas reads them from Parquet."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _place(key: str) -> int | slice:
@@ -58,7 +64,7 @@ def _place(key: str) -> int | slice:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def find_value(row: Mapping[str, Any], path: str) -> Any:
@@ -98,15 +104,15 @@ def complete_columns(
 def check_columns(
     rows: Rows, columns: Columns, source: str, setting: str = "columns", texts: bool = True
 ) -> None:
-    """Raise RowsError unless the first row has every mapped column; later rows may lack it and are counted as missing.
+    """Raise RowsError unless a row has every mapped column; the others may lack it and are counted as missing.
 
     There is at least one row; ``source`` names the rows in the message, ``setting`` the setting that gave the column map.
     With ``texts`` a column must not hold an object that is no text and no turn of a conversation.
     """
     for name, path in columns.items():
         try:
-            value = value_at(rows[0], path)
-        except (KeyError, IndexError, TypeError, ValueError):
+            value = _first_value(rows, path)
+        except KeyError:
             existing = ", ".join(list_paths(rows[0]))
             raise RowsError(
                 f"{source}: no column {path!r} (mapped to {name!r}). The columns are: {existing}. Set "
@@ -123,6 +129,14 @@ def check_columns(
             )
         if name == "client" and isinstance(rows, list):  # of other forms, such as Parquet, UTF-8 alone can be
             _refuse_cut_ids(rows, path, source)
+
+
+def _first_value(rows: Rows, path: str) -> Any:
+    """Return the value at a path in the first row where it exists; raise KeyError if there is none."""
+    for row in rows:
+        with suppress(KeyError, IndexError, TypeError, ValueError):
+            return value_at(row, path)
+    raise KeyError(path)
 
 
 def _refuse_cut_ids(rows: list[dict[str, Any]], path: str, source: str) -> None:
@@ -206,6 +220,7 @@ def is_turn(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Sequence[Any]:
+    value = _plain(value)
     return value if _is_list(value) else [value]
 
 
@@ -217,6 +232,11 @@ def _text_of(part: Any) -> str:
         return "\n\n".join(str(piece).strip() for piece in pieces if piece)
     if part is None or isinstance(part, Mapping) or (isinstance(part, float) and part != part):
         return ""  # NaN is what pandas puts where there is no value
+    if isinstance(part, bytes):  # old writers of Parquet do not mark texts as such
+        try:
+            return part.decode().strip()
+        except UnicodeDecodeError:
+            raise RowsError("a column holds bytes that are no text, such as a picture. Map another.") from None
     return str(part).strip()
 
 

@@ -236,7 +236,7 @@ def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 def _read_table(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)  # forum posts are longer than the 131,072 characters of the default
-    header = next(lines, "")
+    header = next((line for line in lines if line.strip()), "")
     separators = "\t" if ".tsv" in path.suffixes else ",;\t"
     separator = next((mark for mark in separators if mark in header), separators[0])
     # strict: a quoted cell without its end is an error, and does not hold the rest of the file.

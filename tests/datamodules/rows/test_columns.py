@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from fedlight.datamodules.rows.columns import check_columns, text_at
@@ -45,6 +46,32 @@ TALK = [
 def test_turns_of_a_conversation_are_texts_and_parts_of_it_have_paths(path, text):
     shared = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi."}]
     assert text_at({"talk": TALK, "shared": shared}, path) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "text"),
+    [
+        (b" gr\xc3\xbc\xc3\x9f ", "a", "gr\u00fc\u00df"),  # of Parquet files that do not mark texts
+        (np.array(TALK, dtype=object), "a.-1", "Hi."),  # of lists that pandas has read
+        (np.array(["x", "y"]), "a", "x\n\ny"),
+        (np.float32("nan"), "a", ""),
+    ],
+)
+def test_bytes_and_arrays_are_read_as_texts_and_lists(value, path, text):
+    assert text_at({"a": value}, path) == text
+    check_columns([{"a": value}], {"prompt": path}, "rows")
+
+
+def test_bytes_of_a_picture_are_no_text():
+    with pytest.raises(RowsError, match="bytes that are no text"):
+        text_at({"a": b"\xff\xd8"}, "a")
+
+
+@pytest.mark.parametrize("first", [[], None])
+def test_a_first_row_without_turns_is_missing_like_a_later_one(first):
+    check_columns([{"talk": first}, {"talk": TALK}], {"response": "talk.-1"}, "rows")
+    with pytest.raises(RowsError, match="no column 'talk.-1'"):
+        check_columns([{"talk": first}, {"talk": first}], {"response": "talk.-1"}, "rows")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_json_list_may_span_lines(tmp_path):
 
 
 def test_csv_cells_hold_line_breaks_and_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
-    (tmp_path / "rows.csv").write_bytes('\ufeffprompt,n\nx,1\n"y\nz",2\n'.encode())
+    (tmp_path / "rows.csv").write_bytes('\ufeff\nprompt,n\nx,1\n"y\nz",2\n'.encode())
     assert load_rows(str(tmp_path / "rows.csv")) == [{"prompt": "x", "n": "1"}, {"prompt": "y\nz", "n": "2"}]
 
 
