@@ -282,6 +282,8 @@ def _tokens(
         # The longer answer has to fit as well.
         ending = f" {choices[0]}" if choices else shape.continuation(max(answers, key=len)) + shape.closing
         texts.append(shape.render(fields, ending).text)
+    if not texts:
+        raise GuessError("each conversation has a turn without text, as calls of tools are, and would be left out")
     # Some tokenizers add a first and a last token.
     lengths = [len(encoding.ids) + 2 for encoding in encode(model.tokenizer, texts)]
     return sizes.choose_tokens(lengths, model.positions)

@@ -36,6 +36,7 @@ def find_instructions(columns: Sequence[Column], given: Mapping[str, str | None]
     # The answers of a classification are single words, so a response may be no text.
     answers = [column for column in columns if column.is_text or score_name(column.name, "response") >= 3]
     question = pick(texts, "question", given.get("question"), required=False)
+    answers = [column for column in answers if question is None or column.name != question.value]
     response = pick(answers, "response", given.get("response"), required=False)
     taken = {guess.value for guess in (question, response) if guess}
     left = [column for column in texts if column.name not in taken]

@@ -52,7 +52,7 @@ def find_votes(
         first, second = both.value
         choice = _find_choice(columns, both.value, given.get("choice"), values)
         meaning = read_choice(_column(columns, choice.value).values, both.value, values)
-        guesses = [both, choice, _explain(meaning)]
+        guesses = [both, choice, _explain(meaning, told=bool(values))]
         named = {"response_a": first, "response_b": second, "choice": choice.value}
     left = [column for column in columns if column.is_text and column.name not in named.values()]
     question = None if given.get("question") else _shared_turns(left, named)
@@ -223,10 +223,12 @@ def _unread(column: Column) -> str:
     )
 
 
-def _explain(meaning: Mapping[str, str | list[str]]) -> Guess:
+def _explain(meaning: Mapping[str, str | list[str]], told: bool) -> Guess:
     words = ", ".join(f"{value} is {name}" for name, value in meaning.items())
-    # 0 and 1 may be read either way: the table asks the user to look.
-    if {meaning["a"], meaning["b"]} not in ({"0", "1"}, {"-1", "1"}):
+    if told:
+        return Guess("choice values", words, "given with --a and --b")
+    # 0 and 1, also as 0.0 and 1.0, may be read either way: the table asks the user to look.
+    if {str(meaning[name]).removesuffix(".0") for name in "ab"} not in ({"0", "1"}, {"-1", "1"}):
         return Guess("choice values", words, "the values name the answers")
     turned = f"--a {meaning['b']} --b {meaning['a']} turns it"
     reason = f"the smaller number is read as the first answer; {turned}"

@@ -62,11 +62,21 @@ def test_meaning_of_choices(raw, meaning):
     assert read_choice(raw, ("x", "y")) == meaning
 
 
-def test_numbers_as_choices_are_no_sure_guess():
-    found = find_votes(describe(voted(choices=("0", "1", "1"))), {})
-    (values,) = [guess for guess in found.guesses if guess.what == "choice values"]
+def choice_guess(choices, given=None):
+    guesses = find_votes(describe(voted(choices=choices)), {}, values=given).guesses
+    return next(guess for guess in guesses if guess.what == "choice values")
+
+
+@pytest.mark.parametrize("end", ["", ".0"])  # a column of numbers with gaps has floats
+def test_numbers_as_choices_are_no_sure_guess(end):
+    values = choice_guess(("0" + end, "1" + end, "1" + end))
     assert not values.sure
-    assert "--a 1 --b 0" in values.reason
+    assert f"--a 1{end} --b 0{end}" in values.reason
+
+
+def test_numbers_that_the_user_explains_are_sure():
+    values = choice_guess(("0", "1", "2"), {"a": ["1", "2"], "b": ["0"]})
+    assert (values.sure, values.reason) == (True, "given with --a and --b")
 
 
 def test_a_choice_of_unknown_values_names_them_and_the_options():
@@ -143,6 +153,12 @@ def test_a_response_of_single_words_is_found_by_its_name():
     rows = [{"instruction": f"is it {n} ?", "input": f"it is {n % 2}", "output": "yes"} for n in range(4)]
     columns = find_instructions(describe(rows), {}).columns
     assert columns == {"instruction": "instruction", "input": "input", "response": "output"}
+
+
+def test_one_column_is_not_the_question_and_the_response():
+    rows = [{"client|question|answer": f"c|what is {n} ?|it is {n}"} for n in range(4)]
+    with pytest.raises(GuessError, match="no column with text is left for the response"):
+        find_instructions(describe(rows), {})
 
 
 def test_three_unknown_texts_are_asked_about():

@@ -386,3 +386,9 @@ def test_conversations_that_all_end_with_the_user_are_refused_with_the_remedy(ma
     rows = [{"messages": [*turns, {"role": "user", "content": f"Who are you, {n}?"}]} for n in range(20)]
     with pytest.raises(GuessError, match="end conversations with an answer of the assistant"):
         made(rows)
+
+
+def test_conversations_with_a_turn_without_text_are_no_stack_trace(made, instruct_model):
+    rows = [{"messages": [{"role": "assistant", "content": None}, *talk(n, f"say {n}")]} for n in range(8)]
+    with pytest.raises(GuessError, match="each conversation has a turn without text"):
+        made(rows, model=instruct_model)
