@@ -101,6 +101,24 @@ class HeldState:
         return copy.deepcopy(value)
 
 
+class NotHeld(HeldState):
+    """State that the project's hooks have not given; ``error`` is theirs."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def value(self) -> Any:
+        """Raise ValueError: the state is wanted after all."""
+        raise ValueError(
+            "no checkpoint can be written inside this round, since the project gave none when it began "
+            f"({type(self._error).__name__}: {self._error}): let on_save_checkpoint and state_dict do without the metrics "
+            "of a validation, or save when rounds are over"
+        ) from self._error
+
+    def copy_those(self, changes: Callable[[Tensor], bool]) -> None:
+        """Do nothing."""
+
+
 def _containers(value: Any) -> Any:
     """Return the state with new dicts, lists and tuples around the same values."""
     return with_parts(value, _containers)
@@ -211,11 +229,22 @@ class RoundStart(L.Callback):
         self._data = self._data_state()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hold the present checkpoint, as if the epoch had not begun."""
+        """Hold the present checkpoint."""
         if self.is_open:  # the round was cut short, and the loop will refuse the next one
             return
         self.loop.memory.begin_round()
+        self._round_idx = self.loop.rounds_done
         # The loop's own state is held apart: its tensors are replaced, never changed in place.
+        self._own = HeldState(self.loop.remembered(), may_refer=lambda tensor: True)
+        frozen = self._frozen = _frozen(trainer, pl_module)
+        try:
+            state = self._at_start(pl_module)
+            self._checkpoint = HeldState(state, lambda tensor: _storage(tensor) in frozen)
+        except Exception as error:  # hooks may ask for metrics before any validation
+            self._checkpoint = NotHeld(error)
+
+    def _at_start(self, module: L.LightningModule) -> dict[str, Any]:
+        """Return the present checkpoint without the loop's state, as if the epoch had not begun."""
         others = [each for each in self._trainer.callbacks if each.state_key != self.loop.state_key]
         with replaced(self._trainer, "callbacks", others):
             checkpoint = self._live(False)
@@ -227,13 +256,10 @@ class RoundStart(L.Callback):
         fit_loop["state_dict"].pop("combined_loader", None)  # the round gets a new loader
         data = self._trainer.datamodule
         checkpoint.pop(type(data).__qualname__, None)
-        names = _names_of_settings(pl_module) | (_names_of_settings(data) if data else set())
+        names = _names_of_settings(module) | (_names_of_settings(data) if data else set())
         self._settings = {name: checkpoint.pop(name) for name in sorted(names) if name in checkpoint}
         self._settings |= self._data  # from before the loader was made
-        frozen = self._frozen = _frozen(trainer, pl_module)
-        self._round_idx = self.loop.rounds_done
-        self._own = HeldState(self.loop.remembered(), may_refer=lambda tensor: True)
-        self._checkpoint = HeldState(checkpoint, lambda tensor: _storage(tensor) in frozen)
+        return checkpoint
 
     def also_trained(self, parameters: Iterable[Tensor]) -> None:
         """Copy frozen parameters that callbacks have added to the optimizers before the first visit of the round."""

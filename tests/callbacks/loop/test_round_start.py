@@ -479,3 +479,25 @@ def test_a_resumed_run_that_fails_before_its_first_round_saves_what_it_goes_on_f
     run(tmp_path, "on_disk", [fails, OnExceptionCheckpoint(tmp_path / "saved")], ckpt_path=file)
     again = run(tmp_path, "on_disk", ckpt_path=newest(tmp_path / "saved"))
     assert what_counts(tmp_path, *again) == uninterrupted("on_disk")
+
+
+class SavesScore(Regression):
+    """A project's checkpoint has what only a validation gives."""
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["score"] = self.trainer.callback_metrics["val/loss"].item()
+
+
+def test_a_hook_that_saves_a_metric_of_validation_is_asked_again_when_the_round_is_over(tmp_path):
+    saver = ModelCheckpoint(tmp_path)
+    fit = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2), saver], enable_checkpointing=True)
+    fit.fit(SavesScore(), FederatedWrapper(Numbers(), ten_clients))
+    saved = torch.load(saver.best_model_path, weights_only=True)
+    assert saved["score"] == fit.callback_metrics["val/loss"].item()
+
+
+def test_a_checkpoint_that_such_a_hook_has_not_given_is_refused_inside_the_round(tmp_path):
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1)
+    fit = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2), saver], enable_checkpointing=True)
+    with pytest.raises(ValueError, match=r"inside this round, .* \(KeyError: 'val/loss'\): let on_save_checkpoint"):
+        fit.fit(SavesScore(), FederatedWrapper(Numbers(), ten_clients))
