@@ -16,7 +16,7 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, promote_types
 from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.run import seed_all
@@ -156,7 +156,7 @@ class LocalWork:
         return Work(
             self._steps,
             self._lr,
-            None if losses is None else losses.mean().item(),
+            None if losses is None else losses.mean(dtype=promote_types(losses.dtype, torch.float32)).item(),
             self._seconds,
             {name: self._lr_sums[id(p)] for name, p in parameters.items()},
             None if losses is None else losses[0].item(),  # at the start parameters
@@ -190,7 +190,7 @@ def _check_hooks(optimizer: Optimizer) -> None:
         )
 
 
-CLIENT_LOSSES = "client_losses"
+CLIENT_LOSSES = "fedlight/client_losses"
 """Key of a step's outputs with the loss of each visit of a group that is trained in one batch."""
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader
 
 from fedlight import RoundProgress, Visit
+from fedlight.callbacks.loop.visits.visit import CLIENT_LOSSES
 from fedlight.callbacks.progress import round_progress
 
 
@@ -108,7 +109,7 @@ def test_clients_side_by_side_are_named_and_count_each():
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             means = loss.detach() + torch.arange(0.0, 3.0)
-            return {"loss": 3 * loss, "client_losses": means} if batch_idx == 9 else loss
+            return {"loss": 3 * loss, CLIENT_LOSSES: means} if batch_idx == 9 else loss
 
     output, trainer = trainer_with(terminal=True, callbacks=[Groups()], max_epochs=1)
     trainer.fit(GroupLoss(), LOADER)

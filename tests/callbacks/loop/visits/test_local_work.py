@@ -79,6 +79,20 @@ def test_the_loss_is_that_of_the_batches_whatever_a_step_accumulates(accumulatio
     assert progress._metrics._ends["loss"][0][0] == mean
 
 
+def test_losses_in_16_bits_are_added_up_in_32_and_an_output_of_the_project_is_none_of_them():
+    given = []
+
+    class Half(Regression):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx).bfloat16()
+            given.append(loss.item())
+            return {"loss": loss, "client_losses": torch.ones(3)}
+
+    loop = FederatedLoop(clients_per_round=1, local_steps=7)
+    trainer(1, [loop]).fit(seeded(Half), FederatedWrapper(Numbers(), ten_clients))
+    assert loop.visit_records[0]["loss"] == pytest.approx(sum(given) / 7, rel=1e-6)
+
+
 def manual_visits(kind, tmp_path):
     loop, log = FederatedLoop(clients_per_round=3, local_steps=2), VisitLog()
     fit = trainer(1, [loop, log], default_root_dir=tmp_path)
