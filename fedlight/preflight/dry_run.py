@@ -39,8 +39,7 @@ def dry_run(
     """Check a recipe, print the findings, and return the exit code; arguments as for `fedlight.recipes.recipe.run`."""
     recipe = recipes.load(name, overrides, twin)
     folder = recipes.folder_of(name, output, twin)
-    wanted = seeds if seeds is not None else recipe.get("seeds", [0])
-    findings = check(recipe, folder, wanted, processes)
+    findings = check(recipe, folder, recipes.seeds_of(recipe, seeds), processes)
     show(f"{Path(name).stem}{', its twin' if twin else ''}: before the run", findings)
     return exit_code(findings)
 

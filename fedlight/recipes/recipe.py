@@ -207,7 +207,7 @@ def run(
     recipe = load(name, overrides, twin)
     output = folder_of(name, output, twin)
     silence_lightning()
-    wanted = seeds if seeds is not None else recipe.get("seeds", [0])
+    wanted = seeds_of(recipe, seeds)
     plan = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in wanted}
     for steps in plan.values():
         refuse_tied_votes(steps)  # before the first stage
@@ -243,6 +243,15 @@ def run(
     write_json(output / "results.json", sealed(results))
     show(results, output, finding(rows))
     return results
+
+
+def seeds_of(recipe: Recipe, given: list[int] | None) -> list[int]:
+    """Return the given seeds, or the recipe's; raise ValueError if they are not different whole numbers."""
+    seeds: Any = recipe.get("seeds", [0]) if given is None else given
+    fine = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    if not fine or not seeds or len({*seeds}) < len(seeds):  # a seed twice would look like an exact result
+        raise ValueError(f"seeds={seeds}: give whole numbers from 0 to {2**32 - 1}, each once, as [0, 1, 2]")
+    return seeds
 
 
 def stages(recipe: Recipe, folder: Path, seed: int) -> list[Stage]:

@@ -98,3 +98,14 @@ def test_every_is_known_to_a_seeds_own_stages_and_extends_adds_to_them(tmp_path)
     )
     merged = recipes.load(str(tmp_path / "more.yaml"))
     assert merged["over_seeds"]["other"] == {"like": "figure", "with": {"x": 9}}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "arguments"),
+    [([0, 1], ["--seeds", "1", "1"]), ([0, 0], []), ([], []), (3, []), ([0.5], []), ([-1], ["--dry-run"])],
+)
+def test_seeds_that_are_no_different_whole_numbers_are_refused(run, seeds, arguments):
+    """Over seeds, a run that counts twice would have a deviation of 0."""
+    outcome = run({**RECIPE, "seeds": seeds}, *arguments)
+    assert outcome.code == 2
+    assert "whole numbers from 0 to 4294967295, each once" in outcome.err
