@@ -28,7 +28,6 @@ from fedlight.processes.joining import fail
 from fedlight.support.checkpoint_files import damage_named
 from fedlight.support.console import is_out_of_memory
 from fedlight.support.pokes import checkpoint_connector, loading_checkpoint
-from fedlight.support.torch_parts import replaced, with_parts
 
 COPIED_MIB = 256
 """Largest total size of tensors that are copied although they may be held by reference; a copy takes about 0.1 s."""
@@ -121,7 +120,11 @@ class NotHeld(HeldState):
 
 def _containers(value: Any) -> Any:
     """Return the state with new dicts, lists and tuples around the same values."""
-    return with_parts(value, _containers)
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: _containers(item) for key, item in value.items()})
+        return made
+    return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
 
 
 def remembered(loop: Any) -> dict[str, Any]:
@@ -245,9 +248,12 @@ class RoundStart(L.Callback):
 
     def _at_start(self, module: L.LightningModule) -> dict[str, Any]:
         """Return the present checkpoint without the loop's state, as if the epoch had not begun."""
-        others = [each for each in self._trainer.callbacks if each.state_key != self.loop.state_key]
-        with replaced(self._trainer, "callbacks", others):
+        everyone = self._trainer.callbacks
+        self._trainer.callbacks = [each for each in everyone if each.state_key != self.loop.state_key]
+        try:
             checkpoint = self._live(False)
+        finally:
+            self._trainer.callbacks = everyone
         if self.loop.rounds_done == 0:  # other callbacks may take any state as a sign of a finished epoch
             checkpoint["callbacks"] = {}
         fit_loop = checkpoint["loops"]["fit_loop"]
