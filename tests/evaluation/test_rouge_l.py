@@ -108,12 +108,6 @@ def test_one_latin_word_in_another_script_is_no_part():
     assert not known.overlaps("They say that AI will do it.")
 
 
-@pytest.mark.parametrize("limit", [-0.1, 1.1])
-def test_limits_out_of_range(limit):
-    with pytest.raises(ValueError, match=r"lies in \[0, 1\]"):
-        KnownTexts(limit)
-
-
 def test_all_pairs_equal_rouge_score_to_the_last_bit():
     ours, theirs = texts(30, 70), texts(20, 70, seed=1)
     ours[:4] = ["", "...", "你好", "The a-planet, THE planet's 2 stars!"]
