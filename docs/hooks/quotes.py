@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from fedlight.support.lazy import names_in
+
 ROOT = Path(__file__).resolve().parents[2]
 QUOTE = re.compile(r"^\[(code|config|recipes|reference): ([^\]]+)\]\(([^)]+)\)$", re.MULTILINE)
 
@@ -104,7 +106,7 @@ def reference(folder: Path, package: str, *names: str) -> str:
     """Return the docstring of a room, those of its public names in full, and a table of its other files.
 
     Args:
-        folder: of the room; its ``__init__.py`` maps public names to files in ``_FILES``.
+        folder: of the room; its ``__init__.py`` maps names to files in ``_FILES`` that the tables of `fedlight` lack.
         package: dotted name of the room.
         names: public names; where some are given, those alone.
 
@@ -113,13 +115,14 @@ def reference(folder: Path, package: str, *names: str) -> str:
     """
     init = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
     listed = [node.value for node in init.body if isinstance(node, ast.Assign) and "_FILES" in _names(node)]
-    files: dict[str, str] = ast.literal_eval(listed[0]) if listed else {}
+    files = names_in(package, ast.literal_eval(listed[0]) if listed else {})
     if names:
         if missing := [name for name in names if name not in files]:
             raise NotThere(f"{package} does not export {missing[0]}")
         return "\n\n".join(f"::: {package}.{files[name]}.{name}" for name in names)
     parts = [ast.get_docstring(init) or ""]
-    parts += [f"::: {package}.{file}.{name}" for name, file in files.items()]
+    # Those of rooms below are on the pages of these.
+    parts += [f"::: {package}.{file}.{name}" for name, file in files.items() if "." not in file]
     others = [path for path in sorted(folder.glob("*.py")) if path.stem not in {*files.values(), "__init__"}]
     lines = [f"| `{path.stem}` | {_first_line(path)} |" for path in others if path.stem[0] != "_"]
     parts += ["\n".join(["| file | |", "|---|---|", *lines])] if lines else []

@@ -36,15 +36,17 @@ def lazy_names(
 
 
 def room_names(room: str, files: Mapping[str, str] | None = None) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a room, for the names of `fedlight` and of `further_names` whose files are in it.
+    """Return the ``__getattr__`` of a room, for the names in it, and those of ``files``; see `names_in`."""
+    return lambda name: lazy_names(room, names_in(room, files))(name)
 
-    ``files``: name -> module in the room, of names that these tables do not have.
+
+def names_in(room: str, files: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the names of `fedlight` and of `further_names` whose files are in a room, with their modules there.
+
+    ``files`` are further ones, which these tables do not have.
     """
-
-    def __getattr__(name: str) -> Any:
-        public, begin = import_module("fedlight"), f"{room.removeprefix('fedlight.')}."
-        tables = (public._FILES | public.FURTHER).items()
-        inside = {each: file.removeprefix(begin) for each, file in tables if file.startswith(begin)}
-        return lazy_names(room, inside | dict(files or {}))(name)
-
-    return __getattr__
+    public, begin = import_module("fedlight"), f"{room.removeprefix('fedlight.')}."
+    tables = (public._FILES | public.FURTHER).items()
+    return {name: file.removeprefix(begin) for name, file in tables if file.startswith(begin)} | dict(
+        files or {}
+    )
