@@ -1,6 +1,6 @@
 """Sandbox: runs a model's code in a process without rights and with limits on time, memory and files.
 
-Of fedlight it imports `support` alone. ``process`` starts and watches a process, ``inside`` is its first program,
+It imports no other part of fedlight. ``process`` starts and watches a process, ``inside`` is its first program,
 ``protection`` its order, and ``seccomp`` the order's filter of system calls.
 """
 
