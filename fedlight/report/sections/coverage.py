@@ -206,11 +206,13 @@ def _read(folder: Path, run: Run) -> Addition:
     settings = settings if isinstance(settings, dict) else {}
     encoder = settings.get("encoder") or settings.get("server_encoder")
     alpha = settings.get("alpha")
-    own = facts.within(run.config(), "data", "init_args", "augmentation")
+    configured = facts.within(run.config(), "data", "init_args", "augmentation")
     return Addition(
         added,
         list(dict.fromkeys(instruction_text(fields) for _, fields in record.read_own())),
         encoder if isinstance(encoder, str) else "",
-        next((text for key, text in texts_in(own) if key == "cache"), None),  # of the first encoder with one
+        next(
+            (text for key, text in texts_in(configured) if key == "cache"), None
+        ),  # of the first encoder with one
         alpha if isinstance(alpha, float) else None,
     )
