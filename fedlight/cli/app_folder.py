@@ -1,5 +1,6 @@
 """Folder of a Flower app: pyproject.toml, the config, README.md and .gitignore; Flower itself need not be installed."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -114,8 +115,7 @@ def with_root(text: str, folder: Path) -> str:
         >>> with_root("trainer: {default_root_dir: runs/a, max_epochs: 3}", Path("/srv/run"))
         'trainer: {default_root_dir: "/srv/run", max_epochs: 3}'
     """
-    # In double quotes, where backslashes and quotes are escaped.
-    value = '"' + str(folder).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    value = json.dumps(str(folder), ensure_ascii=False)  # JSON is YAML
     trainer = _value_of(yaml.compose(text), "trainer")
     if not isinstance(trainer, yaml.MappingNode) or not trainer.value:
         if trainer is not None:

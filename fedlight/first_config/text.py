@@ -1,13 +1,12 @@
 """The YAML of a draft: one commented file, from a template in ``config_files``, without settings of the embedded toy."""
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 from fedlight.datamodules.text.templates import CHAT, MESSAGES
 from fedlight.first_config.draft import SELECTORS, Draft
 from fedlight.first_config.words import SHORT
+from fedlight.recipes.overlay import yaml_line
 
 FILES = Path(__file__).parent / "config_files"
 
@@ -33,32 +32,11 @@ def filled(template: str, draft: Any, file: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"scalar": scalar, "block": _block}
+    environment.filters |= {"scalar": yaml_line, "block": _block}
     folder = f"runs/{Path(file).stem}"
     return environment.get_template(f"{template}.template").render(
         draft=draft, file=file, folder=folder, **values
     )
-
-
-def scalar(value: Any) -> str:
-    """Return a value as YAML on one line, quoted where a bare text would mean something else.
-
-    Examples:
-        >>> print(scalar("data/votes.jsonl"), scalar("a: b"), scalar("1"), scalar("no"), scalar(["a", "2"]), scalar(3))
-        data/votes.jsonl "a: b" "1" "no" [a, "2"] 3
-        >>> print(scalar({"a": "left", "b": ["2"]}))
-        {a: left, b: ["2"]}
-    """
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(scalar, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {scalar(inner)}' for name, inner in value.items())}}}"
-    if not isinstance(value, str):
-        return json.dumps(value)  # JSON is YAML
-    plain = re.fullmatch(r"[A-Za-z/~][\w./-]*", value)
-    # YAML 1.1 reads these as truth values, null or numbers.
-    words = ("yes", "no", "on", "off", "y", "n", "true", "false", "null", "~", "nan", "inf")
-    return value if plain and value.lower() not in words else json.dumps(value, ensure_ascii=False)
 
 
 def _block(text: str, indent: int) -> str:
@@ -72,5 +50,5 @@ def _block(text: str, indent: int) -> str:
     """
     # A block takes blanks before its first line for indentation, and editors remove those behind a line.
     if "\n" not in text or any(line != line.rstrip() or line[:1] == " " for line in text.split("\n")):
-        return scalar(text)
+        return yaml_line(text)
     return "|-\n" + "\n".join(" " * indent * bool(line) + line for line in text.split("\n"))

@@ -5,6 +5,7 @@ Of a recipe with another (`merge_recipes`), of a stage with the one it is like (
 new class, or would pass for a chosen value.
 """
 
+import math
 import re
 from typing import Any, TypeGuard
 
@@ -248,3 +249,15 @@ def as_yaml(settings: dict[str, Any]) -> str:
         'a: "POST : {x}\\nCHOICE :"\nb:\n- "1e-5"\n- 1\n- null\n- "no"\n'
     """
     return yaml.dump(settings, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def yaml_line(value: Any) -> str:
+    """Return a value as YAML on one line, written as by `as_yaml`.
+
+    Examples:
+        >>> print(yaml_line("data/votes.jsonl"), yaml_line("a: b"), yaml_line(["a", "2"]), yaml_line({"a": "left"}))
+        data/votes.jsonl "a: b" [a, "2"] {a: left}
+    """
+    options: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True}
+    # In a list: YAML would end a text alone with a mark.
+    return yaml.dump([value], Dumper=_Writer, width=math.inf, **options).strip()[1:-1]
