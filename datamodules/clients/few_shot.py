@@ -27,21 +27,13 @@ from fedlight.support.types import Fields
 
 @dataclass(frozen=True)
 class FewShotRows:
-    """Rows chosen to train and to test on; ``str`` gives a summary in one line.
+    """Rows chosen to train and to test on; ``str`` gives a summary in one line."""
 
-    Attributes:
-        chosen: indices of the rows to train on, in order, ``(chosen,)``.
-        labels: cluster of each chosen row, such as ``"k07"``.
-        test: indices of the rows to test on, in order, ``(test,)``.
-        num_rows: number of rows to choose from.
-        num_small: number of clusters with fewer rows than wanted.
-    """
-
-    chosen: np.ndarray
-    labels: list[str]
-    test: np.ndarray
-    num_rows: int
-    num_small: int
+    chosen: np.ndarray  # indices of the rows to train on, in order, ``(chosen,)``
+    labels: list[str]  # cluster of each chosen row, such as ``"k07"``
+    test: np.ndarray  # indices of the rows to test on, in order, ``(test,)``
+    num_rows: int  # number of rows to choose from
+    num_small: int  # number of clusters with fewer rows than wanted
 
     def __str__(self) -> str:
         return (

@@ -19,19 +19,12 @@ from fedlight.support.seeding import derive_seed
 
 @dataclass(frozen=True)
 class ClientSplit:
-    """Training and validation examples of each client, with counts.
+    """Training and validation examples of each client, with counts."""
 
-    Attributes:
-        train: training examples of each client.
-        val: validation examples of each client; None without validation.
-        dropped_clients: number of clients left out with fewer examples than ``min_size``.
-        single_category_clients: number of clients with one category; None without categories.
-    """
-
-    train: Clients
-    val: Clients | None
-    dropped_clients: int
-    single_category_clients: int | None
+    train: Clients  # training examples of each client
+    val: Clients | None  # validation examples of each client; None without validation
+    dropped_clients: int  # number of clients left out with fewer examples than ``min_size``
+    single_category_clients: int | None  # number of clients with one category; None without categories
 
 
 def share_out(

@@ -13,23 +13,14 @@ from fedlight.support.words import count_noun
 
 @dataclass(frozen=True)
 class SetupReport:
-    """Sizes after encoding and partitioning; ``str`` gives them in one line.
+    """Sizes after encoding and partitioning; ``str`` gives them in one line."""
 
-    Attributes:
-        kind: noun of the examples, "pairs" or "examples".
-        split: examples of each client.
-        too_long: dropped examples that do not fit.
-        trimmed: token sequences with a truncated prompt.
-        padding: share of padding in one pass over each client's data, batched by length.
-        padding_unsorted: the same share without sorting by length.
-    """
-
-    kind: str
-    split: ClientSplit
-    too_long: int
-    trimmed: int
-    padding: float
-    padding_unsorted: float
+    kind: str  # noun of the examples, "pairs" or "examples"
+    split: ClientSplit  # examples of each client
+    too_long: int  # dropped examples that do not fit
+    trimmed: int  # token sequences with a truncated prompt
+    padding: float  # share of padding in one pass over each client's data, batched by length
+    padding_unsorted: float  # the same share without sorting by length
 
     def __str__(self) -> str:
         sizes = np.array([len(indices) for indices in self.split.train.values()])

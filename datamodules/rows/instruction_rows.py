@@ -100,20 +100,14 @@ def check_slots(columns: Columns, template: Template, setting: str = "columns") 
 
 @dataclass
 class PublicRows:
-    """Rows that a server holds, each once, and counts of those left out.
+    """Rows that a server holds, each once, and counts of those left out."""
 
-    Attributes:
-        rows: template slots, ``response``, and ``category`` where the column map has it.
-        sources: source of each row, ``len(rows)`` names.
-        repeated: rows left out because an earlier row is equal.
-        private: rows left out because a client has them.
-        asked: rows left out because their question is one of a client's validation examples, or held out.
-    """
-
+    # template slots, ``response``, and ``category`` where the column map has it
     rows: list[Fields] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    repeated: int = 0
-    private: int = 0
+    sources: list[str] = field(default_factory=list)  # source of each row, ``len(rows)`` names
+    repeated: int = 0  # rows left out because an earlier row is equal
+    private: int = 0  # rows left out because a client has them
+    # rows left out because their question is one of a client's validation examples, or held out
     asked: int = 0
 
     @classmethod

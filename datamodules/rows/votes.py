@@ -45,22 +45,16 @@ class VoteCounts:
 
 @dataclass
 class Votes:
-    """Decided votes, in the order of the rows.
+    """Decided votes, in the order of the rows."""
 
-    Attributes:
-        comparisons: compared answers, each pair once.
-        comparison: index into ``comparisons`` of each vote.
-        winner: 0 for each vote if the first answer won, 1 if the second.
-        clients: client of each vote; empty without a column for it.
-        categories: category of each vote; empty without a column for it.
-        groups: client -> its known group; empty without a column for it. No model sees it.
-    """
-
-    comparisons: list[Comparison] = field(default_factory=list)
-    comparison: list[int] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)  # compared answers, each pair once
+    comparison: list[int] = field(default_factory=list)  # index into ``comparisons`` of each vote
+    # 0 for each vote if the first answer won, 1 if the second
     winner: list[int] = field(default_factory=list)
-    clients: list[str] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)  # client of each vote; empty without a column for it
+    # category of each vote; empty without a column for it
     categories: list[str] = field(default_factory=list)
+    # client -> its known group; empty without a column for it. No model sees it
     groups: dict[str, str] = field(default_factory=dict)
     counts: VoteCounts = field(default_factory=lambda: VoteCounts(""))
 

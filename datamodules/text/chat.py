@@ -26,29 +26,18 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Chat:
-    """Chat template of a tokenizer, taken apart by a conversation of one question and one answer.
+    """Chat template of a tokenizer, taken apart by a conversation of one question and one answer."""
 
-    Attributes:
-        tokenizer: a fast tokenizer.
-        before: text before the question.
-        after: text between the question and the place where a model goes on.
-        joint: text that the template puts before an answer after that place, such as a blank.
-        closing: text after an answer at the end of a conversation.
-        lead: characters of ``joint`` that are not taught.
-        stop: characters of ``closing`` that are taught, up to the end token.
-        ends: special tokens; one of them ends an answer.
-        fault: why a model cannot learn answers in this template; "": it can.
-    """
-
-    tokenizer: Any = field(repr=False, compare=False)
-    before: str
-    after: str
-    joint: str = ""
-    closing: str = ""
-    lead: int = 0
-    stop: int = 0
+    tokenizer: Any = field(repr=False, compare=False)  # a fast tokenizer
+    before: str  # text before the question
+    after: str  # text between the question and the place where a model goes on
+    joint: str = ""  # text that the template puts before an answer after that place, such as a blank
+    closing: str = ""  # text after an answer at the end of a conversation
+    lead: int = 0  # characters of ``joint`` that are not taught
+    stop: int = 0  # characters of ``closing`` that are taught, up to the end token
+    # special tokens; one of them ends an answer
     ends: frozenset[int] = field(default=frozenset(), repr=False)
-    fault: str = ""
+    fault: str = ""  # why a model cannot learn answers in this template; "": it can
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Chat":

@@ -34,21 +34,14 @@ class Comparison:
 
 @dataclass
 class Encoded:
-    """Encoded token sequences; a sequence that does not fit into the token limit is empty.
+    """Encoded token sequences; a sequence that does not fit into the token limit is empty."""
 
-    Attributes:
-        table: token sequences.
-        marks: first token of segment 1 (pair) or of the response (responses) in each sequence, ``(sequences,)``; for
-            choice 0.
-        kept: whether each sequence fits, ``(sequences,)``.
-        trimmed: number of sequences that lost text.
-        taught: 1 for each token of a sequence with loss, else 0; None: all from the mark on.
-    """
-
-    table: TokenTable
+    table: TokenTable  # token sequences
+    # first token of segment 1 (pair) or of the response (responses) in each sequence, ``(sequences,)``; for choice 0
     marks: np.ndarray
-    kept: np.ndarray
-    trimmed: int
+    kept: np.ndarray  # whether each sequence fits, ``(sequences,)``
+    trimmed: int  # number of sequences that lost text
+    # 1 for each token of a sequence with loss, else 0; None: all from the mark on
     taught: TokenTable | None = None
 
     def both_kept(self) -> np.ndarray:

@@ -58,19 +58,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Encoded text that fits into a number of tokens.
+    """Encoded text that fits into a number of tokens."""
 
-    Attributes:
-        ids: token ids without special tokens, ``(tokens,)``.
-        encoding: the tokenizer's ``Encoding``, with the characters of each token.
-        parts: the text, cut where necessary.
-        kept: remaining characters of the trimmable part.
-    """
-
-    ids: np.ndarray
-    encoding: Any
-    parts: Parts
-    kept: int
+    ids: np.ndarray  # token ids without special tokens, ``(tokens,)``
+    encoding: Any  # the tokenizer's ``Encoding``, with the characters of each token
+    parts: Parts  # the text, cut where necessary
+    kept: int  # remaining characters of the trimmable part
 
     def first_token_from(self, character: int) -> int:
         """Return the first token of a character of the text, or of the next character that is in a token."""

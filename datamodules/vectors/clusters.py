@@ -25,15 +25,10 @@ FITTED_ROWS = 20_000
 
 
 class Clusters(NamedTuple):
-    """Clusters that a client uploads: no text, and an instruction's own vector only where a cluster has one member.
+    """Clusters that a client uploads: no text, and an instruction's own vector only where a cluster has one member."""
 
-    Attributes:
-        centers: ``(clusters, dimension)`` float32, unit length, largest cluster first.
-        sizes: members of each cluster, ``(clusters,)`` int64.
-    """
-
-    centers: np.ndarray
-    sizes: np.ndarray
+    centers: np.ndarray  # ``(clusters, dimension)`` float32, unit length, largest cluster first
+    sizes: np.ndarray  # members of each cluster, ``(clusters,)`` int64
 
 
 def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:

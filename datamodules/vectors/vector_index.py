@@ -22,15 +22,10 @@ ROWS_AT_ONCE, QUERIES_AT_ONCE = 16_384, 256  # rows are scored, checked and adde
 
 
 class Hits(NamedTuple):
-    """Rows found for one query, best first, no row twice; equal scores in the order of their rows.
+    """Rows found for one query, best first, no row twice; equal scores in the order of their rows."""
 
-    Attributes:
-        rows: positions in the index, ``(hits,)`` int64.
-        scores: cosines, ``(hits,)`` float32.
-    """
-
-    rows: np.ndarray
-    scores: np.ndarray
+    rows: np.ndarray  # positions in the index, ``(hits,)`` int64
+    scores: np.ndarray  # cosines, ``(hits,)`` float32
 
 
 class VectorIndex:

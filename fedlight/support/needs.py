@@ -9,15 +9,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class RowSource(NamedTuple):
-    """Source of rows that are read: see `fedlight.datamodules.rows`.
-
-    Attributes:
-        split: split of a hub data set.
-        columns: pairs of fedlight's name of a column and its name in the rows; only those that settings name.
-    """
+    """Source of rows that are read: see `fedlight.datamodules.rows`."""
 
     source: str
-    split: str = "train"
+    split: str = "train"  # split of a hub data set
+    # pairs of fedlight's name of a column and its name in the rows; only those that settings name
     columns: tuple[tuple[str, str], ...] = ()
 
 

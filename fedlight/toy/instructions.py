@@ -41,15 +41,10 @@ TEMPLATE = "POST : {instruction} {input}\nCHOICE :"
 
 
 class Domain(NamedTuple):
-    """Domain of questions.
+    """Domain of questions."""
 
-    Attributes:
-        areas: its six things.
-        words: two words of its questions that other domains' questions do not have.
-    """
-
-    areas: tuple[str, ...]
-    words: tuple[str, str]
+    areas: tuple[str, ...]  # its six things
+    words: tuple[str, str]  # two words of its questions that other domains' questions do not have
 
 
 DOMAINS = {
@@ -75,32 +70,22 @@ ToyRow = dict[str, str]
 
 
 class InstructionOptions(NamedTuple):
-    """Options of the toy instructions.
+    """Options of the toy instructions."""
 
-    Attributes:
-        seed: of the facts, the clients and all rows.
-        split: ``private``, ``public``, ``test`` or ``domain``.
-        domain: a name of `DOMAINS`, or ``all`` for the rows of one domain after the other; public rows are always of all.
-        num_clients: number of clients with private rows.
-        client_rows: number of private rows of each.
-        topic_rows: number of rows of each topic in ``public`` and in ``test``.
-        chatter: number of rows of chatter in ``public``.
-        joined: 1: the whole question is in ``instruction``, and ``input`` is empty; 0: in both.
-        held: 1: ``test`` has as many rows of a topic as the clients, whatever ``topic_rows`` is; 0: equally many of all.
-        rule: 1: answers follow from a rule, but for private facts, see `fedlight.toy.rules`; 0: all answers are facts.
-        written: number of further private rows of each client whose answer is a question; see `writing_request`.
-    """
-
-    seed: int = 0
-    split: str = "private"
+    seed: int = 0  # of the facts, the clients and all rows
+    split: str = "private"  # ``private``, ``public``, ``test`` or ``domain``
+    # a name of `DOMAINS`, or ``all`` for the rows of one domain after the other; public rows are always of all
     domain: str = "kitchen"
-    num_clients: int = 10
-    client_rows: int = 100
-    topic_rows: int = 16
-    chatter: int = 1000
-    joined: int = 0
+    num_clients: int = 10  # number of clients with private rows
+    client_rows: int = 100  # number of private rows of each
+    topic_rows: int = 16  # number of rows of each topic in ``public`` and in ``test``
+    chatter: int = 1000  # number of rows of chatter in ``public``
+    joined: int = 0  # 1: the whole question is in ``instruction``, and ``input`` is empty; 0: in both
+    # 1: ``test`` has as many rows of a topic as the clients, whatever ``topic_rows`` is; 0: equally many of all
     held: int = 0
+    # 1: answers follow from a rule, but for private facts, see `fedlight.toy.rules`; 0: all answers are facts
     rule: int = 0
+    # number of further private rows of each client whose answer is a question; see `writing_request`
     written: int = 0
 
     @classmethod

@@ -39,26 +39,16 @@ Choice = Literal["a", "b", "tie"]
 
 
 class WorldOptions(NamedTuple):
-    """Options of a world.
+    """Options of a world."""
 
-    Attributes:
-        seed: of everything but the language model.
-        num_clients: number of voters.
-        votes_per_client: median number of training votes of a client.
-        opposition: 0 for one common taste, 1 for groups that contradict each other.
-        noise: scale of the logistic noise in a vote's utility difference.
-        size: rows of ``heldout`` (spread evenly over the clients), ``prompts`` or ``eval_prompts``.
-        tastes: a name of `TASTES`, the tastes of the groups at ``opposition=1``.
-        shares: relative sizes of the groups in the order of `GROUPS`, whole numbers: ``3-1-1`` has one group of 60 %.
-    """
-
-    seed: int = 0
-    num_clients: int = 40
-    votes_per_client: float = 120.0
-    opposition: float = 0.2
-    noise: float = 0.8
-    size: int = 1000
-    tastes: str = "opposed"
+    seed: int = 0  # of everything but the language model
+    num_clients: int = 40  # number of voters
+    votes_per_client: float = 120.0  # median number of training votes of a client
+    opposition: float = 0.2  # 0 for one common taste, 1 for groups that contradict each other
+    noise: float = 0.8  # scale of the logistic noise in a vote's utility difference
+    size: int = 1000  # rows of ``heldout`` (spread evenly over the clients), ``prompts`` or ``eval_prompts``
+    tastes: str = "opposed"  # a name of `TASTES`, the tastes of the groups at ``opposition=1``
+    # relative sizes of the groups in the order of `GROUPS`, whole numbers: ``3-1-1`` has one group of 60 %
     shares: str = "1-1-1"
 
     @classmethod
@@ -86,19 +76,12 @@ class WorldOptions(NamedTuple):
 
 
 class Voter(NamedTuple):
-    """Client of the world.
+    """Client of the world."""
 
-    Attributes:
-        client: its id, ``"c007"``.
-        group: group whose taste its own is close to; a name of `GROUPS`.
-        taste: weights of the six `Traits`.
-        num_votes: number of its votes in the training rows.
-    """
-
-    client: str
-    group: str
-    taste: tuple[float, ...]
-    num_votes: int
+    client: str  # its id, ``"c007"``
+    group: str  # group whose taste its own is close to; a name of `GROUPS`
+    taste: tuple[float, ...]  # weights of the six `Traits`
+    num_votes: int  # number of its votes in the training rows
 
 
 def group_taste(group: str, opposition: float, tastes: str = "opposed") -> tuple[float, ...]:

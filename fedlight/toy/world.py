@@ -43,23 +43,14 @@ Options = TypeVar("Options", bound=NamedTuple)
 
 
 class Traits(NamedTuple):
-    """Measurable traits of a summary, given its post.
+    """Measurable traits of a summary, given its post."""
 
-    Attributes:
-        covered: number of the post's facts that it states, 0 to 4.
-        invented: number of different facts in it that are not in the post.
-        polite: 1 with a polite word, -1 with a rude one, 0 with neither or both.
-        filler: number of filler words.
-        words: number of all words, other marks included; full stops do not count.
-        junk: number of words that belong to no fact, style or filler; 0 in a world's own summaries.
-    """
-
-    covered: int
-    invented: int
-    polite: int
-    filler: int
-    words: int
-    junk: int
+    covered: int  # number of the post's facts that it states, 0 to 4
+    invented: int  # number of different facts in it that are not in the post
+    polite: int  # 1 with a polite word, -1 with a rude one, 0 with neither or both
+    filler: int  # number of filler words
+    words: int  # number of all words, other marks included; full stops do not count
+    junk: int  # number of words that belong to no fact, style or filler; 0 in a world's own summaries
 
 
 def draw_post(rng: random.Random) -> str:

@@ -30,24 +30,15 @@ SAME_AREA = 0.8
 
 
 class WritingOptions(NamedTuple):
-    """Options of the exercises.
+    """Options of the exercises."""
 
-    Attributes:
-        seed: of all exercises, and of the world whose facts are known.
-        size: number of exercises.
-        questions: largest number of questions that are shown.
-        domain: domain of the known topics.
-        known: number of its 48 topics that are known; with ``rule=1``, of its 24 shared topics.
-        rule: 1: answers follow from a rule, see `fedlight.toy.rules`.
-        instructed: 1: a question is asked for by an instruction, see `fedlight.toy.instructions.writing_request`.
-    """
-
-    seed: int = 0
-    size: int = 12_000
-    questions: int = 8
-    domain: str = "kitchen"
-    known: int = 0
-    rule: int = 0
+    seed: int = 0  # of all exercises, and of the world whose facts are known
+    size: int = 12_000  # number of exercises
+    questions: int = 8  # largest number of questions that are shown
+    domain: str = "kitchen"  # domain of the known topics
+    known: int = 0  # number of its 48 topics that are known; with ``rule=1``, of its 24 shared topics
+    rule: int = 0  # 1: answers follow from a rule, see `fedlight.toy.rules`
+    # 1: a question is asked for by an instruction, see `fedlight.toy.instructions.writing_request`
     instructed: int = 0
 
 
