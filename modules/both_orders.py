@@ -24,13 +24,10 @@ APART = (
 
 
 class BothOrders(Metric):
-    """Metric that joins the two orders of comparisons across batches, and across processes under Lightning's strategies.
-
-    Attributes:
-        orders, log_odds, labels: of the examples so far; see `fedlight.evaluation.judge.judge_both_orders`.
-    """
+    """Metric that joins the two orders of comparisons across batches, and across processes under Lightning's strategies."""
 
     full_state_update = False
+    # All of the examples so far; see `fedlight.evaluation.judge.judge_both_orders`.
     orders: list[Tensor]
     log_odds: list[Tensor]
     labels: list[Tensor]

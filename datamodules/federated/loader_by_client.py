@@ -31,9 +31,6 @@ class ClientReading:
 
     The order has a seed; where the loader has a generator, its initial seed counts as well.
 
-    Attributes:
-        batched: whether the loader makes batches of examples; otherwise every example of the data set is a batch.
-
     Raises:
         ValueError: the loader's sampler or batch sampler cannot be divided by client.
     """
@@ -52,6 +49,7 @@ class ClientReading:
         generator = loader.generator or getattr(sampler, "generator", None)
         # Who seeds the loader's generator wants that order; its state is not read, which a resumed run would not have.
         self.seeds = (seed,) if generator is None else (seed, generator.initial_seed())
+        # Otherwise every example of the data set is a batch.
         self.batched = given is not None or make_batches is not None
         if make_batches is None:
             self._order = make_order(sampler, len(loader.dataset), self.seeds)  # type: ignore[arg-type]
@@ -343,11 +341,7 @@ class LoaderByClient:
 
 
 class SeededBatch(list[int]):
-    """Positions of a batch that seed the global streams of the reading process when it reads them.
-
-    Args:
-        is_read_here: whether the training process reads; otherwise worker processes.
-    """
+    """Positions of a batch that seed the streams of the process that reads them: of the training one if ``is_read_here``."""
 
     def __init__(self, positions: Sequence[int] = (), seed: int = 0, is_read_here: bool = False) -> None:
         super().__init__(positions)

@@ -92,9 +92,6 @@ class VisitSampler(Sampler[list[int]]):
 
     ``alone`` draws the batches of a visit alone in its group, ``together`` those of a visit beside others, by default alike;
     ``join`` makes their common batch, by default one after the other.
-
-    Attributes:
-        counts: examples of each visit in the batches of several visits that have been drawn and not asked for yet.
     """
 
     def __init__(
@@ -106,6 +103,7 @@ class VisitSampler(Sampler[list[int]]):
     ) -> None:
         self.groups, self.join = groups, join
         self.alone, self.together = alone, together or alone
+        # Examples of each visit in the batches of several visits that have been drawn and not asked for yet.
         self.counts: deque[list[int]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -125,23 +123,19 @@ class VisitSampler(Sampler[list[int]]):
 
 @dataclass(eq=False)
 class RoundPlan:
-    """Plan of a federated datamodule's rounds: its clients' examples, and the visits of the next round; see `draw_batches`.
-
-    Attributes:
-        groups: groups of visits of the next round, and its number; None before the first plan.
-        counts: examples of each visit in the next batches of several visits, see `VisitSampler`.
-        further: client id and split -> examples of a visit that trains on other data than the client's own.
-    """
+    """Plan of a federated datamodule's rounds: its clients' examples, and visits of the next round; see `draw_batches`."""
 
     client_indices: ClientIndices
     batch_size: int
     seed: int
     lengths: np.ndarray | None = None
     together: int = 1
+    # client id and split -> examples of a visit that trains on other data than the client's own
     further: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
+    # groups of visits of the next round; None before the first plan
     groups: Sequence[Group] | None = field(default=None, init=False)
     round_idx: int = field(default=0, init=False)
-    counts: deque[list[int]] = field(default_factory=deque, init=False)
+    counts: deque[list[int]] = field(default_factory=deque, init=False)  # see `VisitSampler`
 
     def set_visits(self, visits: Sequence[Visit], round_idx: int) -> None:
         """Set the visits of the next round, one after the other."""

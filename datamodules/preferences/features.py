@@ -27,10 +27,8 @@ class FeaturePair(TypedDict):
 class FeatureExamples(Examples):
     """Comparisons for a selector on features, one example per vote: such a selector does not see an order.
 
-    Args:
-        vectors: vectors of the distinct answers, ``(answers, dimension)``.
-        pairs: rows of both answers of each example, ``(examples, 2)``.
-        labels: 0 or 1 for each example, ``(examples,)``.
+    ``vectors`` are those of the distinct answers, ``(answers, dimension)``, ``pairs`` the rows of both answers of each
+    example, ``(examples, 2)``, and ``labels`` 0 or 1, ``(examples,)``.
     """
 
     def __init__(self, vectors: Tensor, pairs: np.ndarray, labels: np.ndarray) -> None:

@@ -36,11 +36,7 @@ class PoisonedVotes(Settings):
     liars: Liars = Liars()
 
     def turned(self, votes: Votes, by_client: Mapping[str, np.ndarray]) -> Votes:
-        """Return the votes with those of liars turned.
-
-        Args:
-            votes: votes of all clients.
-            by_client: client -> indices of its votes.
+        """Return the votes of all clients with those of liars turned; ``by_client``: client -> indices of its votes.
 
         Examples:
             >>> from fedlight.datamodules.text.encoding import Comparison

@@ -59,10 +59,7 @@ class Votes:
     counts: VoteCounts = field(default_factory=lambda: VoteCounts(""))
 
     def take(self, chosen: np.ndarray) -> "Votes":
-        """Return some of the votes and the comparisons that they are on, without counts of rows.
-
-        Args:
-            chosen: indices of votes, ``(chosen,)``.
+        """Return the votes of these indices, ``(chosen,)``, and the comparisons that they are on, without counts of rows.
 
         Examples:
             >>> three = [Comparison({}, "a", "b"), Comparison({}, "c", "d"), Comparison({}, "e", "f")]

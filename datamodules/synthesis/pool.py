@@ -15,20 +15,17 @@ from fedlight.datamodules.text.templates import Template
 class CandidatePool(Dataset):
     """Clients' own examples, then all candidates of a round so far, whose examples have a ``weight``.
 
-    Attributes:
-        candidates: client -> candidates that fit.
-        positions: client -> positions of these candidates in this dataset, ``(candidates,)``.
-        too_long: client -> number of candidates that do not fit; a candidate is never truncated.
-        lengths: tokens of each example, ``(examples,)``.
-        labelled: labelled tokens of each example, ``(examples,)``.
+    ``lengths`` and ``labelled`` are tokens and labelled tokens of each example, ``(examples,)``.
     """
 
     def __init__(self, train: ResponseExamples, tokenizer: Any, template: Template, max_tokens: int) -> None:
         self.own, self.lengths, self.labelled = train, train.lengths, train.labelled
         self.tokenizer, self._uncut, self.max_tokens = tokenizer, template.uncut(), max_tokens
-        self.candidates: dict[str, list[Candidate]] = {}
-        self.positions: dict[str, np.ndarray] = {}
-        self.too_long: dict[str, int] = {}
+        self.candidates: dict[str, list[Candidate]] = {}  # client -> candidates that fit
+        self.positions: dict[
+            str, np.ndarray
+        ] = {}  # client -> places of these in this dataset, ``(candidates,)``
+        self.too_long: dict[str, int] = {}  # client -> number of others; a candidate is never truncated
         self._encoded: ResponseExamples | None = None
         self._weights = np.empty(0)  # of all candidates so far
 

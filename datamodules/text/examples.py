@@ -16,15 +16,10 @@ from fedlight.datamodules.text.tokens import IGNORED, TokenTable, pad, pad_input
 
 
 class Examples(Dataset):
-    """Base class of sets of examples; each array of a set has an entry for each example.
+    """Base class of sets of examples; each array of a set has an entry for each example."""
 
-    Attributes:
-        lengths: tokens of each example, ``(examples,)``.
-        labelled: number of these tokens that are scored one by one, ``(examples,)``.
-    """
-
-    lengths: np.ndarray
-    labelled: np.ndarray
+    lengths: np.ndarray  # tokens of each example, ``(examples,)``
+    labelled: np.ndarray  # number of these tokens that are scored one by one, ``(examples,)``
 
     def take(self, indices: np.ndarray) -> Self:
         """Return a set of some of the examples, in this order."""

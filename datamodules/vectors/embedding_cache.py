@@ -24,9 +24,6 @@ class EmbeddingCache:
     """Cached vectors of one encoder, in a folder for the caches of all encoders; another identity never sees these vectors.
 
     The folder, ``~`` allowed, is created by the first write.
-
-    Attributes:
-        damaged: files that were found damaged and removed.
     """
 
     def __init__(self, folder: str | Path, identity: str) -> None:
@@ -34,7 +31,7 @@ class EmbeddingCache:
         digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
         self.folder = Path(folder).expanduser() / f"{readable}-{digest}"
         self.identity = identity
-        self.damaged = 0
+        self.damaged = 0  # files that were found damaged and removed
         self._opened: dict[Path, np.ndarray] = {}
 
     def dimension(self) -> int | None:

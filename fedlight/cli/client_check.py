@@ -29,9 +29,8 @@ GIB = 2**30
 def check(arguments: Sequence[str], memory_gib: float | None = None) -> list[Finding]:
     """Return the findings, up to a failed check without which the next ones make no sense.
 
-    Args:
-        arguments: arguments of ``fedlight fit``, with the node's own settings.
-        memory_gib: memory that training may take; None for all free memory.
+    Arguments are those of ``fedlight fit``, with the node's own settings. ``memory_gib`` is what training may take, None for
+    all free memory.
 
     Raises:
         ValueError: ``memory_gib`` is not above 0.

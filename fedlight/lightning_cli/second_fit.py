@@ -38,19 +38,14 @@ REMEDY = "start over with --resume false, or choose another --trainer.default_ro
 
 
 class FitFolder:
-    """Folder of a run that ``fedlight fit`` has been given, with all settings and the files of `checkpoints_of`.
-
-    Attributes:
-        checkpoint: where the run goes on; None where it starts.
-        said: one line for the user about what happens; empty for a new run.
-    """
+    """Folder of a run that ``fedlight fit`` has been given, with all settings and the files of `checkpoints_of`."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], checkpoints: Iterable[Path]) -> None:
         self.folder = folder
         settings = compared(config, str(folder))
         self.made = MadeWith(folder / NAME, settings, settings, folder, REMEDY)
-        self.checkpoint: Path | None = None
-        self.said = ""
+        self.checkpoint: Path | None = None  # where the run goes on; None where it starts
+        self.said = ""  # one line for the user about what happens; empty for a new run
         self._federated = config.get("federated") is not None
         self._checkpoints = {os.path.relpath(file, folder): file for file in checkpoints}
 

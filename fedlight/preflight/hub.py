@@ -67,14 +67,10 @@ class Report:
 
 
 class Hub:
-    """Client of ``HF_ENDPOINT``, with the token of ``hf auth login`` or ``HF_TOKEN`` if there is one.
-
-    Attributes:
-        silent: reason why the hub cannot be reached; None as long as it answers.
-    """
+    """Client of ``HF_ENDPOINT``, with the token of ``hf auth login`` or ``HF_TOKEN`` if there is one."""
 
     def __init__(self) -> None:
-        self.silent: str | None = None
+        self.silent: str | None = None  # why the hub cannot be reached; None as long as it answers
         self._known: dict[tuple[str, str, str], Repository] = {}
 
     def repository(self, name: str, kind: str, revision: str = "main") -> Repository:

@@ -121,11 +121,9 @@ def shorten_load_errors(model: str) -> Iterator[None]:
 
 
 def find_licence(model: str, ask: bool = False) -> str:
-    """Return the licence in a model's card, ``unknown`` where there is none.
+    """Return the licence in a model's card, ``unknown`` where there is none; ``model`` is a hub name, folder, or ``"toy"``.
 
-    Args:
-        model: hub name, folder, or ``"toy"``.
-        ask: ask the hub where the card is neither in the folder nor in the cache; no answer counts as none.
+    With ``ask`` the hub is asked where the card is neither in the folder nor in the cache; no answer counts as none.
     """
     from huggingface_hub import HfApi, ModelCard, constants
 

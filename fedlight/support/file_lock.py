@@ -56,15 +56,11 @@ def hold(path: Path, is_folder: bool = False) -> int | None:
 
 
 class FileLock:
-    """Lock of the kernel on a file, which is made when the lock is taken and removed when it is released.
-
-    Attributes:
-        supported: False where the system or the file system has no locks: then every process gets it.
-    """
+    """Lock of the kernel on a file, which is made when the lock is taken and removed when it is released."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.supported = fcntl is not None
+        self.supported = fcntl is not None  # where there are no locks, every process gets it
         self._handle: int | None = None
 
     def take(self, about: dict[str, Any] | None = None) -> bool:

@@ -84,8 +84,7 @@ def cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
 def at_chance(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a method's selector is not shown to beat chance: its interval in both orders reaches down to one half.
 
-    Args:
-        rows: of one method, a row for each seed; the mean of the lower ends counts.
+    The method has a row for each seed; the mean of the lower ends counts.
 
     Examples:
         >>> at_chance([{"both_orders_low": 0.45}]), at_chance([{"both_orders_low": 0.52}]), at_chance([{"win_rate": 0.5}])

@@ -84,11 +84,8 @@ def make_optimizer(
 def cosine(max_epochs: int | None) -> Callable[[int], float]:
     """Return the learning rate's factor as a function of the epoch: from 1 in epoch 0 towards 0 after the last.
 
-    Args:
-        max_epochs: at least 1.
-
     Raises:
-        ValueError: the training has no last epoch.
+        ValueError: the training has no last epoch, or it is below 1.
 
     Examples:
         >>> [round(cosine(4)(epoch), 4) for epoch in range(5)]

@@ -137,10 +137,7 @@ class SharedPrefix:
     """Hidden states of a batch, from shared rows where they save time and from a row per text elsewhere.
 
     The first time that a row would be shared both forms are computed. Where they differ, because the architecture takes no
-    such mask or no positions, the module keeps to a row per text.
-
-    Args:
-        setting: ``auto``, or ``off`` for a row per text.
+    such mask or no positions, the module keeps to a row per text, as with the setting ``off`` in place of ``auto``.
 
     Raises:
         ValueError: the setting is unknown.
