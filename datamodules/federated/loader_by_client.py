@@ -275,7 +275,6 @@ class LoaderByClient:
         self._visits.groups, self._round_idx = groups, round_idx
 
     def next_counts(self) -> list[int]:
-        """Return the number of examples of each visit in the next batch of several visits."""
         return self._visits.counts.popleft()
 
     def draw_by_lot(self) -> None:
@@ -287,7 +286,6 @@ class LoaderByClient:
             )
 
     def passes(self, visit: Visit) -> int:
-        """Return the passes over its client's examples that a visit begins."""
         return -(-visit.num_batches // self.num_batches(visit.client_id))
 
     def batch_shapes(self, visit: Visit, round_idx: int) -> list[BatchShape]:

@@ -106,7 +106,6 @@ class InstructionDataModule(FederatedDataModule):
         self._check_sources()
 
     def setup(self, stage: str) -> None:
-        """Read, tokenize and partition the rows of the stage, once."""
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         self.template = self.template.for_tokenizer(self.tokenizer)
         if stage in ("fit", "validate") and self.report is None:

@@ -75,7 +75,6 @@ class EmbeddingDataModule(FederatedDataModule):
             )
 
     def setup(self, stage: str) -> None:
-        """Read, draw and encode the texts, once."""
         if self.ready:
             return
         self._check_dimensions()  # before any text is encoded
@@ -106,7 +105,6 @@ class EmbeddingDataModule(FederatedDataModule):
         return self._loader(self.val_set, [part.tolist() for part in parts])
 
     def _check_dimensions(self) -> None:
-        """Raise ValueError for a projector of other dimensions, before any text is encoded."""
         module = self.trainer.lightning_module if self.trainer else None
         small, large = self.small.dimension, self.large.dimension
         wanted = getattr(module, "dimensions", None)  # of a projector

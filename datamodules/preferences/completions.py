@@ -95,7 +95,6 @@ class CompletionPairDataModule(FederatedDataModule):
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
 
     def setup(self, stage: str) -> None:
-        """Read the completions, form the pairs and tokenize them, once."""
         if stage != "predict" or self.predict_set is not None:
             return
         pairs, skipped = form_pairs(load_rows(self.source), self.source)

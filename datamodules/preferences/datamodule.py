@@ -116,7 +116,6 @@ class PreferenceDataModule(FederatedDataModule):
             yield Model(format.encoder, is_encoder=True)
 
     def setup(self, stage: str) -> None:
-        """Read, tokenize and partition the rows of the stage, once."""
         if self.encoder is None:
             self.tokenizer = load_tokenizer(self.tokenizer_name)
             self.template = self.template.for_tokenizer(self.tokenizer)

@@ -82,7 +82,6 @@ class PromptDataModule(FederatedDataModule):
                 yield RowSource(rows["source"], rows.get("split") or "train", ((name, rows["column"]),))
 
     def setup(self, stage: str) -> None:
-        """Read, render and truncate the prompts, once."""
         if stage != "predict" or self.predict_set is not None:
             return
         fields, left_out = self._read()

@@ -66,6 +66,8 @@ class SyntheticInstructionDataModule(InstructionDataModule):
 
     Raises:
         ValueError: a setting is out of range, or ``num_workers`` is not 0.
+        TypeError: when candidates are made, the module generates no text.
+        OSError: then, the folder cannot be written.
     """
 
     def __init__(
@@ -93,15 +95,9 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self._not_finite: Counter[str] = Counter()
         self._scores: dict[str, list[float]] = {}
 
-    # Interface for algorithms: fedlight.federation.protocols.SynthesizesData
+    # Interface for algorithms: fedlight.federation.protocols.SynthesizesData and those after it
 
     def synthesize(self, round_idx: int, client_ids: Sequence[str], module: nn.Module) -> None:
-        """Generate candidates for these clients, or read them; see `SynthesizesData`.
-
-        Raises:
-            TypeError: the module generates no text.
-            OSError: the folder cannot be written.
-        """
         making = self._begin_synthesis(round_idx, client_ids, module)
         part = making.by_module({client: self.client_rows[client] for client in client_ids})
         self._put([*making.others, part], [part])
@@ -113,12 +109,6 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         module: nn.Module,
         holding: Callable[[State], AbstractContextManager[None]],
     ) -> None:
-        """Generate candidates for each client by its own model, or read them; see `SynthesizesByOwnModels`.
-
-        Raises:
-            TypeError: the module generates no text.
-            OSError: the folder cannot be written.
-        """
         making = self._begin_synthesis(round_idx, list(states), module)
         parts = making.by_own_models({client: self.client_rows[client] for client in states}, states, holding)
         self._put([*making.others, *parts], parts)
@@ -164,13 +154,11 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         self._select(client_id, np.sort(chosen) if len(chosen) else np.arange(wanted))
 
     def score_together(self, client_ids: Sequence[str], module: nn.Module) -> None:
-        """Score several clients' candidates ahead of `choose`; see `ScoresTogether`."""
         choosing = [client for client in client_ids if self._leaves_some_out(client)]
         scores = for_each(lambda client: self._score(client, module), choosing)
         self._scores = dict(zip(choosing, scores, strict=True))
 
     def num_synthetic(self, client_id: str) -> int:
-        """Return the number of examples that `choose` keeps; 0 for a client without candidates."""
         made = 0 if self._pool is None else len(self._pool.candidates.get(client_id, []))
         return made if self.keep is None else min(self.keep, made)
 
@@ -193,12 +181,10 @@ class SyntheticInstructionDataModule(InstructionDataModule):
         return dict(self._not_finite)
 
     def add_choices(self, choices: Mapping[str, Any]) -> None:
-        """Take the `choices_made` in one of the processes."""
         for client, number in choices.items():
             self._not_finite[client] = number
 
     def reset_synthesis(self) -> None:
-        """Forget all candidates."""
         if self._pool is not None:
             self._set_train_set(self._own)
             self.plan.further.clear()

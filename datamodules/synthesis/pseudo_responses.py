@@ -49,6 +49,7 @@ class PseudoResponses(Synthesis):
 
     Raises:
         ValueError: a setting is out of range.
+        TypeError: in `make`, the model has no ``free_energies``.
     """
 
     chooses = False  # all count, by their weights
@@ -67,11 +68,6 @@ class PseudoResponses(Synthesis):
     def make(
         self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Candidate]]:
-        """Generate candidates for each client; see `Synthesis.make`.
-
-        Raises:
-            TypeError: the model has no ``free_energies``.
-        """
         if not isinstance(model, KnowsEnergies):
             raise TypeError(
                 f"{type(model).__name__} has no free_energies: PseudoResponses weights answers by them; train an SFTModule"

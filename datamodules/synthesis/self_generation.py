@@ -132,7 +132,8 @@ class SelfGeneration(Synthesis):
             template of the clients' rows, see `fedlight.datamodules.synthesis.prompts.prompts_in`.
 
     Raises:
-        ValueError: a setting is out of range, or all candidates of a client would be the same.
+        ValueError: a setting is out of range, or all candidates of a client would be the same; in `make`, the template has
+            no ``instruction_slot``.
     """
 
     def __init__(
@@ -171,11 +172,6 @@ class SelfGeneration(Synthesis):
     def make(
         self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Candidate]]:
-        """Generate candidates for each client; see `Synthesis.make`.
-
-        Raises:
-            ValueError: the template has no ``instruction_slot``.
-        """
         if self.instruction_slot not in template.slots:
             raise ValueError(
                 f"instruction_slot={self.instruction_slot!r}, but the template has {', '.join(template.slots)}: "

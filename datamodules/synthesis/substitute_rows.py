@@ -35,7 +35,8 @@ class SubstituteRows(Synthesis):
         where: column -> values; only rows with one of these values are drawn, such as ``{domain: [medicine]}``.
 
     Raises:
-        ValueError: ``number`` is out of range.
+        ValueError: ``number`` is out of range; in `make`, fewer rows are left besides the client's own.
+        RowsError: in `make`, the source cannot be read, or a column does not exist.
     """
 
     chooses = False  # rows are not scored
@@ -57,12 +58,6 @@ class SubstituteRows(Synthesis):
     def make(
         self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Candidate]]:
-        """Draw rows for each client; see `Synthesis.make`. The model is not asked.
-
-        Raises:
-            RowsError: the source cannot be read, or a column does not exist.
-            ValueError: fewer than ``number`` rows are left besides the client's own.
-        """
         pool = self._read_pool((*template.slots, "response"))
         drawn = {client: self._draw(client, pool, rows, seed) for client, rows in clients.items()}
         total = sum(map(len, drawn.values()))
