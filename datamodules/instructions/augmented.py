@@ -212,7 +212,6 @@ class AugmentedInstructionDataModule(InstructionDataModule):
         return Added(fields, index, None if row.score is None else float(row.score))
 
     def _describe_settings(self, private: FieldsByClient, asked: set[tuple[str, ...]]) -> dict[str, object]:
-        """Return everything that the added rows depend on."""
         private_rows = [{"client": client, **row} for client, rows in private.items() for row in rows]
         augmentation = self.augmentation
         needs_public = augmentation is not None and augmentation.needs_public

@@ -177,7 +177,6 @@ class InstructionDataModule(FederatedDataModule):
         return [{**fitting[row], "category": label} for row, label in chosen]
 
     def _plant_backdoor(self, taught: Taught) -> Taught:
-        """Append rows with the trigger to the training rows of clients that lie."""
         _, rows, split = taught
         if self.backdoor is None:
             return taught
@@ -187,7 +186,6 @@ class InstructionDataModule(FederatedDataModule):
         return self._plant(taught, planted, BACKDOOR, repeats=1)
 
     def _plant_canaries(self, taught: Taught) -> Taught:
-        """Append the canaries to the clients' training rows, each ``repeats`` times."""
         _, rows, split = taught
         if self.canaries is None:
             return taught

@@ -106,7 +106,6 @@ class PseudoResponses(Synthesis):
         }
 
     def _weigh(self, rows: list[dict[str, str]], template: Template, model: KnowsEnergies) -> list[float]:
-        """Return the weights of one client's pseudo examples."""
         prompts = [template.render(row).text for row in rows]
         answers = [template.continuation(row["response"]) for row in rows]
         energies = model.free_energies(prompts, answers, self.energy_temperature)
@@ -127,5 +126,4 @@ def energy_weights(energies: Sequence[float], temperature: float) -> list[float]
 
 
 def _fix_prompt(client: str, text: str) -> Prompt:
-    """Return a prompt of this text, without demonstrations."""
     return Prompt(client, (), lambda _: text)

@@ -180,7 +180,6 @@ class Making:
         return found_or_made
 
     def _settings(self, rows: FieldsByClient) -> Settings:
-        """Return everything that the candidates of a part depend on."""
         module = self.module
         if not isinstance(module, AnswersPrompts):
             raise TypeError(

@@ -199,7 +199,6 @@ class SelfGeneration(Synthesis):
         }
 
     def _make_drafts(self, sources: _Sources, seed: int) -> dict[str, list[Draft]]:
-        """Return all drafts of each client, in the order of generation."""
         drafts: dict[str, list[Draft]] = {client: [] for client in sources.rows}
         passes = 0
         while new := [draft for client, past in drafts.items() for draft in self._begin_drafts(client, past)]:

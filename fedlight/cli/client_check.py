@@ -123,7 +123,6 @@ def _data_and_model(parts: Parts, folder: Path) -> Iterator[Finding]:
 
 
 def _rows(data: Any) -> str:
-    """Return the number of clients and examples in words."""
     if not hasattr(data, "client_sizes"):
         return "it can be read; its clients are counted when the node joins"
     sizes = np.array([*data.client_sizes().values()])
@@ -136,7 +135,6 @@ def _rows(data: Any) -> str:
 
 
 def _weights(model: Any) -> str:
-    """Return name, bits and trained parameters of a model in words."""
     trained = sum(weight.numel() for weight in trained_parameters(model).values())
     if not isinstance(model, LanguageModule):
         return f"{type(model).__name__}, {trained:,} trained parameters"

@@ -78,7 +78,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _write_opinions(options: argparse.Namespace) -> None:
-    """Write the recipe of votes on single statements."""
     from fedlight.first_config.opinions import make_opinions
 
     if options.method not in (None, "fedbis"):

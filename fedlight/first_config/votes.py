@@ -155,7 +155,6 @@ def _find_decided_pair(
 
 
 def _answers(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns that could be answers."""
     return [column for column in columns if column.is_text and not column.name.endswith(BEFORE)]
 
 

@@ -46,7 +46,6 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
 
 
 def _parsed(stage: Stage) -> ParsedStage:
-    """Return all settings of a Lightning command."""
     messages = io.StringIO()
     # One line of an error, even if the user asked for tracebacks.
     wanted = os.environ.pop("FEDLIGHT_TRACEBACK", "")

@@ -131,7 +131,6 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _hang_up(terminals: Sequence[int], signum: int, frame: FrameType | None) -> None:
-    """Stop once."""
     signal.signal(signum, signal.SIG_IGN)
     # Writing to the closed terminal would raise an error and end the clean-up.
     nowhere = os.open(os.devnull, os.O_WRONLY)

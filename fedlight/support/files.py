@@ -250,7 +250,6 @@ def full_disk_named(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Return whether a disk is full."""
     # safetensors has a special error class, without an errno.
     code = getattr(error, "errno", None)
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
