@@ -73,11 +73,9 @@ def form_pairs(rows: Rows, source: str) -> tuple[list[Comparison], int]:
 def gather(predictions: Iterable[Mapping[str, Any]], num_pairs: int, orders: Orders = "both") -> np.ndarray:
     """Return each selector's log-probabilities of both answers of each pair.
 
-    Args:
-        predictions: rows with ``index`` (of the pair), ``order`` (0: the first answer is shown as A; 1: as B),
-            ``logp_a`` and ``logp_b``: numbers of one selector, or lists with one number for each.
-        num_pairs: number of pairs.
-        orders: ``"both"`` averages over both orders, ``"one"`` uses order 0 alone.
+    Predictions are rows with ``index`` (of the pair), ``order`` (0: the first answer is shown as A; 1: as B), ``logp_a`` and
+    ``logp_b``: numbers of one selector, or lists with one number for each. ``orders="both"`` averages over both orders,
+    ``"one"`` uses order 0 alone.
 
     Returns:
         ``(selectors, num_pairs, 2)``: log-probabilities that the first, the second answer is better; NaN for a pair

@@ -34,10 +34,8 @@ class Clusters(NamedTuple):
 def cluster(vectors: np.ndarray, num_clusters: int, seed: int) -> Clusters:
     """Return unit centres and sizes of clusters, fewer than ``num_clusters`` where fewer distinct vectors exist.
 
-    Args:
-        vectors: ``(rows, dimension)``, at least one row, unit length.
-        num_clusters: xi, >= 1.
-        seed: seed of the starting points.
+    Vectors are ``(rows, dimension)``, at least one row, of unit length; ``num_clusters`` is xi, >= 1. The starting points
+    have the seed.
 
     Examples:
         >>> clusters = cluster(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), num_clusters=5, seed=0)

