@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.rows.given import refuse_too_long
@@ -19,16 +20,6 @@ from fedlight.datamodules.text.tokens import Parts, TokenTable, end_id, end_ids,
 from fedlight.evaluation.tasks.task import Task
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.pretrained.openings import openings
-
-
-class NoExamples(Dataset):
-    """Test set of one batch without examples: Lightning calls no callback for a test set of nothing."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> None:
-        return None
 
 
 class TaskDataModule(FederatedDataModule):
@@ -72,7 +63,8 @@ class TaskDataModule(FederatedDataModule):
         if self.test_set is not None:
             return
         if not self.loss:
-            self.test_set = NoExamples()
+            # One batch, which `collate` makes empty: Lightning calls no callback for a test set of nothing.
+            self.test_set = TensorDataset(torch.empty(1))
             return
         self.tokenizer = load_tokenizer(self.tokenizer_name)
         pairs = [

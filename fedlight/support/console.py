@@ -187,7 +187,7 @@ WARNINGS = (
 @contextmanager
 def quiet_logs() -> Iterator[None]:
     """Leave out the notices of libraries while the body runs."""
-    filters = {logging.getLogger(name): _Unless(starts) for name, starts in NOTICES.items()}
+    filters = {logging.getLogger(name): _unless(starts) for name, starts in NOTICES.items()}
     for logger, unless in filters.items():
         logger.addFilter(unless)
     try:
@@ -200,15 +200,10 @@ def quiet_logs() -> Iterator[None]:
             logger.removeFilter(unless)
 
 
-class _Unless(logging.Filter):
-    """Filter of messages that start with one of the patterns."""
-
-    def __init__(self, starts: tuple[str, ...]) -> None:
-        super().__init__()
-        self.pattern = re.compile("|".join(starts))
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not self.pattern.match(record.getMessage())
+def _unless(starts: tuple[str, ...]) -> Callable[[logging.LogRecord], bool]:
+    """Return a filter of messages that start with one of the patterns."""
+    pattern = re.compile("|".join(starts))
+    return lambda record: not pattern.match(record.getMessage())
 
 
 def silence_lightning() -> None:
