@@ -70,7 +70,7 @@ def test_bytes_of_a_picture_are_no_text():
 @pytest.mark.parametrize("first", [[], None])
 def test_a_first_row_without_turns_is_missing_like_a_later_one(first):
     check_columns([{"talk": first}, {"talk": TALK}], {"response": "talk.-1"}, "rows")
-    with pytest.raises(RowsError, match="no column 'talk.-1'"):
+    with pytest.raises(RowsError, match=r"no column 'talk\.-1'"):
         check_columns([{"talk": first}, {"talk": first}], {"response": "talk.-1"}, "rows")
 
 
