@@ -15,7 +15,7 @@ from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template
 from fedlight.datamodules.text.tokens import SAMPLED, check_known, draw_rows, encode
 from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.first_config import sizes, words
-from fedlight.first_config.clients import FEWEST_ROWS, SHARES, find_client
+from fedlight.first_config.clients import FEWEST_ROWS, NOBODY, SHARES, find_client
 from fedlight.first_config.columns import (
     BEFORE,
     REPLY,
@@ -105,7 +105,11 @@ def make_draft(wishes: Wishes) -> Draft:
         )
     columns = describe(rows)
     # --client none is no column.
-    check_given(columns, {role: name for role, name in wishes.columns.items() if name != "none"})
+    check_given(
+        columns, {role: name for role, name in wishes.columns.items() if (role, name) != ("client", NOBODY)}
+    )
+    for name in wishes.answers or ():
+        check_given(columns, {"answers": name})
     if (opinions := [column.name for column in columns if is_opinion(column)]) and not wishes.answers:
         raise GuessError(
             f"column {opinions[0]} says agree and disagree, but not with what: --statements FILE has the texts"
@@ -283,7 +287,9 @@ def _tokens(
         ending = f" {choices[0]}" if choices else shape.continuation(max(answers, key=len)) + shape.closing
         texts.append(shape.render(fields, ending).text)
     if not texts:
-        raise GuessError("each conversation has a turn without text, as calls of tools are, and would be left out")
+        raise GuessError(
+            "each conversation has a turn without text, as calls of tools are, and would be left out"
+        )
     # Some tokenizers add a first and a last token.
     lengths = [len(encoding.ids) + 2 for encoding in encode(model.tokenizer, texts)]
     return sizes.choose_tokens(lengths, model.positions)

@@ -258,7 +258,4 @@ def _ends(first: str, second: str) -> tuple[str, str] | None:
 
 
 def _column(columns: Sequence[Column], name: str) -> Column:
-    by_name = {column.name: column for column in columns}
-    if name not in by_name:
-        raise GuessError(f"there is no column {name}; the columns are {', '.join(by_name)}")
-    return by_name[name]
+    return next(column for column in columns if column.name == name)

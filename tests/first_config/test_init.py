@@ -225,6 +225,26 @@ def test_two_answers_without_a_choice_are_asked_for_the_choice(made, more, messa
         made(rows)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--chosen", "one"], "--chosen and --rejected belong together"),
+        (["--response", "one", "--method", "fedbis"], "--response is the answer to an instruction"),
+        (["--choice", "who"], "column who: which of its values says that A won"),
+        (["--choice", "pikc"], "--choice pikc: there is no such column; did you mean 'pick'"),
+        (["--answers", "one", "twoo"], "--answers twoo: there is no such column; did you mean 'two'"),
+        (["--question", "none"], "--question none: there is no such column"),
+        (["--a", "x"], "--a, --b and --tie belong together"),
+        (["--statements", "votes.jsonl"], "votes.jsonl: no column has the votes agree, disagree, pass"),
+        (["--statements", "votes.jsonl", "--method", "dpo"], "--method dpo cannot use --statements"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(votes, capsys, options, message):
+    with pytest.raises(SystemExit):
+        init(votes, *options)
+    assert message in capsys.readouterr().err
+
+
 def test_rows_for_tests_in_the_same_file_are_pointed_out(made):
     rows = [
         {
