@@ -19,6 +19,8 @@ def merged(versions: Sequence[Rows]) -> Rows:
         >>> first = [{"epoch": "0", "x": "1"}, {"epoch": "1", "x": "2"}]
         >>> merged([first, [{"epoch": "1", "x": "3"}]])
         [{'epoch': '0', 'x': '1'}, {'epoch': '1', 'x': '3'}]
+        >>> merged([[{"epoch": "", "step": "4", "win_rate": "0.5"}], [{"epoch": "", "step": "8", "win_rate": "0.6"}]])
+        [{'epoch': '', 'step': '4', 'win_rate': '0.5'}, {'epoch': '', 'step': '8', 'win_rate': '0.6'}]
     """
     versions = [
         rows if _has_steps(rows) or not place else _new_to(versions[:place], rows)
@@ -31,12 +33,18 @@ def merged(versions: Sequence[Rows]) -> Rows:
         for row in rows:
             for column, value in row.items():
                 if value and column not in ("epoch", "step"):
-                    begun[column] = min(begun.get(column, float("inf")), number(row.get("epoch")) or 0.0)
+                    begun[column] = min(begun.get(column, float("inf")), _place(row))
     return [row for rows in reversed(kept) for row in rows]
 
 
 def _has_steps(rows: Rows) -> bool:
     return any(number(row.get(column)) for row in rows for column in ("epoch", "step"))
+
+
+def _place(row: dict[str, str]) -> float:
+    """Return the step, which also rows without an epoch have, such as those of scores beside the training."""
+    step = number(row.get("step"))
+    return number(row.get("epoch")) or 0.0 if step is None else step
 
 
 def _new_to(earlier: Sequence[Rows], rows: Rows) -> Rows:
@@ -47,10 +55,10 @@ def _new_to(earlier: Sequence[Rows], rows: Rows) -> Rows:
 
 
 def _without(row: dict[str, str], begun: dict[str, float]) -> dict[str, str]:
-    epoch = number(row.get("epoch")) or 0.0
-    if all(epoch < first for first in begun.values()):
+    place = _place(row)
+    if all(place < first for first in begun.values()):
         return row
-    return {column: "" if epoch >= begun.get(column, float("inf")) else text for column, text in row.items()}
+    return {column: "" if place >= begun.get(column, float("inf")) else text for column, text in row.items()}
 
 
 def _tells(row: dict[str, str]) -> bool:
