@@ -236,7 +236,9 @@ def _text_of(part: Any) -> str:
         try:
             return part.decode().strip()
         except UnicodeDecodeError:
-            raise RowsError("a column holds bytes that are no text, such as a picture. Map another.") from None
+            raise RowsError(
+                "a column holds bytes that are no text, such as a picture. Map another."
+            ) from None
     return str(part).strip()
 
 

@@ -499,5 +499,7 @@ def test_a_hook_that_saves_a_metric_of_validation_is_asked_again_when_the_round_
 def test_a_checkpoint_that_such_a_hook_has_not_given_is_refused_inside_the_round(tmp_path):
     saver = ModelCheckpoint(tmp_path, every_n_train_steps=1)
     fit = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2), saver], enable_checkpointing=True)
-    with pytest.raises(ValueError, match=r"inside this round, .* \(KeyError: 'val/loss'\): let on_save_checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"inside this round, .* \(KeyError: 'val/loss'\): let on_save_checkpoint"
+    ):
         fit.fit(SavesScore(), FederatedWrapper(Numbers(), ten_clients))
