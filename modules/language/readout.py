@@ -175,7 +175,8 @@ class SharedPrefix:
     ) -> Packed | None:
         """Return the shared rows; None where they do not pay, or cannot be computed."""
         texts, tokens = input_ids.shape
-        if texts < 2 or tokens <= LEAST_SHARED:
+        # A neighbour shares half of its text.
+        if texts < 2 or tokens <= (LEAST_SHARED if in_pairs else 2 * LEAST_SHARED):
             return None
         if bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any() | (attention_mask[:, 0] == 0).any()):
             return None  # padded on the left

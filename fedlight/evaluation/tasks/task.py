@@ -155,11 +155,13 @@ class Task(Checked, ABC):
         if self.max_new_tokens:
             written = model.generate(
                 prompts,
-                self.samples,
-                self.temperature,
-                self.top_p,
-                self.max_new_tokens,
-                derive_seed(self.seed, "task", *prompts),  # the same in whichever process answers the batch
+                n=self.samples,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                max_new_tokens=self.max_new_tokens,
+                seed=derive_seed(
+                    self.seed, "task", *prompts
+                ),  # the same in whichever process answers the batch
                 stop=self.stop,
                 strip=False,  # the first line of a function's body needs its blanks
             )
