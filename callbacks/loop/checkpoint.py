@@ -183,7 +183,9 @@ class RoundStart(L.Callback):
 
     def watch(self, trainer: Any) -> None:
         """Become the first of the trainer's callbacks, and write all its checkpoints."""
-        if self.is_open:  # the objects are reused after an error: the broken round does not count
+        # The objects are reused after an error. A broken round does not count; of one that only a validation has failed
+        # the module has the result, so the loop keeps its own and refuses the trainer, which has not counted it.
+        if self.is_open and not self._is_aggregated():
             self.loop.load_state_dict(self.loop.state_dict())
         self._release()
         self._trainer = trainer
