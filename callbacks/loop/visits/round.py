@@ -400,6 +400,9 @@ class OpenRound:
         run.call(Part.end_visits, self)
         seed_all(run.seed, "server", run.round_idx)
         movement = run.algorithm.finish_round(self.contributions.result(hints))
+        # A layer that was frozen after it had been trained must not follow the momentum of earlier rounds.
+        frozen = {name for name, p in run.parameters.items() if not p.requires_grad}
+        movement = {n: value for n, value in movement.items() if n not in frozen or bool(value.any())}
         metrics: dict[str, float] = {}
         for part in run.parts_with(Part.finish_round):
             metrics |= part.finish_round(run, self, movement)

@@ -467,7 +467,7 @@ def adjust_gradients(
 ) -> None:
     """Let the algorithm change the gradients of visits that train alone, of the parameters that an optimizer holds."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    stepped = {name: p for name, p in parameters.items() if id(p) in held}
+    stepped = {name: p for name, p in parameters.items() if id(p) in held and p.requires_grad}
     for open_visit in visits:
         gradients = {name: p.grad for name, p in stepped.items() if p.grad is not None}
         with_one = [*gradients]

@@ -280,3 +280,22 @@ def test_mixed_precision_and_a_frozen_base_of_16_bits_are_fine():
 def test_the_global_state_of_plain_averaging_is_not_touched_by_what_did_not_join():
     start, found, _ = recorded(rounds=2, model=transfer(), server=Average(), after=[unfreezing(5)])
     assert_equal({"w": start["backbone.weight"]}, {"w": found["backbone.weight"]})
+
+
+class FreezesLater(Transfer):
+    """Its optimizer holds the backbone, which is frozen from the second round on."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.backbone.requires_grad_(False)
+            self.kept = weights(self.backbone)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=LR)
+
+
+@pytest.mark.parametrize("settings", [{"server": FedAvgM(beta=0.5)}, {"algorithm": Scaffold()}])
+def test_what_is_frozen_after_some_rounds_follows_neither_momentum_nor_control_variates(settings):
+    model = FreezesLater()
+    federate(rounds=3, model=model, **settings)
+    assert_equal(weights(model.backbone), model.kept)
