@@ -426,7 +426,7 @@ def test_the_same_trainer_may_go_on_after_an_error_and_does_the_round_again(unin
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_epoch_start"])
 def test_a_round_that_failed_when_its_model_was_there_is_not_done_again_on_top_of_it(hook, tmp_path):
     plug = Interrupts(pull, 2, LAST, hook)
-    model, loop, fit = run(tmp_path, "scaffold", [plug])
+    model, _, fit = run(tmp_path, "scaffold", [plug])
     after, plug.do = weights(model), lambda trainer: None
     model.train()  # Lightning leaves it as a validation needs it
     with pytest.raises(ValueError, match=r"counted 2 epochs, but 3 rounds are done\. .* make a new trainer"):
