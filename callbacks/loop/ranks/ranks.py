@@ -425,6 +425,8 @@ def agree_on_monitored(team: Team, trainer: L.Trainer) -> None:
     monitors = [getattr(callback, "monitor", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
     monitors += [each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau]
     names = sorted({str(monitor) for monitor in monitors if monitor})
+    if not names:
+        return
     values = {name: trainer.callback_metrics.get(name) for name in names}
     digits = {name: None if value is None else float(value).hex() for name, value in values.items()}
     for name, _, _ in _unlike(team, digits, "monitored values"):
