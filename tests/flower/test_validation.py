@@ -2,12 +2,14 @@ import csv
 import json
 from copy import deepcopy
 
+import numpy as np
 import pytest
 from judges import MARGINS, Grouping, Judge, Margins
 from nodes_here import ALL_KINDS, Here, Kind, MadeParts, deploy, emulate, make_node, two_nodes
+from tastes import Adapters, Tastes
 from tiny_world import tiny_selector
 
-from fedlight import FedAvg, Limits
+from fedlight import FedAvg, FedBiscuit, Limits
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Tally
 from fedlight.flower.loops.validation import Validated, mean_vote, means_of, sum_of_votes, to_send, votes_of
 from fedlight.flower.messages import Parcel, Refused
@@ -71,6 +73,43 @@ def test_the_numbers_are_the_emulators(tmp_path, kind, selectors, every):
     assert logged["fed/validation_bytes_up"] == sum(one.answer.num_bytes for one in last)
     right = sum(float(row["accuracy"]) * int(row["examples"]) for row in rows(tmp_path / "server")[-4:])
     assert float(logged["val/accuracy"]) == pytest.approx(right / 10)
+
+
+class ValidatesOne(Adapters):
+    """The selector that is active is validated, whichever it is."""
+
+    def validation_step(self, batch, batch_idx):
+        losses = self.example_losses(batch)
+        self.log("val/loss", losses.mean(), batch_size=len(losses))
+        return {"correct": (losses[:, None] < 1.0).expand(-1, 2), "vote": losses < 1.0}
+
+
+class ValidateAll(Tastes):
+    def setup(self, stage):
+        super().setup(stage)
+        self.val_client_indices = {
+            name: np.concatenate([self.client_indices[name], own])
+            for name, own in self.val_client_indices.items()
+        }
+
+
+def test_nodes_validate_the_selector_that_the_emulator_does(tmp_path, monkeypatch):
+    def made(root):
+        loop = {"algorithm": FedBiscuit(1, 1), "clients_per_round": 4, "local_steps": 2, "limits": LIFTED}
+        settings = {"limit_val_batches": 1.0}
+        return Kind(
+            loop,
+            lambda: ValidatesOne(2),
+            lambda: ValidateAll(batch_size=4),
+            settings,
+            lambda: [ClientAccuracy()],
+        )
+
+    monkeypatch.setitem(ALL_KINDS, "one_active", made)
+    module, _ = emulate("one_active", tmp_path / "emulated")
+    deployed, _ = deploy("one_active", tmp_path / "server", Here(two_nodes("one_active", tmp_path)))
+    losses = [float(each.trainer.callback_metrics["val/loss"]) for each in (module, deployed)]
+    assert losses[0] == pytest.approx(losses[1])
 
 
 def test_a_config_of_the_package_logs_the_emulators_means(tiny_model, tmp_path):

@@ -27,6 +27,7 @@ from fedlight.callbacks.loop.visits.visit import (
     call_on_visit_start,
     refuse_lost_model,
     use_adapter,
+    use_first_adapter,
 )
 from fedlight.federation.algorithm import Aggregation, changes_gradients, pieces_of
 from fedlight.federation.client import (
@@ -397,6 +398,7 @@ class OpenRound:
     def finish(self, hints: Mapping[str, Any]) -> dict[str, float]:
         """Combine the visits' updates, step the server, and write the new model; return the parts' metrics."""
         run = self.run
+        use_first_adapter(run.lightning_module)  # which validation meets
         run.call(Part.end_visits, self)
         seed_all(run.seed, "server", run.round_idx)
         movement = run.algorithm.finish_round(self.contributions.result(hints))

@@ -499,6 +499,12 @@ def use_adapter(module: L.LightningModule, visiting: Visiting) -> None:
         module.use_adapter(visiting.adapter)
 
 
+def use_first_adapter(module: L.LightningModule) -> None:
+    """Activate the first of several adapters: the last visit's would follow from the order and the processes of visits."""
+    if isinstance(module, HoldsAdapters) and len(module.adapter_names) > 1:
+        module.use_adapter(module.adapter_names[0])
+
+
 HOOK = "on_train_batch_end"
 
 

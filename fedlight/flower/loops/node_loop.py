@@ -17,7 +17,7 @@ from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.ranks.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.callbacks.loop.visits.visit import OpenGroup, RankedExchange
+from fedlight.callbacks.loop.visits.visit import OpenGroup, RankedExchange, use_first_adapter
 from fedlight.federation.client import (
     Channel,
     Client,
@@ -213,6 +213,7 @@ class NodeLoop(FederatedLoop):
             losses = self._run.adapter_losses(*self.task.losses_on)
             self.losses = {client: [by_client[client] for by_client in losses] for client in self.clients}
         if self.task.action == "validate":
+            use_first_adapter(pl_module)  # as in the emulator; visits may have left another one
             self.validated = validate_clients(trainer, pl_module, [*self.task.shares])
         if self.task.action != "visit":
             raise Answered

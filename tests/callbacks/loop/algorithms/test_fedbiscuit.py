@@ -265,3 +265,17 @@ def test_a_parameter_that_joins_after_the_start_is_refused_by_name():
     state = {"parts.adapter0.weight": torch.zeros(1), "backbone.weight": torch.zeros(1)}
     with pytest.raises(ValueError, match=r"backbone.weight joined the optimizer after the start"):
         algorithm.send(Visit("a", 1), Client("a", 1, 1.0), state)
+
+
+def test_after_a_round_the_first_selector_is_active_whoever_was_visited_last():
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            seen.append(module.active)
+
+        def on_train_epoch_end(self, trainer, module):
+            seen.append(f"after {module.active}")
+
+    run(FedBiscuit(1, 1), rounds=5, callbacks=[Watch()])
+    assert {*seen} == {"adapter0", "adapter1", "adapter2", "after adapter0"}
