@@ -5,6 +5,7 @@ https://arxiv.org/abs/2305.18290, eq. 7. The reference is the same model with it
 copy. Its log-probabilities are computed once per pair: over three epochs that saves two of three reference passes.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,7 @@ class DPOModule(PairModule):
         self._own_bits = next(bits for bits, form in FORMS.items() if form == self.options.base)
         self.base_bits = self._own_bits
         self._reference: dict[int, list[float]] = {}
+        self._shared = 0  # of these, the first ones, which other processes have
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return loss, reward margin (beta times the margin of eq. 7) and whether it is positive, ``(batch,)`` each."""
@@ -105,6 +107,15 @@ class DPOModule(PairModule):
         """Compute what is not known of the reference, of all rows, where processes train parts of them."""
         super().before_parts(batch)
         self.reference_log_probs(batch)
+
+    def new_findings(self) -> dict[int, list[float]]:
+        """Return the reference's log-probabilities since the last call; see `fedlight.callbacks.loop.ranks.ranks`."""
+        return dict([*self._reference.items()][self._shared :])
+
+    def add_findings(self, found: Mapping[int, list[float]]) -> None:
+        """Take the new log-probabilities of all processes."""
+        self._reference |= found
+        self._shared = len(self._reference)
 
     def reference_pass(self, batch: Batch) -> Tensor:
         """Compute the reference's log-probabilities, ``(batch, 2)``."""
@@ -148,3 +159,4 @@ class DPOModule(PairModule):
             )
         saved = checkpoint[REFERENCE_KEY]
         self._reference = dict(zip(saved["keys"].tolist(), saved["values"].tolist(), strict=True))
+        self._shared = len(self._reference)

@@ -8,11 +8,12 @@ import torch
 from plain_lightning import trainer as make_trainer
 from plain_lightning import trainer as quiet_trainer
 from thread_team import on_team
-from tiny_world import EVAL_PROMPTS, write_rows
+from tiny_world import EVAL_PROMPTS, VOTES, write_rows
 from torch.utils.data import DataLoader
 
 from fedlight import (
     DPOModule,
+    FederatedLoop,
     Judge,
     PreferenceDataModule,
     PromptDataModule,
@@ -28,6 +29,7 @@ from fedlight.datamodules.rows import TaskRows
 from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.tasks import ExactMatch
 from fedlight.evaluation.tasks.result import Verdict
+from fedlight.modules.language.adapters import Lora
 from fedlight.processes.work import for_each
 from fedlight.toy import rows as toy_rows
 
@@ -217,6 +219,22 @@ def test_a_pass_over_validation_examples_is_shared(monkeypatch, tiny_model, tmp_
     assert len(keys) > 6
     assert on_team(monkeypatch, 2, evaluate) == [alone, alone]
     assert sorted(computed) == keys
+
+
+def test_what_the_reference_of_dpo_says_of_a_pair_is_shared_after_each_round(monkeypatch, tiny_model):
+    """A client is trained by another process in a later round, in other batches."""
+
+    def train(rank=0):
+        module = DPOModule(tiny_model, lr=0.05, lora=Lora(dropout=0.0))
+        data = PreferenceDataModule(
+            VOTES, view="dpo", tokenizer=tiny_model, batch_size=4, split=Split(val_share=0)
+        )
+        loop = FederatedLoop(clients_per_round=4, local_steps=2)
+        quiet_trainer(3, [loop], limit_val_batches=0).fit(module, datamodule=data)
+        return {name: value.tolist() for name, value in module.state_dict().items()}, module._reference
+
+    alone = train()
+    assert on_team(monkeypatch, 2, train) == [alone, alone]
 
 
 class Outputs(L.Callback):

@@ -56,6 +56,17 @@ class MergesVisits(Protocol):
         """Add the `partial` of one of the processes, this one's among them; their order must not matter."""
 
 
+@runtime_checkable
+class SharesFindings(Protocol):
+    """Module whose steps keep values for later steps of any client, such as a reference's log-probabilities."""
+
+    def new_findings(self) -> dict[Any, Any]:
+        """Return the values found since the last call, as tensors and plain values."""
+
+    def add_findings(self, found: Mapping[Any, Any]) -> None:
+        """Take the new values of all processes."""
+
+
 class KeptByAlgorithm:
     """Changes by visits in attributes of an algorithm; refuses an algorithm that does not declare them.
 
@@ -122,7 +133,7 @@ def _digest(value: Any) -> str:
 
 
 class VisitsMade:
-    """Rows and logged values of the visits that this process has made in a round, and then of all visits.
+    """Rows, logged values and findings of the visits that this process has made in a round, and then of all visits.
 
     Args:
         places: places of this process's visits among all visits of the round, in their order.
@@ -142,11 +153,15 @@ class VisitsMade:
         self._run.logged = {}
 
     def partial(self) -> Any:
-        rows = self._records[self._others :]
-        return [*zip(self._places, rows, self._logged, strict=True)]
+        rows, module = self._records[self._others :], self._run.lightning_module
+        found = module.new_findings() if isinstance(module, SharesFindings) else {}
+        return [*zip(self._places, rows, self._logged, strict=True)], found
 
     def merge(self, partials: Sequence[Any]) -> None:
-        made = sorted((visit for each in partials for visit in each), key=lambda visit: visit[0])
+        module = self._run.lightning_module
+        if isinstance(module, SharesFindings):  # equal in all processes, also where two have found a value
+            module.add_findings({key: value for _, found in partials for key, value in found.items()})
+        made = sorted((visit for visits, _ in partials for visit in visits), key=lambda visit: visit[0])
         if [place for place, _, _ in made] != [*range(len(made))]:
             raise ValueError(
                 "the processes have shared out the visits of a round unlike: have the algorithm's plan and the data depend "
