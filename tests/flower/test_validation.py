@@ -94,8 +94,10 @@ class ValidateAll(Tastes):
 
 
 def test_nodes_validate_the_selector_that_the_emulator_does(tmp_path, monkeypatch):
+    """The last client that one of the nodes visits trains the second one."""
+
     def made(root):
-        loop = {"algorithm": FedBiscuit(1, 1), "clients_per_round": 4, "local_steps": 2, "limits": LIFTED}
+        loop = {"algorithm": FedBiscuit(1, 1), "clients_per_round": 5, "local_steps": 2, "limits": LIFTED}
         settings = {"limit_val_batches": 1.0}
         return Kind(
             loop,
