@@ -112,9 +112,9 @@ class DPOModule(PairModule):
         """Return the reference's log-probabilities since the last call; see `fedlight.callbacks.loop.ranks.ranks`."""
         return dict([*self._reference.items()][self._shared :])
 
-    def add_findings(self, found: Mapping[int, list[float]]) -> None:
+    def add_findings(self, findings: Mapping[int, list[float]]) -> None:
         """Take the new log-probabilities of all processes."""
-        self._reference |= found
+        self._reference |= findings
         self._shared = len(self._reference)
 
     def reference_pass(self, batch: Batch) -> Tensor:

@@ -63,7 +63,7 @@ class SharesFindings(Protocol):
     def new_findings(self) -> dict[Any, Any]:
         """Return the values found since the last call, as tensors and plain values."""
 
-    def add_findings(self, found: Mapping[Any, Any]) -> None:
+    def add_findings(self, findings: Mapping[Any, Any]) -> None:
         """Take the new values of all processes."""
 
 
@@ -154,13 +154,13 @@ class VisitsMade:
 
     def partial(self) -> Any:
         rows, module = self._records[self._others :], self._run.lightning_module
-        found = module.new_findings() if isinstance(module, SharesFindings) else {}
-        return [*zip(self._places, rows, self._logged, strict=True)], found
+        findings = module.new_findings() if isinstance(module, SharesFindings) else {}
+        return [*zip(self._places, rows, self._logged, strict=True)], findings
 
     def merge(self, partials: Sequence[Any]) -> None:
         module = self._run.lightning_module
         if isinstance(module, SharesFindings):  # equal in all processes, also where two have found a value
-            module.add_findings({key: value for _, found in partials for key, value in found.items()})
+            module.add_findings({key: value for _, findings in partials for key, value in findings.items()})
         made = sorted((visit for visits, _ in partials for visit in visits), key=lambda visit: visit[0])
         if [place for place, _, _ in made] != [*range(len(made))]:
             raise ValueError(
