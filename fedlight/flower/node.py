@@ -229,6 +229,8 @@ class Node:
         # Cohort and limits are the server's: a node visits whom it is asked to visit, and sees no other updates.
         changes: dict[str, Any] = {"clients_per_round": 1, "clients_at_once": 1, "fleet": None}
         changes["limits"] = Limits(share=None, norm=None, enforce=False)
+        if not self._secure:  # it adds nothing up, and has too few clients for some aggregations
+            changes["aggregation"] = None
         loop = NodeLoop(**(self._settings | changes))
         loop.give(task, NodeMemories(folder / "clients", memories), self._secure)
         limits = {"max_epochs": task.num_rounds, "min_epochs": None, "default_root_dir": str(folder)}

@@ -44,6 +44,7 @@ from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
 from fedlight.federation.algorithms.self_made.fewfedweight import FewFedWeight
 from fedlight.federation.algorithms.self_made.local_self_generation import LocalSelfGeneration
+from fedlight.federation.byzantine.whole_updates import Krum
 from fedlight.federation.channel import Wire
 from fedlight.federation.client import Client
 from fedlight.federation.codecs import Quantize, TopK
@@ -146,6 +147,7 @@ MORE_KINDS = {
     "hetlora_alike": lambda root: Kind({"algorithm": HetLoRA(gamma=0.5, lam=0.5)}, Ranked, Points),
     "flexlora_alike": lambda root: Kind({"algorithm": FlexLoRA()}, Ranked, Points),
     "median": lambda root: Kind({"aggregation": CoordinateMedian()}),
+    "krum": lambda root: Kind({"aggregation": Krum(0.2)}),  # of three clients or more, which no node has
     "fedadam": lambda root: Kind({"server": FedAdam()}),
     "int8": lambda root: Kind({"channel": Wire(up=Quantize("int8"), down=Quantize("int8"))}),
     "nf4": lambda root: Kind({"channel": Wire(up=Quantize("nf4", error_feedback=True))}),
