@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # The tested set; .github/lowest.py prints another, /dev/null is none.
 CONSTRAINTS ?= constraints.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes, as some tests wait for others that they start: two cores are busy then.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
@@ -30,7 +31,7 @@ demo-real: $(VENV)/.run  ## FedBis on a pretrained model and real votes (ten min
 		num_clients=20 rounds=3 max_tokens=110 test_pairs=120 num_local=2 local_steps_alone=3 others_steps=30 num_prompts=12 duel_prompts=12
 	$(BIN)/fedlight report runs/demo_real
 
-test: $(VENV)/.dev  ## the tests but for the slow ones, two processes, no network; it says how long it took
+test: $(VENV)/.dev  ## the tests but for the slow ones, no network; it says how long it took
 	$(TESTS) -m "not slow"
 
 test-all: $(VENV)/.dev  ## the slow ones too: whole recipes, real processes, stops at random moments

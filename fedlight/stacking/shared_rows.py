@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 LEAST_SHARED = 32
-"""Fewest tokens that a text shares, in the mean over a batch, where a row is shared."""
+"""Fewest tokens that a pair shares, in the mean over a batch, where a row is shared; other texts share twice as many."""
 LARGEST_COST = 0.9
 """Largest cost of shared rows, in units of the cost of separate rows, where a row is shared."""
 
@@ -152,8 +152,6 @@ def pays(texts: int, tokens: int, layout: Layout, hidden_size: int) -> bool:
         >>> layout.width, pays(2, 184, layout, hidden_size=576)
         (228, True)
     """
-    if layout.mean_shared < LEAST_SHARED:
-        return False
     separate, shared = (
         # (12 h^2 + 2 w h) / (2 h) for each token
         count * width * (6 * hidden_size + width)

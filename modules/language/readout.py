@@ -175,14 +175,14 @@ class SharedPrefix:
     ) -> Packed | None:
         """Return the shared rows; None where they do not pay, or cannot be computed."""
         texts, tokens = input_ids.shape
-        # A neighbour shares half of its text.
-        if texts < 2 or tokens <= (LEAST_SHARED if in_pairs else 2 * LEAST_SHARED):
+        least = LEAST_SHARED if in_pairs else 2 * LEAST_SHARED  # finding neighbours takes time as well
+        if texts < 2 or tokens <= least:
             return None
         if bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any() | (attention_mask[:, 0] == 0).any()):
             return None  # padded on the left
         rows = [*range(texts // 2)] * 2 if in_pairs else find_neighbours(input_ids, attention_mask)
         layout, config = plan(input_ids, attention_mask, rows), causal_lm.config.get_text_config()
-        if not pays(texts, tokens, layout, config.hidden_size):
+        if layout.mean_shared < least or not pays(texts, tokens, layout, config.hidden_size):
             return None
         if not in_pairs and _is_stacked(causal_lm):
             reason = "texts of clients side by side have a row each, by which their adapters tell them apart"

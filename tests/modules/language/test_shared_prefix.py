@@ -264,13 +264,26 @@ def test_the_counted_cost_is_that_of_a_row_per_text(long_llama):
 
 @pytest.mark.parametrize(
     ("prompt", "rest", "expected"),
-    [(140, 44, True), (31, 10, False), (32, 32, True), (70, 300, False), (400, 1500, False)],
+    [(140, 44, True), (32, 32, True), (70, 300, False), (400, 1500, False)],
 )
 def test_rows_are_shared_where_that_saves_time(prompt, rest, expected):
     texts = make_texts(prompts=(prompt,), rests=((rest,), (rest,)))
     layout = plan(texts["input_ids"], texts["attention_mask"], [0, 0])
     assert layout.width == prompt + 2 * rest
     assert pays(2, prompt + rest, layout, hidden_size=576) is expected
+
+
+@pytest.mark.parametrize(
+    ("common", "in_pairs", "is_shared"),
+    [(31, True, False), (32, True, True), (63, False, False), (64, False, True)],
+)
+def test_a_pair_shares_fewer_tokens_than_neighbours_do(common, in_pairs, is_shared):
+    texts = make_texts(prompts=(common,), rests=((9,), (9,)))
+    texts["input_ids"][:, common] = torch.tensor([3, 4])  # where they part
+    packed = SharedPrefix("auto")._pack(
+        make_model(CONFIGS["llama"]()), texts["input_ids"], texts["attention_mask"], in_pairs
+    )
+    assert (packed is not None) == is_shared
 
 
 def test_rows_of_many_long_rests_do_not_pay():
