@@ -44,6 +44,7 @@ def test_nobody_leaves_where_two_intervals_touch():
     assert hours(Trace(((3, 27),), period_hours=24), 2) == inf
 
 
+@pytest.mark.slow
 def test_a_million_questions_equal_the_table():
     """The table has one entry for each quarter of an hour; what is asked lies anywhere in it, or on its lines."""
     draw = np.random.default_rng(0)

@@ -45,6 +45,7 @@ def test_the_order_of_clients_does_not_matter_but_the_seed_does():
     assert counts(Fleet(MIXED, seed=2), ids) == {"pixel_8_pro": 50, "iphone_12": 30, "raspberry_pi_5": 20}
 
 
+@pytest.mark.slow
 def test_every_client_has_the_same_chances():
     """Over many seeds each client has each device as often as its weight says."""
     names = [Fleet(MIXED, seed=seed).assign([f"c{i}" for i in range(10)])["c3"].name for seed in range(400)]

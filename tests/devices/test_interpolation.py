@@ -28,6 +28,7 @@ def test_a_polynomial_is_met_exactly_and_every_anchor_is_a_batch_that_can_be():
         assert abs(labelled - shape.responses) < 3  # of an anchor there is a whole number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SelectorModule, SFTModule, DPOModule])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_what_follows_is_what_is_counted(kind, checkpointing):

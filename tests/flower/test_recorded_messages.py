@@ -152,6 +152,7 @@ def test_a_config_of_the_package_ends_with_the_same_bits(selector):
     assert visits_of(folder / "server") == visits_of(folder / "emulated")
 
 
+@pytest.mark.slow
 def test_candidates_are_made_on_the_nodes_and_stay_there(tiny_model, tmp_path):
     def args(folder):
         return [

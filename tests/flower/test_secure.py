@@ -125,6 +125,7 @@ def test_a_node_that_is_lost_at_any_step_is_left_out_and_the_rest_is_the_unmaske
     assert len(lost) == (2 if drops else 0)
 
 
+@pytest.mark.slow
 def test_three_of_ten_nodes_may_be_lost(tmp_path):
     def change(message):
         gone = message.asked.header["action"] == "visit" and message.node in (2, 5, 7)

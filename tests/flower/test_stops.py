@@ -40,6 +40,7 @@ def outcome(folder, module, loop):
     return left_by(module, loop), visits_of(folder / "server"), memories
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rounds", "stops"), [("scaffold", 5, 5), ("fewfedpit", 3, 3), ("fedbiscuit", 5, 2)]
 )

@@ -38,6 +38,7 @@ def test_public_names_need_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_class_of_the_same_name_does_not_make_fedlights_ambiguous():
     """A project has a FedProx, and a config of fedlight names its FedProx by the name alone."""
     code = """

@@ -130,6 +130,7 @@ def at_rank(rank):
     return {name: (one.fit, one.job.flops, one.job.bytes_up) for name, one in found.items()}
 
 
+@pytest.mark.slow
 def test_ranks_by_device_cost_what_modules_of_these_ranks_cost():
     ranks = "--federated.algorithm.ranks={pixel_8_pro: 2, iphone_xr: 4}"
     _, found = planned("--config=selector.yaml", NO_DATA, *HETLORA, ranks)
@@ -206,6 +207,7 @@ BY_RANK = {
 """LoRA rank of all clients in a run's rows -> arguments; "" without ranks."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["backprop", "forward"])
 def test_an_a_that_is_never_sent_is_in_memory_in_plan_and_run(train, fleet, tiny_model, tmp_path):
     """FFA-LoRA: A's weights rest there; by backpropagation its gradient is there too, and moments are B's alone."""

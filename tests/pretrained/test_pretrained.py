@@ -153,6 +153,7 @@ def test_a_model_fetched_to_a_folder_of_its_own_name_is_named_by_its_whole_path(
     assert find_model(str(tmp_path / "tiny")) == str(tmp_path / "tiny")
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_dequantize_a_file_once(models, tmp_path):
     file = write_gguf(tmp_path / "own.gguf")
     program = "import sys; from fedlight.pretrained.hub import find_model; print(find_model(sys.argv[1]))"

@@ -269,6 +269,7 @@ def test_done_and_unknown():
     ]
 
 
+@pytest.mark.slow
 @holds("| 1 |")
 def test_an_error_of_the_program_is_1_with_its_stack():
     code = (
@@ -310,6 +311,7 @@ def test_the_same_run_gives_the_same_bits(run, tiny_model, tmp_path):
     assert table(tmp_path / "groups.csv") == table(run / "groups.csv")
 
 
+@pytest.mark.slow
 @holds("Four things change the last bits", "The last are chosen")
 def test_what_changes_the_last_bits(tiny_model, tmp_path):
     losses = []

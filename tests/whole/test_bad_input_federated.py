@@ -105,6 +105,7 @@ def test_a_full_disk_while_a_memory_is_written(fit, tmp_path, monkeypatch, on_di
     assert weights(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_memories_that_are_damaged_or_gone(fit, tmp_path, on_disk):
     assert fit(*ON_DISK, "--trainer.max_epochs=1").code == 0
     going_on = [*ON_DISK, f"--ckpt_path={tmp_path / 'run/checkpoints/epoch=0.ckpt'}"]
@@ -121,6 +122,7 @@ def test_memories_that_are_damaged_or_gone(fit, tmp_path, on_disk):
     assert fit(*going_on).code == 0  # from a copy
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_server_or_algorithm(fit, tmp_path):
     assert fit("--federated.server=FedAvgM", "--trainer.max_epochs=1").code == 0
     going_on = f"--ckpt_path={tmp_path / 'run/checkpoints/epoch=0.ckpt'}"

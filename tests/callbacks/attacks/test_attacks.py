@@ -153,6 +153,7 @@ def test_the_order_of_the_callbacks_does_not_matter(tiny_model, tmp_path):
     assert len(files(tmp_path / "behind")) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("federated", [True, False])
 def test_a_resumed_run_leaves_the_same_files(tiny_model, tmp_path, federated):
     """Also from a checkpoint that was taken after validation, before the epoch's end."""

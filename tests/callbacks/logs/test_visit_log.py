@@ -113,6 +113,7 @@ def test_without_a_federated_loop_nothing_is_written(tmp_path):
     assert not (tmp_path / "visits.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_log_that_was_changed_is_named_and_not_gone_on_with(tiny_model, tmp_path):
     """Any way of a damage: another digit, a line less, a half file, nothing but zeros."""
     from tiny_world import fedlight, refused, table, tiny_selector

@@ -69,6 +69,7 @@ def test_output_is_cut_off_and_never_blocks() -> None:
     assert (result.outcome, result.stdout, result.stderr) == ("finished", "a" * 2048, "b" * 2048)
 
 
+@pytest.mark.slow
 def test_output_without_end_ends() -> None:
     result = run_python("while True: print('x' * 1000)", PROCESSOR)
     assert result.outcome == "timeout"

@@ -43,6 +43,7 @@ def run(
     return model, loop, log._table.rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [FedProx, lambda: Ditto(0.5, 1)])
 def test_resumed_after_any_round_equals_uninterrupted(tmp_path, algorithm):
     save = ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)

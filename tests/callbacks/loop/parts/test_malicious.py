@@ -94,6 +94,7 @@ def test_the_log_names_the_liars(caplog):
     assert "3 of 10 clients lie (scale, 2.5 times): c1, c4, c6" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_robust_aggregation_stands_what_a_mean_does_not():
     def loss(**settings):
         made, _ = federate(
