@@ -122,7 +122,8 @@ def _containers(value: Any) -> Any:
     """Return the state with new dicts, lists and tuples around the same values."""
     if isinstance(value, dict):
         made = copy.copy(value)
-        made.update({key: _containers(item) for key, item in value.items()})
+        for key, item in value.items():  # a Counter's update would add
+            made[key] = _containers(item)
         return made
     return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
 

@@ -38,11 +38,15 @@ def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
     Examples:
         >>> with_parts({"x": 1, "y": 2}, lambda part: part + 1), with_parts((1, 2), str), with_parts("text", str.upper)
         ({'x': 2, 'y': 3}, ('1', '2'), 'text')
+        >>> from collections import Counter
+        >>> with_parts(Counter("aab"), lambda part: part)["a"]
+        2
     """
     if isinstance(value, Mapping):
         # A copy keeps the type, such as that of a tokenizer's batches, and its other attributes.
         made: MutableMapping[Any, Any] = copy.copy(value) if isinstance(value, MutableMapping) else {}
-        made.update({key: change(part) for key, part in value.items()})
+        for key, part in value.items():  # a Counter's update would add
+            made[key] = change(part)
         return made
     if not isinstance(value, (list, tuple)):
         return value

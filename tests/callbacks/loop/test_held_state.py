@@ -9,7 +9,8 @@ from fedlight.callbacks.loop.checkpoint import HeldState
 def state():
     ordered = collections.OrderedDict(weight=torch.ones(3))
     ordered._metadata = {"version": 1}
-    return {"module": ordered, "steps": [1, (torch.zeros(2), "a")], "none": None}
+    seen = collections.Counter(a=2)  # whose update adds
+    return {"module": ordered, "steps": [1, (torch.zeros(2), "a")], "none": None, "seen": seen}
 
 
 def never(tensor):
@@ -36,6 +37,7 @@ def test_copies_stay_as_they_were(may_refer, copied_mib):
     assert value["steps"][1][0].tolist() == [0, 0]
     assert value["steps"][1][1] == "a"
     assert value["none"] is None
+    assert value["seen"] == collections.Counter(a=2)
     value["steps"].clear()
     value["module"].clear()
     assert len(held.value()["steps"]) == 2
