@@ -194,7 +194,7 @@ def test_when_all_diverge_the_run_ends_with_the_last_good_model(tmp_path):
     with refusal(
         r"round 3: all 4 clients diverged \(NaN or Inf in what they trained; c\d: trained net\.0\.weight is not "
         r"finite\).*"
-        r"lr=0\.05, trainer\.gradient_clip_val=None: lower the learning rate, or set trainer\.gradient_clip_val",
+        r"lr=0\.05, trainer\.gradient_clip_val=None: lower the learning rate, or set trainer\.gradient_clip_val"
     ):
         run(model, rounds=5, callbacks=[save], settings=settings)
     assert_equal(weights(model), weights(good))

@@ -1,15 +1,7 @@
 import pytest
 from plain_lightning import assert_equal
 from stacked import CLIENTS, Points, fit
-from two_parts import (
-    Recorder,
-    TwoParts,
-    close,
-    mean,
-    share_of,
-    trained,
-    weights,
-)
+from two_parts import Recorder, TwoParts, close, mean, share_of, trained, weights
 
 from fedlight import Ditto, FedAvg, FedProx, LocalOnly, Quantize, Scaffold, Wire
 from fedlight.federation.client import Client, serialized_bytes

@@ -2,15 +2,7 @@ import pytest
 import torch
 from plain_lightning import assert_equal
 from stacked import CLIENTS, Lora, Points, fit
-from two_parts import (
-    Recorder,
-    TwoParts,
-    close,
-    mean,
-    share_of,
-    trained,
-    weights,
-)
+from two_parts import Recorder, TwoParts, close, mean, share_of, trained, weights
 
 from fedlight.federation.algorithms import FedAvg, FedRep
 from fedlight.federation.client import serialized_bytes
