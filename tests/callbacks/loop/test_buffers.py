@@ -9,10 +9,8 @@ from memories import kept, loop_with
 from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
 from refusals import refusal
 from torch import nn
-from torchmetrics import MeanMetric
-from torchmetrics.classification import BinaryAccuracy
 
-from fedlight import FedAvg, FedBiscuit, FederatedLoop, FederatedWrapper, FewFedPIT, LocalOnly, Wire
+from fedlight import FedAvg, FedBiscuit, FederatedWrapper, FewFedPIT, LocalOnly, Wire
 from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
 from fedlight.callbacks.loop.parts import AveragedBuffers, LocalBuffers
 from fedlight.federation import ClipAndNoise, CoordinateMedian, FedAvgM, PrivateMean, Quantize
@@ -66,6 +64,11 @@ def of_round(seen, round_idx):
     return {client: batches for (number, client), batches in seen.batches.items() if number == round_idx}
 
 
+def moved(value, ends):
+    """A parameter moved by FedBis' weights to where clients have ended, in fp64."""
+    return (value + 10 / 3 * sum(SIZES[c] / 120 * (end.double() - value) for c, end in ends.items())).float()
+
+
 def test_average_equals_a_loop_written_out():
     """Parameters by FedBis' weights, buffers by the mean over the round's clients; validation sees both."""
     g, names = state_of(module(**PLAIN)), weights(module(**PLAIN))
@@ -78,14 +81,12 @@ def test_average_equals_a_loop_written_out():
         new = {}
         for name, value in g.items():
             if name in names:
-                moved = sum(SIZES[c] / 120 * (own[name].double() - value) for c, own in local.items())
-                new[name] = (value + 10 / 3 * moved).float()
+                new[name] = moved(value, {c: own[name] for c, own in local.items()})
             else:
                 mean = sum(SIZES[c] * own[name].double() for c, own in local.items()) / examples
                 new[name] = mean.round().long() if name.endswith("tracked") else mean.float()
         g = new
-        for name, value in seen.validated[round_idx + 1].items():
-            torch.testing.assert_close(value, g[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(seen.validated[round_idx + 1], g, rtol=1e-5, atol=1e-6)
     assert g["net.1.num_batches_tracked"].item() == 6
     torch.testing.assert_close(state_of(model), g, rtol=1e-5, atol=1e-6)
 
@@ -101,9 +102,7 @@ def test_local_equals_a_loop_written_out():
         for client, batches in of_round(seen, round_idx).items():
             local[client] = trained_on(g | own.get(client, {}), batches)
             own[client] = {name: local[client][name] for name in kept}
-        for name in g.keys() - kept:
-            moved = sum(SIZES[c] / 120 * (of[name].double() - g[name]) for c, of in local.items())
-            g[name] = (g[name] + 10 / 3 * moved).float()
+        g |= {name: moved(g[name], {c: end[name] for c, end in local.items()}) for name in g.keys() - kept}
     assert max(int(of["net.1.num_batches_tracked"]) for of in own.values()) > 2  # somebody came back
     torch.testing.assert_close(state_of(model), g, rtol=1e-5, atol=1e-6)
     assert_equal({n: state_of(model)[n] for n in kept}, {n: start[n] for n in kept})
@@ -265,67 +264,18 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_kind_of_buffer_is_refused_by_name_and_the_module_is_as_before(case):
+def test_each_kind_of_buffer_is_refused_by_name_after_the_first_batch_of_all(case):
+    """The module is as before."""
     make, named = CASES[case]
     L.seed_everything(0, verbose=False)
     model = make()
     before = state_of(model)
-    with refusal(r"Add AveragedBuffers .* or LocalBuffers") as error:
+    with refusal(r"training changes .*Add AveragedBuffers .* or LocalBuffers") as error:
         run(2, model)
     assert named in str(error.value)
+    assert model.trainer.fit_loop.epoch_loop.batch_idx == 0
     assert_equal(state_of(model), before)
     assert "new" not in model._buffers
-
-
-def test_a_batch_norm_is_refused_after_the_first_batch_of_all():
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    t = trainer(1, [loop])
-    with refusal(r"training changes net\.1\.running_mean"):
-        t.fit(module(norm=True), FederatedWrapper(Numbers(), ten_clients))
-    assert t.fit_loop.epoch_loop.batch_idx == 0
-
-
-class ImageClassifier(L.LightningModule):
-    """What the most used template trains by default, and a convolution before it: batch norm, metrics in the module."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8),
-            nn.ReLU(), nn.Linear(8, 2),
-        )  # fmt: skip
-        self.criterion = nn.CrossEntropyLoss()
-        self.train_loss, self.val_acc = MeanMetric(), BinaryAccuracy()
-
-    def _logits(self, batch):
-        return self.net(batch[0].outer(torch.ones(16)).reshape(-1, 1, 4, 4)), (batch[1] > 0).long()
-
-    def training_step(self, batch, batch_idx):
-        logits, labels = self._logits((batch[0][:, 0], batch[1][:, 0]))
-        loss = self.criterion(logits, labels)
-        self.train_loss(loss)
-        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        logits, labels = self._logits((batch[0][:, 0], batch[1][:, 0]))
-        self.val_acc(logits.argmax(1), labels)
-        self.log("val/acc", self.val_acc, on_step=False, on_epoch=True)
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
-
-
-@pytest.mark.parametrize("policy", ["refuse", "average", "local"])
-def test_the_batch_norm_template_starts_with_one_setting(policy):
-    L.seed_everything(0, verbose=False)
-    model = ImageClassifier()
-    if policy == "refuse":
-        with refusal(r"changes net\.1\.running_mean"):
-            run(1, model)
-    else:
-        run(2, model, parts=kept(policy))
-        assert model.net[1].num_batches_tracked.item() == (4 if policy == "average" else 0)
 
 
 def test_what_changes_later_is_refused_at_the_end_of_its_visit():
@@ -339,13 +289,12 @@ def test_what_changes_later_is_refused_at_the_end_of_its_visit():
                 self.seen.add_(1)
             return super().training_step(batch, batch_idx)
 
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    t, model = trainer(1, [loop]), Rare()
-    before = weights(model)
+    model = Rare()
+    before = state_of(model)
     with refusal("training changes seen"):
-        t.fit(model, FederatedWrapper(Numbers(), ten_clients))
-    assert (t.fit_loop.epoch_loop.batch_idx, model.seen.item()) == (3, 0.0)
-    assert_equal(before, weights(model))
+        run(1, model)
+    assert model.trainer.fit_loop.epoch_loop.batch_idx == 3
+    assert_equal(before, state_of(model))
 
 
 class Teacher(Regression):
@@ -374,10 +323,10 @@ class Teacher(Regression):
 @pytest.mark.parametrize("policy", ["refuse", "average", "local"])
 def test_a_teacher_that_no_optimizer_holds_is_refused_by_name(how, batch_idx, policy):
     """At once, or before validation sees the round in which it first moved."""
-    t = trainer(1, [FederatedLoop(clients_per_round=3, local_steps=2, parts=kept(policy))])
+    model = Teacher(how)
     with refusal(r"changes teacher\.weight, teacher\.bias: .* Give them to the optimizer"):
-        t.fit(Teacher(how), FederatedWrapper(Numbers(), ten_clients))
-    assert t.fit_loop.epoch_loop.batch_idx == batch_idx
+        run(1, model, parts=kept(policy))
+    assert model.trainer.fit_loop.epoch_loop.batch_idx == batch_idx
 
 
 def test_a_teacher_that_the_optimizer_holds_is_averaged():
@@ -385,7 +334,7 @@ def test_a_teacher_that_the_optimizer_holds_is_averaged():
     start = Teacher("data", held=True)
     g = state_of(start)
     model, _, seen = run(1, start)
-    total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in g.items()}
+    ends = {}
     for client, batches in of_round(seen, 0).items():
         local = Teacher("data")
         local.load_state_dict(g)
@@ -394,10 +343,9 @@ def test_a_teacher_that_the_optimizer_holds_is_averaged():
             optimizer.zero_grad()
             local.training_step(batch, 0).backward()
             optimizer.step()
-        for name, value in state_of(local).items():
-            total[name] += 10 / 3 * SIZES[client] / 120 * (value.double() - g[name])
-    for name, value in state_of(model).items():
-        torch.testing.assert_close(value, (g[name] + total[name]).float(), rtol=1e-5, atol=1e-6)
+        ends[client] = state_of(local)
+    expected = {n: moved(value, {c: end[n] for c, end in ends.items()}) for n, value in g.items()}
+    torch.testing.assert_close(state_of(model), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_client_would_go_on_with_is_what_its_own_examples_are_tested_with():
@@ -505,12 +453,9 @@ def test_local_only_clients_have_models_of_their_own_whole():
     def even(dataset):  # batch norm cannot train on a last batch of one example
         return {client: own[: len(own) // 2 * 2] for client, own in ten_clients(dataset).items()}
 
-    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, clients=even, parts=[LocalBuffers()])
+    parts = [LocalBuffers()]
+    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, clients=even, parts=parts)
     for client in ("c0", "c9"):
-        alone, own, _ = run(
-            3,
-            clients=lambda d, client=client: {client: even(d)[client]},
-            clients_per_round=1,
-            parts=[LocalBuffers()],
-        )
+        only = {"clients": lambda d, client=client: {client: even(d)[client]}, "clients_per_round": 1}
+        alone, own, _ = run(3, **only, parts=[LocalBuffers()])
         assert_equal(loop.own_state(client), state_of(alone) | own.own_state(client))

@@ -1,17 +1,16 @@
-import csv
-
 import lightning as L
 import numpy as np
 import pytest
 import torch
 from fleets import make_fleet
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from memories import kept, loop_with
 from plain_lightning import Metrics, Numbers, Regression, assert_equal, ten_clients, trainer, weights
 from refusals import refusal
 from synthesizing import Synthesizing
 from tastes import Adapters
 from tastes import run as run_tastes
+from tiny_world import table
 
 from fedlight import CoordinateMedian, FedAdam, FedAvgM, FederatedLoop, TrimmedMean, VisitLog, Wire
 from fedlight.callbacks.progress.device_totals import device_totals
@@ -39,6 +38,11 @@ class Bomb(Regression):
 
 def never(round_idx, visit):
     return False
+
+
+def those(bad):
+    """The visits of clients that are named by round."""
+    return lambda round_idx, visit: visit.client_id in bad.get(round_idx, ())
 
 
 def without(algorithm, when):
@@ -87,6 +91,16 @@ def bad():
     return {1: {first}, 2: set(sorted(asked[2])[:2])}
 
 
+@pytest.fixture(scope="module")
+def out(bad):
+    """Who diverges in round 1."""
+    return min(bad[1])
+
+
+def left_out(loop):
+    return [(row["client"], row["bytes_up"]) for row in loop.visit_records if row["reason"]]
+
+
 CASES = {
     "unbiased": {},
     "normalized": {"algorithm": lambda: FedAvg("normalized")},
@@ -114,17 +128,14 @@ def numbers(loop):
 def test_a_run_equals_one_in_which_who_diverges_is_not_asked(case, factor, bad, caplog):
     """Global model, clients' memories, what algorithm and server remember: bit for bit."""
 
-    def when(round_idx, visit):
-        return visit.client_id in bad.get(round_idx, ())
-
     def settings():
         made = {name: make() for name, make in CASES[case].items()}
         return made.pop("algorithm", None) or FedAvg(), made
 
     algorithm, options = settings()
-    model, loop = run(bomb(when, factor), algorithm, rounds=5, **options)
+    model, loop = run(bomb(those(bad), factor), algorithm, rounds=5, **options)
     algorithm, options = settings()
-    expected, careful = run(bomb(never), without(algorithm, when), rounds=5, **options)
+    expected, careful = run(bomb(never), without(algorithm, those(bad)), rounds=5, **options)
     assert_equal(weights(model), weights(expected))
     assert all(value.isfinite().all() for value in weights(model).values())
     states = numbers(loop), numbers(careful)
@@ -141,13 +152,9 @@ def test_a_run_equals_one_in_which_who_diverges_is_not_asked(case, factor, bad, 
 
 
 def test_what_is_logged(tmp_path, bad):
-    def when(round_idx, visit):
-        return visit.client_id in bad.get(round_idx, ())
-
     metrics, settings = Metrics(), {"default_root_dir": tmp_path}
-    model, _ = run(bomb(when), callbacks=[VisitLog(), metrics], settings=settings)
-    with (tmp_path / "visits.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    model, _ = run(bomb(those(bad)), callbacks=[VisitLog(), metrics], settings=settings)
+    rows = table(tmp_path / "visits.csv")
     assert {(int(row["round"]), row["client"]) for row in rows if row["reason"]} == {
         (number, client) for number, clients in bad.items() for client in clients
     }
@@ -167,19 +174,14 @@ def test_what_is_logged(tmp_path, bad):
 
 def test_on_devices(tmp_path, bad, caplog):
     """The round takes as long as planned; nothing was sent, so less energy was spent."""
-
-    def when(round_idx, visit):
-        return visit.client_id in bad.get(round_idx, ())
-
     metrics, fleet, settings = Metrics(), make_fleet(tmp_path, fast={}), {"default_root_dir": tmp_path}
-    model, loop = run(bomb(when), callbacks=[VisitLog(), metrics], fleet=fleet, settings=settings)
-    plain, _ = run(bomb(when))
+    model, loop = run(bomb(those(bad)), callbacks=[VisitLog(), metrics], fleet=fleet, settings=settings)
+    plain, _ = run(bomb(those(bad)))
     assert_equal(weights(model), weights(plain))
     assert loop.virtual_seconds > 0
     assert [row["fed/diverged"] for row in metrics.rounds] == [0, 1, 2]
     assert metrics.rounds[0]["fed/round_seconds"] == metrics.rounds[1]["fed/round_seconds"]
-    with (tmp_path / "visits.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = table(tmp_path / "visits.csv")
     assert {row["upload_seconds"] for row in rows if row["reason"]} == {"0.0"}
     totals = device_totals(rows)["fast"]
     assert (len(totals.asked), totals.took_part, totals.dropped["diverged"]) == (12, 9, 3)
@@ -218,23 +220,15 @@ def test_a_server_that_leaves_the_numbers_ends_the_run_with_the_last_good_model(
 
 @pytest.mark.parametrize("split", ["train", "synthetic"])
 @pytest.mark.parametrize("scorer", ["private", "global"])
-def test_fewfedpit_leaves_out_a_client_of_which_one_visit_diverges(split, scorer, bad):
-    out = min(bad[1])
-
+def test_fewfedpit_leaves_out_a_client_of_which_one_visit_diverges(split, scorer, out):
     def when(round_idx, visit):
         return (round_idx, visit.client_id, visit.split) == (1, out, split)
 
-    def not_asked(round_idx, visit):
-        return (round_idx, visit.client_id) == (1, out)
-
     rows = []
-
-    class Watch(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            rows.extend(pl_module.loop.visit_records)
-
-    model, _ = run(bomb(when), FewFedPIT(0.5, scorer), data=Synthesizing(), callbacks=[Watch()])
-    expected, _ = run(bomb(never), without(FewFedPIT(0.5, scorer), not_asked), data=Synthesizing())
+    watch = LambdaCallback(on_train_epoch_end=lambda _, model: rows.extend(model.loop.visit_records))
+    model, _ = run(bomb(when), FewFedPIT(0.5, scorer), data=Synthesizing(), callbacks=[watch])
+    not_asked = without(FewFedPIT(0.5, scorer), those({1: [out]}))
+    expected, _ = run(bomb(never), not_asked, data=Synthesizing())
     assert_equal(weights(model), weights(expected))
     own = [row for row in rows if (row["round"], row["client"]) == (1, out)]
     assert [(row["split"], row["reason"], row["bytes_up"], row["loss"]) for row in own] == [
@@ -244,19 +238,12 @@ def test_fewfedpit_leaves_out_a_client_of_which_one_visit_diverges(split, scorer
 
 
 @pytest.mark.parametrize("algorithm", [FedMIT, FewFedWeight, LocalSelfGeneration])
-def test_the_other_algorithms_with_made_data(algorithm, bad):
-    out = min(bad[1])
-
-    def when(round_idx, visit):
-        return (round_idx, visit.client_id) == (1, out)
-
+def test_the_other_algorithms_with_made_data(algorithm, out):
+    when = those({1: [out]})
     model, loop = run(bomb(when), algorithm(), data=Synthesizing())
     expected, careful = run(bomb(never), without(algorithm(), when), data=Synthesizing())
     assert_equal(weights(model), weights(expected))
     torch.testing.assert_close(numbers(loop), numbers(careful), rtol=0, atol=0)
-
-
-NO_VALIDATION = {"limit_val_batches": 0}
 
 
 class Again(FederatedDataModule):
@@ -285,28 +272,22 @@ class Twice(FedAvg):
 
 
 @pytest.mark.parametrize("limit_mib", [256, 0])
-def test_an_update_of_an_earlier_visit_is_taken_back(tmp_path, bad, limit_mib):
-    out = min(bad[1])
-
+def test_an_update_of_an_earlier_visit_is_taken_back(tmp_path, out, limit_mib):
     def when(round_idx, visit):
         return (round_idx, visit.client_id, visit.split) == (1, out, "again")
 
-    def memory(name):
-        return ClientMemories(str(tmp_path / name), limit_mib)
+    def settings(name):
+        memory = ClientMemories(str(tmp_path / name), limit_mib)
+        return {"data": Again(batch_size=4), "settings": {"limit_val_batches": 0}, "memory": memory}
 
-    model, loop = run(
-        bomb(when), Twice(), data=Again(batch_size=4), settings=NO_VALIDATION, memory=memory("a")
-    )
-    not_asked = without(Twice(), lambda round_idx, visit: (round_idx, visit.client_id) == (1, out))
-    expected, careful = run(
-        bomb(never), not_asked, data=Again(batch_size=4), settings=NO_VALIDATION, memory=memory("b")
-    )
+    model, loop = run(bomb(when), Twice(), **settings("a"))
+    expected, careful = run(bomb(never), without(Twice(), those({1: [out]})), **settings("b"))
     assert_equal(weights(model), weights(expected))
     for client in loop.clients:
         assert loop.memory.load(client) == careful.memory.load(client)
 
 
-def test_a_loss_that_weights_a_client_must_be_a_number(bad):
+def test_a_loss_that_weights_a_client_must_be_a_number(out):
     """Of FewFedWeight it is part of what is sent; the parameters are fine here."""
 
     class Quiet(Bomb):
@@ -316,14 +297,13 @@ def test_a_loss_that_weights_a_client_must_be_a_number(bad):
                 return loss + (NAN - loss.detach())  # the gradient is that of the loss
             return loss
 
-    out = min(bad[1])
     L.seed_everything(0, verbose=False)
-    model, loop = run(Quiet(lambda r, v: (r, v.client_id) == (1, out)), FewFedWeight(), 2, Synthesizing())
-    assert [row["client"] for row in loop.visit_records if row["reason"]] == [out]
+    model, loop = run(Quiet(those({1: [out]})), FewFedWeight(), 2, Synthesizing())
+    assert [client for client, _ in left_out(loop)] == [out]
     assert all(value.isfinite().all() for value in weights(model).values())
 
 
-def test_what_arrives_is_looked_at_as_well(bad):
+def test_what_arrives_is_looked_at_as_well(out):
     """A wire that breaks a movement: nothing of it reaches the algorithm."""
 
     class Broken(Identity):
@@ -338,21 +318,18 @@ def test_what_arrives_is_looked_at_as_well(bad):
             assert visiting.client.id != out
             return super().finish_visit(visiting, movement, work)
 
-    out = min(bad[1])
     _, loop = run(bomb(never), Sees(), 2, channel=Broken())
-    assert [row["client"] for row in loop.visit_records if row["reason"]] == [out]
-    assert [row["bytes_up"] for row in loop.visit_records if row["reason"]] == [0]
+    assert left_out(loop) == [(out, 0)]
 
 
-def test_a_weight_that_is_no_number_leaves_a_client_out(bad):
+def test_a_weight_that_is_no_number_leaves_a_client_out(out):
     class Odd(FedAvg):
         def finish_visit(self, visiting, movement, work):
             client = visiting.client
             return Update(client.id, movement, NAN if client.id == out else client.share)
 
-    out = min(bad[1])
     _, loop = run(bomb(never), Odd(), 2)
-    assert [row["client"] for row in loop.visit_records if row["reason"]] == [out]
+    assert left_out(loop) == [(out, 0)]
 
 
 @pytest.mark.parametrize("policy", ["average", "local"])
@@ -366,42 +343,34 @@ def test_buffers_of_who_diverges_are_left_out_too(policy, bad):
                     self.net(batch[0] * NAN)
             return Regression.training_step(self, batch, batch_idx)
 
-    def when(round_idx, visit):
-        return visit.client_id in bad.get(round_idx, ())
+    def twelve_each(dataset):
+        """No client of a batch and one example: batch norm does not train on one."""
+        return {f"c{i}": np.arange(12 * i, 12 * i + 12) for i in range(10)}
 
     runs = []
-    for out, algorithm in ((when, FedAvg()), (never, without(FedAvg(), when))):
+    for when, algorithm in ((those(bad), FedAvg()), (never, without(FedAvg(), those(bad)))):
         L.seed_everything(0, verbose=False)
-        # No client of a batch and one example: batch norm does not train on one.
-        data = FederatedWrapper(
-            Numbers(), lambda d: {f"c{i}": np.arange(12 * i, 12 * i + 12) for i in range(10)}
-        )
-        model, loop = run(Dirty(out, norm=True), algorithm, 5, data, parts=kept(policy))
+        data = FederatedWrapper(Numbers(), twelve_each)
+        model, loop = run(Dirty(when, norm=True), algorithm, 5, data, parts=kept(policy))
         runs.append((model.state_dict(), numbers(loop)))
     torch.testing.assert_close(*runs, rtol=0, atol=0)
 
 
 def test_selectors_of_fedbiscuit_by_group():
     """In the warm-up and in the groups; a selector all of whose sampled members diverged does not move."""
-    bad = {(0, "c1"), (1, "c2"), (3, "c4"), (4, "c0"), (4, "c3"), (4, "c6")}
+    bad = {0: ["c1"], 1: ["c2"], 3: ["c4"], 4: ["c0", "c3", "c6"]}
 
     class Explodes(Adapters):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
-            out = (self.loop.rounds_done, self.loop.visit.client_id) in self.bad
-            return loss * NAN if out else loss
-
-    class Introduces(L.Callback):
-        def setup(self, trainer, pl_module, stage):
-            pl_module.loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
+            loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))
+            return loss * NAN if self.when(loop.rounds_done, loop.visit) else loss
 
     runs = []
-    for explodes in (True, False):
-        model = Explodes()
-        model.bad = bad if explodes else ()
-        algorithm = FedBiscuit(warmup_rounds=1, regroup_every=2)
-        if not explodes:
-            algorithm = without(algorithm, lambda round_idx, visit: (round_idx, visit.client_id) in bad)
-        _, loop = run_tastes(algorithm, 6, model, [Introduces()], clients_per_round=9)
+    for when in (those(bad), never):
+        model, algorithm = Explodes(), FedBiscuit(warmup_rounds=1, regroup_every=2)
+        model.when = when
+        algorithm = without(algorithm, those(bad)) if when is never else algorithm
+        _, loop = run_tastes(algorithm, 6, model, clients_per_round=9)
         runs.append((model.state_dict(), numbers(loop)))
     torch.testing.assert_close(*runs, rtol=0, atol=0)

@@ -2,13 +2,13 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader
+from written_out import assert_close, combined, local, recorded
 
 from fedlight import FedAvg, FederatedLoop, FederatedWrapper
-from fedlight.federation import Average
 
 
 def test_training_learns_and_records_every_visit():
@@ -29,17 +29,20 @@ def test_training_learns_and_records_every_visit():
 def test_one_client_with_all_the_data_is_plain_training_bit_for_bit(optimizer):
     """K steps of AdamW in one round; with SGD, which keeps nothing, any number of rounds."""
     rounds = 1 if optimizer == "AdamW" else 3
-    everything = {"only": np.arange(120)}
     seen = []
 
     class Recorder(L.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             seen.append((torch.get_rng_state(), batch))
 
-    federated = module(optimizer=optimizer)
-    loop = FederatedLoop(clients_per_round=1, local_steps=12)
-    wrapper = FederatedWrapper(Numbers(), lambda dataset: everything)
-    trainer(rounds, [loop, Recorder()]).fit(federated, wrapper)
+    federated, _ = federate(
+        rounds,
+        clients=lambda dataset: {"only": np.arange(120)},
+        model=module(optimizer=optimizer),
+        callbacks=[Recorder()],
+        clients_per_round=1,
+        local_steps=12,
+    )
 
     class Replay(L.Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -58,16 +61,6 @@ def test_one_client_with_all_the_data_is_plain_training_bit_for_bit(optimizer):
     assert_equal(weights(federated), weights(plain))
 
 
-def test_clients_do_not_see_each_other_and_their_order_does_not_matter():
-    class Reversed(FedAvg):
-        def plan(self, round_idx, cohort, num_batches):
-            return super().plan(round_idx, cohort, num_batches)[::-1]
-
-    forward, _ = federate(algorithm=FedAvg("normalized"))
-    backward, _ = federate(algorithm=Reversed("normalized"))
-    assert_equal(weights(forward), weights(backward))
-
-
 def test_order_of_the_clients_in_the_data_does_not_matter():
     def shuffled(dataset):
         return dict(reversed(ten_clients(dataset).items()))
@@ -78,37 +71,9 @@ def test_order_of_the_clients_in_the_data_does_not_matter():
 @pytest.mark.parametrize("weighting", ["unbiased", "normalized", "uniform"])
 def test_a_round_equals_a_loop_written_out(weighting):
     """Plain SGD without dropout, each client trained by hand from the same start on the same batches."""
-    batches = {}
-
-    class Recorder(L.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            batches.setdefault(loop.visit.client_id, []).append(batch)
-
-    start = weights(module(optimizer="SGD", dropout=0.0))
-    federated = module(optimizer="SGD", dropout=0.0)
-    loop = FederatedLoop(FedAvg(weighting), clients_per_round=3, local_steps=2)
-    trainer(1, [loop, Recorder()]).fit(federated, FederatedWrapper(Numbers(), ten_clients))
-
-    sizes = {name: len(indices) for name, indices in ten_clients(None).items()}
-    deltas = {}
-    for name, of_client in batches.items():
-        local = module(optimizer="SGD", dropout=0.0)
-        for x, y in of_client:
-            local.zero_grad()
-            nn.functional.mse_loss(local.net(x), y).backward()
-            with torch.no_grad():
-                for p in local.parameters():
-                    p -= 0.05 * p.grad
-        deltas[name] = {k: v - start[k] for k, v in weights(local).items()}
-    share = {name: sizes[name] / 120 for name in batches}
-    factor = {
-        "unbiased": {name: 10 / 3 * share[name] for name in batches},
-        "normalized": {name: share[name] / sum(share.values()) for name in batches},
-        "uniform": dict.fromkeys(batches, 1 / 3),
-    }[weighting]
-    for name, value in weights(federated).items():
-        expected = start[name] + sum(factor[c] * deltas[c][name] for c in batches)
-        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+    start, found, (batches,) = recorded(rounds=1, algorithm=FedAvg(weighting))
+    movement = combined(start, {client: local(start, own) for client, own in batches.items()}, weighting)
+    assert_close(found, {name: value + movement[name] for name, value in start.items()})
 
 
 def test_every_visit_starts_from_the_global_state_with_a_fresh_optimizer():
@@ -120,8 +85,7 @@ def test_every_visit_starts_from_the_global_state_with_a_fresh_optimizer():
                 starts.append(weights(pl_module))
                 moments.append(len(trainer.optimizers[0].state))
 
-    model, loop = module(), FederatedLoop(clients_per_round=3, local_steps=2)
-    trainer(2, [loop, Watch()]).fit(model, FederatedWrapper(Numbers(), ten_clients))
+    federate(2, callbacks=[Watch()])
     assert moments == [0] * 6
     assert_equal(starts[0], starts[2])
     assert_equal(starts[3], starts[5])
@@ -133,56 +97,25 @@ def test_validation_sees_the_new_global_model():
 
     class Watch(L.Callback):
         def on_validation_start(self, trainer, pl_module):
-            seen.append((loop.rounds_done, weights(pl_module)))
+            seen.append((trainer.global_step, weights(pl_module)))
 
         def on_train_epoch_end(self, trainer, pl_module):
             assert_equal(seen[-1][1], weights(pl_module))
 
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    trainer(2, [loop, Watch()], num_sanity_val_steps=0).fit(
-        module(), FederatedWrapper(Numbers(), ten_clients)
-    )
-    assert [rounds for rounds, _ in seen] == [1, 2]
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.parametrize("at_epoch_end", [True, False])
-def test_a_run_resumed_from_every_checkpoint_equals_the_uninterrupted_one(tmp_path, at_epoch_end):
-    def run(folder, ckpt_path=None):
-        model = module()
-        save = ModelCheckpoint(
-            folder, save_top_k=-1, save_on_train_epoch_end=at_epoch_end, filename="{epoch}"
-        )
-        loop = FederatedLoop(FedAvg("normalized"), Average(0.9), clients_per_round=3, local_steps=2)
-        t = trainer(4, [loop, save], enable_checkpointing=True)
-        t.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
-        return weights(model), t.callback_metrics, loop
-
-    whole, metrics, _ = run(tmp_path / "whole")
-    checkpoints = sorted((tmp_path / "whole").glob("*.ckpt"))
-    assert len(checkpoints) == 4
-    for checkpoint in checkpoints[:3]:
-        resumed, again, loop = run(tmp_path / checkpoint.stem, checkpoint)
-        assert_equal(whole, resumed)
-        assert loop.rounds_done == 4
-        assert metrics["val/loss"] == again["val/loss"]
+    federate(2, callbacks=[Watch()], settings={"num_sanity_val_steps": 0})
+    assert [steps for steps, _ in seen] == [6, 12]
 
 
 def test_rounds_of_unequal_length_train_to_their_end():
     class Growing(FedAvg):
         def plan(self, round_idx, cohort, num_batches):
-            visits = super().plan(round_idx, cohort, num_batches)
-            return visits[: 1 + round_idx]
+            return super().plan(round_idx, cohort, num_batches)[: 1 + round_idx]
 
-    lengths = []
-
-    class Watch(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            lengths.append((trainer.global_step, len(loop.visit_records)))
-
-    loop = FederatedLoop(Growing(), clients_per_round=3, local_steps=2)
-    trainer(3, [loop, Watch()]).fit(module(), FederatedWrapper(Numbers(), ten_clients))
-    assert lengths == [(2, 1), (6, 2), (12, 3)]
+    steps = []
+    watch = LambdaCallback(on_train_epoch_end=lambda trainer, _: steps.append(trainer.global_step))
+    _, loop = federate(3, algorithm=Growing(), callbacks=[watch])
+    assert steps == [2, 6, 12]
+    assert len(loop.visit_records) == 3
 
 
 def test_a_pass_over_the_clients_data_is_the_default_work():
@@ -193,24 +126,16 @@ def test_a_pass_over_the_clients_data_is_the_default_work():
 
 
 def test_accumulation_never_mixes_two_clients():
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    t = trainer(1, [loop], accumulate_grad_batches=3)
-    t.fit(module(), FederatedWrapper(Numbers(), ten_clients))
+    model, loop = federate(1, settings={"accumulate_grad_batches": 3})
     assert [r["steps"] for r in loop.visit_records] == [2, 2, 2]
-    assert t.global_step == 6
+    assert model.trainer.global_step == 6
 
 
 def test_schedulers_step_once_a_round():
-    class Cosine(Regression):
+    class Halving(Regression):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
-
-    rates = []
-
-    class Watch(L.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     class Told(FedAvg):
         def finish_visit(self, visiting, movement, work):
@@ -218,18 +143,9 @@ def test_schedulers_step_once_a_round():
             return super().finish_visit(visiting, movement, work)
 
     told = []
-    trainer(3, [FederatedLoop(Told(), clients_per_round=2, local_steps=1), Watch()]).fit(
-        Cosine(), FederatedWrapper(Numbers(), ten_clients)
-    )
-    assert rates == [1.0, 0.5, 0.25]
-    assert told == [
-        1.0,
-        1.0,
-        0.5,
-        0.5,
-        0.25,
-        0.25,
-    ]  # the last visit of a round ends after the scheduler's step
+    federate(3, model=Halving(), algorithm=Told(), clients_per_round=2, local_steps=1)
+    # The last visit of a round ends after the scheduler's step.
+    assert told == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 
 
 def test_estimated_steps_asked_early_do_not_pool_the_first_round():
@@ -238,11 +154,9 @@ def test_estimated_steps_asked_early_do_not_pool_the_first_round():
             self.estimated = self.trainer.estimated_stepping_batches
             return super().configure_optimizers()
 
-    model, loop = Curious(), FederatedLoop(clients_per_round=3, local_steps=2)
-    t = trainer(2, [loop])
-    t.fit(model, FederatedWrapper(Numbers(), ten_clients))
+    model, _ = federate(2, model=Curious())
     assert model.estimated == 2 * 2  # rounds x steps of a visit, which is how far a schedule goes
-    assert t.global_step == 2 * 3 * 2
+    assert model.trainer.global_step == 2 * 3 * 2
 
 
 def test_without_the_loop_the_same_wrapper_trains_centrally():
@@ -252,12 +166,10 @@ def test_without_the_loop_the_same_wrapper_trains_centrally():
 
 
 def test_metrics_of_the_round_are_logged():
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    t = trainer(2, [loop])
-    t.fit(module(), FederatedWrapper(Numbers(), ten_clients))
-    mean = sum(r["loss"] for r in loop.visit_records) / 3
-    assert t.callback_metrics["fed/loss"].item() == pytest.approx(mean)
-    assert t.callback_metrics["fed/bytes_up"].item() == sum(r["bytes_up"] for r in loop.visit_records)
+    model, loop = federate(2)
+    logged = model.trainer.callback_metrics
+    assert logged["fed/loss"].item() == pytest.approx(sum(r["loss"] for r in loop.visit_records) / 3)
+    assert logged["fed/bytes_up"].item() == sum(r["bytes_up"] for r in loop.visit_records)
 
 
 def test_a_run_whose_rounds_are_all_done_says_so(tmp_path, caplog):

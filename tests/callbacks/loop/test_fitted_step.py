@@ -171,6 +171,44 @@ def test_a_batch_that_fits_is_run_as_it_is():
     assert all(got[name] is None or torch.equal(got[name], expected[name]) for name in expected)
 
 
+def test_what_was_put_on_the_object_comes_back():
+    module, logged = make(), []
+    original = module.training_step
+
+    def step(batch, batch_idx):
+        return original(batch, batch_idx)
+
+    def log(name, value, **options):
+        logged.append((name, value, options.get("batch_size")))
+
+    module.training_step, module.log = step, log
+    fitted = FittedStep(module)
+    for _ in range(2):  # the second time without leaving before
+        fitted.enter(2, checkpointing=True)
+    assert module.checkpointing
+    loss = module.training_step(make_batch(5), 0)
+    assert module.seen == [2, 2, 1]
+    assert [(name, size) for name, _, size in logged] == [("error", 5), ("worst", 5), ("metric", None)]
+    assert float(logged[0][1]) == pytest.approx(loss.item() / 0.5)
+    assert module.log is log
+    for _ in range(2):
+        fitted.leave()
+        assert module.training_step is step
+        assert not module.checkpointing
+    module.training_step(make_batch(5), 0).backward()
+    assert module.seen == [2, 2, 1, 5]
+    assert len(logged) == 6
+
+
+def test_a_log_of_its_own_comes_back_after_an_error():
+    module = make()
+    module.log = log = lambda *args, **options: None
+    FittedStep(module).enter(1, checkpointing=False)
+    with pytest.raises(RuntimeError, match="shapes"):
+        module.training_step({"pair": Pair(torch.ones(2, 5), torch.ones(2)), "scale": 1.0}, 0)
+    assert module.log is log
+
+
 def test_checkpointing_draws_the_same_dropout():
     module = make(dropout=0.5)
     whole, expected = gradients(module, make_batch())
@@ -289,18 +327,14 @@ def test_refusals():
     module = make()
     with pytest.raises(ValueError, match="micro_batch=0 must be at least 1"):
         FittedStep(module).enter(0, checkpointing=False)
+    module._trainer = type("Trainer", (), {"precision": "16-mixed"})()
+    with pytest.raises(ValueError, match="precision='16-mixed' scales the loss"):
+        FittedStep(module).enter(2, checkpointing=False)
     module.automatic_optimization = False
     with pytest.raises(ValueError, match="micro_batch=2 cannot cut the steps of Net, whose automatic_opt"):
         FittedStep(module).enter(2, checkpointing=False)
     with pytest.raises(ValueError, match="LightningModule has no checkpoint_gradients"):
         FittedStep(L.LightningModule()).enter(None, checkpointing=True)
-
-
-def test_loss_scaling_is_refused():
-    module = make()
-    module._trainer = type("Trainer", (), {"precision": "16-mixed"})()
-    with pytest.raises(ValueError, match="precision='16-mixed' scales the loss"):
-        FittedStep(module).enter(2, checkpointing=False)
 
 
 @pytest.mark.parametrize("bits", [16, 4])

@@ -387,32 +387,7 @@ class CountsInGroups(torch.optim.SGD):
 
 def test_what_a_group_counts_goes_on_from_the_longest_visit():
     """Client a, whose name comes first, has three batches, and client b one."""
-    model = Line(CountsInGroups)
-    loop = FederatedLoop(clients_per_round=2)
-    data = DataLoader(TensorDataset(X, Y), batch_size=2)
-    fit = trainer(2, [ByClient(lambda _: {"a": range(6), "b": [6, 7]}), loop])
-    fit.fit(model, data)
-    assert fit.optimizers[0].param_groups[0]["count"] == 2 * 3
-
-
-class Validated(Line):
-    """With a validation step, behind which Lightning saves."""
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def val_dataloader(self):
-        return loader()
-
-
-@pytest.mark.filterwarnings("ignore:You.re resuming from a checkpoint that ended before")
-def test_a_checkpoint_of_the_middle_of_a_central_epoch_is_refused(tmp_path):
-    class Saves(L.Callback):
-        def on_validation_end(self, trainer, pl_module):
-            trainer.save_checkpoint(tmp_path / "middle.ckpt")
-
-    trainer(1, [Saves()]).fit(Validated(), loader())
-    federation = [ByClient(lambda _: HALVES), FederatedLoop(clients_per_round=2, local_steps=3)]
-    how = {"ckpt_path": tmp_path / "middle.ckpt", "weights_only": True}
-    with refusal("was resumed is not of a federated run"):
-        trainer(2, federation).fit(Validated(), loader(), **how)
+    model, data = Line(CountsInGroups), DataLoader(TensorDataset(X, Y), batch_size=2)
+    clients = ByClient(lambda _: {"a": range(6), "b": [6, 7]})
+    trainer(2, [clients, FederatedLoop(clients_per_round=2)]).fit(model, data)
+    assert model.trainer.optimizers[0].param_groups[0]["count"] == 2 * 3

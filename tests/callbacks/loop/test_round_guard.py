@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import LambdaCallback, StochasticWeightAveraging
 from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from refusals import refusal
 
 from fedlight import FederatedLoop, FederatedWrapper
 
@@ -20,48 +21,42 @@ from fedlight import FederatedLoop, FederatedWrapper
     ],
 )
 def test_settings_that_would_cut_a_round_are_refused_before_any_work(settings, message):
-    settings = dict(settings)
-    callbacks = [FederatedLoop(clients_per_round=3, local_steps=2), *settings.pop("callbacks", [])]
-    model = module()
+    model, own = module(), {name: settings[name] for name in ("rounds", "callbacks") if name in settings}
     before = weights(model)
-    with pytest.raises(ValueError, match=message):
-        trainer(settings.pop("rounds", 2), callbacks, **settings).fit(
-            model, FederatedWrapper(Numbers(), ten_clients)
-        )
+    with refusal(message):
+        federate(model=model, **own, settings={n: value for n, value in settings.items() if n not in own})
     assert_equal(before, weights(model))
 
 
-def test_more_clients_per_round_than_clients_is_refused():
-    with pytest.raises(ValueError, match=r"clients_per_round=11 is more than the 10 clients"):
-        federate(clients_per_round=11)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: federate(clients_per_round=11), r"clients_per_round=11 is more than the 10 clients"),
+        (lambda: federate(clients=lambda d: ten_clients(d) | {"empty": np.arange(0)}), "'empty'"),
+        (lambda: trainer(1, [FederatedLoop()]).fit(module(), Numbers()), "FederatedWrapper"),
+        (lambda: trainer(1, [federate(1)[1]]).fit(module(), wrapped()), "make a new one"),
+        (lambda: FederatedLoop(clients_per_round=0), "clients_per_round=0 must be at least 1"),
+        (lambda: FederatedLoop(local_steps=0), "local_steps=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make, message):
+    with refusal(message):
+        make()
 
 
-def test_an_empty_client_is_refused():
-    with pytest.raises(ValueError, match="'empty'"):
-        federate(clients=lambda d: ten_clients(d) | {"empty": np.arange(0)})
+def wrapped():
+    return FederatedWrapper(Numbers(), ten_clients)
 
 
-def test_a_datamodule_without_clients_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="FederatedWrapper"):
-        trainer(1, [FederatedLoop()]).fit(module(), Numbers())
-
-
-@pytest.mark.parametrize("setting", [{"clients_per_round": 0}, {"local_steps": 0}])
-def test_nonsense_numbers_are_refused(setting):
-    with pytest.raises(ValueError, match="must be at least 1"):
-        FederatedLoop(**setting)
-
-
-def test_a_checkpoint_of_central_training_is_refused_on_resume(tmp_path):
-    t = trainer(1)
-    t.fit(module(), Numbers())
-    t.save_checkpoint(tmp_path / "central.ckpt")
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_checkpoint_of_central_training_is_refused_on_resume(inside, tmp_path):
+    """Also one from the middle of its epoch, where a validation is over."""
+    file = tmp_path / "central.ckpt"
+    save = LambdaCallback(on_validation_end=lambda trainer, _: trainer.save_checkpoint(file))
+    central = trainer(1, [save] if inside else [])
+    central.fit(module(), Numbers())
+    if not inside:
+        central.save_checkpoint(file)
     t = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2)])
-    with pytest.raises(ValueError, match="not of a federated run"):
-        t.fit(module(), FederatedWrapper(Numbers(), ten_clients), ckpt_path=tmp_path / "central.ckpt")
-
-
-def test_a_used_loop_is_not_taken_for_a_new_run():
-    _, loop = federate(rounds=1)
-    with pytest.raises(ValueError, match="make a new one"):
-        trainer(1, [loop]).fit(module(), FederatedWrapper(Numbers(), ten_clients))
+    with refusal("not of a federated run"):
+        t.fit(module(), wrapped(), ckpt_path=file, weights_only=True)

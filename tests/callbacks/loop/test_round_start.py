@@ -2,6 +2,7 @@ import os
 import shutil
 from collections import OrderedDict
 from datetime import timedelta
+from functools import partial
 
 import lightning as L
 import pytest
@@ -11,12 +12,14 @@ from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Checkpoint,
     EarlyStopping,
+    LambdaCallback,
     ModelCheckpoint,
     OnExceptionCheckpoint,
 )
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from memories import loop_with
 from plain_lightning import Numbers, Regression, assert_equal, ten_clients, trainer, weights
+from refusals import refusal
 from tastes import Adapters, Tastes
 from tiny_world import table
 from torch import nn
@@ -58,18 +61,55 @@ class Scheduled(Regression):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+class InPlace(FedAdam):
+    """A server whose moment changes in place."""
+
+    def direction(self, name, movement):
+        self._moments["first"].setdefault(name, torch.zeros_like(movement)).add_(movement)
+        return self._moments["first"][name]
+
+    def step(self, state, movement):
+        self._moments["second"]["before"] = torch.zeros(1)
+        return super().step(state, movement)
+
+
+class TwoParts(Regression):
+    """A backbone that is frozen until it joins, and a rate that falls when the loss does not."""
+
+    def __init__(self):
+        super().__init__(dropout=0.3)
+        self.net = nn.Sequential(OrderedDict(backbone=nn.Linear(4, 4), head=self.net))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.net.head.parameters(), lr=0.05)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss", "interval": "epoch"},
+        }
+
+
+class SavesScore(Regression):
+    """A project's checkpoint has what only a validation gives."""
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["score"] = self.trainer.callback_metrics["val/loss"].item()
+
+
+MODELS = {"scheduled": Scheduled, "plateau": TwoParts, "scores": SavesScore}
+
+
+def in_files(folder, limit_mib=0.0):
+    return {"algorithm": Scaffold(), "memory": ClientMemories(str(folder / "clients"), limit_mib)}
+
+
 CASES = {
     "fedavg": lambda folder: {},
     "scaffold": lambda folder: {"algorithm": Scaffold()},
-    "on_disk": lambda folder: {
-        "algorithm": Scaffold(),
-        "memory": ClientMemories(str(folder / "clients"), limit_mib=0),
-    },
-    "to_disk": lambda folder: {  # the memories move there in round 2
-        "algorithm": Scaffold(),
-        "memory": ClientMemories(str(folder / "clients"), limit_mib=0.0009),
-    },
+    "on_disk": in_files,
+    "to_disk": lambda folder: in_files(folder, 0.0009),  # the memories move there in round 2
     "fedadam": lambda folder: {"server": FedAdam(lr=0.1)},
+    "in_place": lambda folder: {"server": InPlace(lr=0.1)},
     "top_k": lambda folder: {"channel": Wire(up=TopK(0.2))},
     "scheduled": lambda folder: {},
     "averaged_norm": lambda folder: {"parts": [AveragedBuffers()]},
@@ -82,7 +122,7 @@ CASES = {
 }
 
 
-def run(folder, case="fedavg", callbacks=(), ckpt_path=None, **settings):
+def run(folder, case="fedavg", callbacks=(), ckpt_path=None, data=None, **settings):
     """Model, loop, trainer and the visit log of four rounds."""
     L.seed_everything(3, verbose=False)
     if case == "fedbiscuit":
@@ -90,17 +130,13 @@ def run(folder, case="fedavg", callbacks=(), ckpt_path=None, **settings):
         settings["limit_val_batches"] = 0
     else:
         optimizer = "SGD" if case in ("scaffold", "on_disk", "to_disk") else "AdamW"
-        model = Scheduled() if case == "scheduled" else Regression(optimizer, norm="norm" in case)
-        data = FederatedWrapper(Numbers(), ten_clients)
-    loop = loop_with(**{"clients_per_round": 3, "local_steps": 2, **CASES[case](folder)})
-    saves = any(isinstance(one, Checkpoint) for one in callbacks)
-    fit = trainer(
-        settings.pop("rounds", ROUNDS),
-        [VisitLog(), loop, *callbacks],
-        default_root_dir=folder,
-        enable_checkpointing=saves,
-        **settings,
+        model = MODELS[case]() if case in MODELS else Regression(optimizer, norm="norm" in case)
+        data = data or FederatedWrapper(Numbers(), ten_clients)
+    loop = loop_with(
+        **{"clients_per_round": 3, "local_steps": 2} | (CASES[case](folder) if case in CASES else {})
     )
+    settings["enable_checkpointing"] = any(isinstance(one, Checkpoint) for one in callbacks)
+    fit = trainer(ROUNDS, [VisitLog(), loop, *callbacks], default_root_dir=folder, **settings)
     try:
         fit.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
     except (Plug, SystemExit):
@@ -182,17 +218,14 @@ def saved(folder, **settings):
     return ModelCheckpoint(folder / "saved", **settings)
 
 
-ENDS = {  # what happens, and who saves
-    "max_time": (run_out_of_time, lambda folder: saved(folder), {"max_time": "01:00:00:00"}),
-    "should_stop": (stop, lambda folder: saved(folder), {}),
-    "should_stop, saved after validation": (
-        stop,
-        lambda folder: saved(folder, save_on_train_epoch_end=False),
-        {},
-    ),
-    "should_stop, last": (stop, lambda folder: saved(folder, save_top_k=0, save_last=True), {}),
-    "save_on_exception": (pull, lambda folder: saved(folder, save_on_exception=True, filename="{step}"), {}),
-    "Ctrl-C": (interrupt, lambda folder: saved(folder, save_on_exception=True, filename="{step}"), {}),
+on_error = partial(saved, save_on_exception=True, filename="{step}")
+ENDS = {  # what happens, who saves, and settings of the trainer
+    "max_time": (run_out_of_time, saved, {"max_time": "01:00:00:00"}),
+    "should_stop": (stop, saved, {}),
+    "should_stop, saved after validation": (stop, partial(saved, save_on_train_epoch_end=False), {}),
+    "should_stop, last": (stop, partial(saved, save_top_k=0, save_last=True), {}),
+    "save_on_exception": (pull, on_error, {}),
+    "Ctrl-C": (interrupt, on_error, {}),
     "OnExceptionCheckpoint": (pull, lambda folder: OnExceptionCheckpoint(folder / "saved"), {}),
 }
 
@@ -213,16 +246,11 @@ def test_a_run_that_ends_inside_a_round_goes_on_from_its_newest_checkpoint(
     assert what_counts(tmp_path, *again) == uninterrupted("fedavg")
 
 
-GOES_ON = {
-    "every_n_train_steps": ({"every_n_train_steps": 1}, "on_train_batch_end", 2),
-    "last batch": ({"every_n_train_steps": STEPS}, "on_train_batch_end", LAST),
-    "train_time_interval": ({"train_time_interval": timedelta(0)}, "on_train_batch_end", 3),
-}
-
-
-@pytest.mark.parametrize("way", GOES_ON)
-def test_any_checkpoint_of_a_batch_can_be_gone_on_from(way, uninterrupted, tmp_path):
-    settings, _, _ = GOES_ON[way]
+@pytest.mark.parametrize(
+    "settings",
+    [{"every_n_train_steps": 1}, {"every_n_train_steps": STEPS}, {"train_time_interval": timedelta(0)}],
+)
+def test_any_checkpoint_of_a_batch_can_be_gone_on_from(settings, uninterrupted, tmp_path):
     run(tmp_path / "whole", callbacks=[saved(tmp_path, save_top_k=-1, filename="{step}", **settings)])
     files = sorted((tmp_path / "saved").glob("*.ckpt"), key=lambda f: int(f.stem.partition("=")[2]))
     assert len(files) == ROUNDS * STEPS // settings.get("every_n_train_steps", 1)
@@ -262,10 +290,8 @@ def test_a_user_may_save_in_any_hook(hook, batch_idx, round_idx, uninterrupted, 
     run(tmp_path, callbacks=[Interrupts(save_once(tmp_path), round_idx, batch_idx, hook)])
     done = torch.load(tmp_path / "own.ckpt", weights_only=True)["callbacks"]["FederatedLoop"]["rounds_done"]
     assert done == round_idx + (hook in ("on_validation_end", "on_train_epoch_end"))
-    found, expected = (
-        what_counts(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "own.ckpt")),
-        uninterrupted("fedavg"),
-    )
+    found = what_counts(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "own.ckpt"))
+    expected = uninterrupted("fedavg")
     if hook == "on_train_end":  # nothing is left to do, so nothing is logged
         found[5], expected = {}, [*expected[:5], {}, *expected[6:]]
     assert found == expected
@@ -310,13 +336,11 @@ def test_slurm_goes_on_by_itself_from_what_it_saved_inside_a_round(
 
 def test_weights_alone_are_the_global_models(tmp_path):
     states = {}
-
-    class Watch(L.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            states[trainer.global_step] = weights(pl_module)
-
+    watch = LambdaCallback(
+        on_train_epoch_start=lambda t, model: states.update({t.global_step: weights(model)})
+    )
     save = saved(tmp_path, save_top_k=-1, every_n_train_steps=1, filename="{step}", save_weights_only=True)
-    model, _, _ = run(tmp_path, callbacks=[Watch(), save])
+    model, _, _ = run(tmp_path, callbacks=[watch, save])
     states[ROUNDS * STEPS] = weights(model)
     files = {int(file.stem.partition("=")[2]): file for file in (tmp_path / "saved").glob("*.ckpt")}
     assert len(files) == ROUNDS * STEPS
@@ -359,59 +383,33 @@ def test_the_datamodules_state_is_that_of_before_the_round(tmp_path):
         def load_state_dict(self, state_dict):
             self.loaders = state_dict["loaders"]
 
-    def fit(rounds, callbacks=(), ckpt_path=None):
+    def loaders(callbacks=(), ckpt_path=None):
         data = Counting(Numbers(), ten_clients)
-        callbacks = [FederatedLoop(clients_per_round=3, local_steps=2), *callbacks]
-        trainer(rounds, callbacks).fit(Regression(), data, ckpt_path=ckpt_path, weights_only=True)
+        run(tmp_path, "fedavg", callbacks, ckpt_path, data)
         return data.loaders
 
-    whole = fit(ROUNDS)
+    whole = loaders()
     for round_idx in (0, 2):
         file = tmp_path / f"{round_idx}.ckpt"
-        fit(ROUNDS, [Interrupts(lambda trainer, file=file: trainer.save_checkpoint(file), round_idx)])
-        assert fit(ROUNDS, ckpt_path=file) == whole
+        loaders([Interrupts(lambda trainer, file=file: trainer.save_checkpoint(file), round_idx)])
+        assert loaders(ckpt_path=file) == whole
 
 
-class InPlace(FedAdam):
-    """A server whose moment changes in place."""
-
-    def direction(self, name, movement):
-        self._moments["first"].setdefault(name, torch.zeros_like(movement)).add_(movement)
-        return self._moments["first"][name]
-
-    def step(self, state, movement):
-        self._moments["second"]["before"] = torch.zeros(1)
-        return super().step(state, movement)
-
-
-def test_a_server_that_changes_its_moments_in_place_is_saved_as_before_the_round(tmp_path):
-    def fit(callbacks=(), ckpt_path=None):
-        L.seed_everything(3, verbose=False)
-        model, loop = Regression(), FederatedLoop(server=InPlace(lr=0.1), clients_per_round=3, local_steps=2)
-        data = FederatedWrapper(Numbers(), ten_clients)
-        trainer(2, [loop, *callbacks]).fit(model, data, ckpt_path=ckpt_path, weights_only=True)
-        return weights(model)
-
-    file = tmp_path / "own.ckpt"
-    whole = fit([Interrupts(lambda trainer: trainer.save_checkpoint(file), 1, LAST)])
-    assert_equal(whole, fit(ckpt_path=file))
+def test_a_server_that_changes_its_moments_in_place_is_saved_as_before_the_round(uninterrupted, tmp_path):
+    run(tmp_path, "in_place", [Interrupts(save_once(tmp_path), 1, LAST)])
+    again = run(tmp_path, "in_place", ckpt_path=tmp_path / "own.ckpt")
+    assert what_counts(tmp_path, *again) == uninterrupted("in_place")
 
 
 def test_what_is_exported_after_a_stop_inside_a_round_is_the_global_model(tmp_path):
     """Also by a callback that comes before the loop."""
     seen = {}
-
-    class Export(L.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            seen["before"] = weights(pl_module)
-
-        def on_fit_end(self, trainer, pl_module):
-            seen["after"] = weights(pl_module)
-
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    trainer(2, [Export(), Interrupts(stop, 1, 3), loop]).fit(
-        Regression(), FederatedWrapper(Numbers(), ten_clients)
+    export = LambdaCallback(
+        on_train_epoch_start=lambda trainer, model: seen.update(before=weights(model)),
+        on_fit_end=lambda trainer, model: seen.update(after=weights(model)),
     )
+    loop, data = FederatedLoop(clients_per_round=3, local_steps=2), FederatedWrapper(Numbers(), ten_clients)
+    trainer(2, [export, Interrupts(stop, 1, 3), loop]).fit(Regression(), data)
     assert_equal(seen["before"], seen["after"])
 
 
@@ -434,22 +432,6 @@ def test_a_round_that_failed_when_its_model_was_there_is_not_done_again_on_top_o
     assert_equal(weights(model), after)
 
 
-class TwoParts(Regression):
-    """A backbone that is frozen until it joins, and a rate that falls when the loss does not."""
-
-    def __init__(self):
-        super().__init__(dropout=0.3)
-        self.net = nn.Sequential(OrderedDict(backbone=nn.Linear(4, 4), head=self.net))
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.net.head.parameters(), lr=0.05)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss", "interval": "epoch"},
-        }
-
-
 class Joins(BaseFinetuning):
     """Has the backbone join in the third round."""
 
@@ -466,20 +448,14 @@ class Joins(BaseFinetuning):
 def test_what_other_callbacks_count_and_plateaus_go_on_from_before_the_round(joins, round_idx, tmp_path):
     """A plateau scheduler steps behind the checkpoint of an epoch; the beginning of a round is behind both."""
 
-    def fit(callbacks=(), ckpt_path=None):
-        L.seed_everything(3, verbose=False)
-        model, stops = TwoParts(), EarlyStopping("val/loss", patience=9)
-        loop = FederatedLoop(clients_per_round=3, local_steps=2)
-        callbacks = [loop, stops, *([Joins()] if joins else []), *callbacks]
-        made = trainer(5, callbacks)
-        made.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
-        rates = [group["lr"] for group in made.optimizers[0].param_groups]
-        return plain([weights(model), rates, stops.wait_count, stops.best_score])
+    def left(callbacks=(), ckpt_path=None):
+        stops = EarlyStopping("val/loss", patience=9)
+        made = run(tmp_path, "plateau", [stops, *([Joins()] if joins else []), *callbacks], ckpt_path)
+        return what_counts(tmp_path, *made), stops.wait_count, stops.best_score
 
-    file = tmp_path / "own.ckpt"
-    whole = fit([Interrupts(lambda trainer: trainer.save_checkpoint(file), round_idx, 3)])
-    assert len(whole[1]) == 1 + joins
-    assert fit(ckpt_path=file) == whole
+    whole = left([Interrupts(save_once(tmp_path), round_idx, 3)])
+    assert len(whole[0][4]) == 1 + joins
+    assert left(ckpt_path=tmp_path / "own.ckpt") == whole
 
 
 def test_a_resumed_run_that_fails_before_its_first_round_saves_what_it_goes_on_from(uninterrupted, tmp_path):
@@ -492,25 +468,13 @@ def test_a_resumed_run_that_fails_before_its_first_round_saves_what_it_goes_on_f
     assert what_counts(tmp_path, *again) == uninterrupted("on_disk")
 
 
-class SavesScore(Regression):
-    """A project's checkpoint has what only a validation gives."""
-
-    def on_save_checkpoint(self, checkpoint):
-        checkpoint["score"] = self.trainer.callback_metrics["val/loss"].item()
-
-
 def test_a_hook_that_saves_a_metric_of_validation_is_asked_again_when_the_round_is_over(tmp_path):
     saver = ModelCheckpoint(tmp_path)
-    fit = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2), saver], enable_checkpointing=True)
-    fit.fit(SavesScore(), FederatedWrapper(Numbers(), ten_clients))
-    saved = torch.load(saver.best_model_path, weights_only=True)
-    assert saved["score"] == fit.callback_metrics["val/loss"].item()
+    _, _, fit = run(tmp_path, "scores", [saver])
+    score = torch.load(saver.best_model_path, weights_only=True)["score"]
+    assert score == fit.callback_metrics["val/loss"].item()
 
 
 def test_a_checkpoint_that_such_a_hook_has_not_given_is_refused_inside_the_round(tmp_path):
-    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1)
-    fit = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2), saver], enable_checkpointing=True)
-    with pytest.raises(
-        ValueError, match=r"inside this round, .* \(KeyError: 'val/loss'\): let on_save_checkpoint"
-    ):
-        fit.fit(SavesScore(), FederatedWrapper(Numbers(), ten_clients))
+    with refusal(r"inside this round, .* \(KeyError: 'val/loss'\): let on_save_checkpoint"):
+        run(tmp_path, "scores", [ModelCheckpoint(tmp_path, every_n_train_steps=1)])
