@@ -1,11 +1,20 @@
 import random
 
+import pytest
+
 from fedlight.callbacks.loop.plan import form_bundles
 from fedlight.federation.client import Visit
 
 
 def names(bundles):
-    return [[[(v.client_id, v.split) for v in group] for group in bundle] for bundle in bundles]
+    return [[" ".join(f"{v.client_id} {v.split}" for v in group) for group in bundle] for bundle in bundles]
+
+
+def both(clients):
+    return [visit for name in clients for visit in (Visit(name, 2), Visit(name, 1, "synthetic"))]
+
+
+UNLIKE = [Visit("a", 2), Visit("b", 3), *both("c"), Visit("d", 3)]
 
 
 def flat(bundles):
@@ -25,53 +34,44 @@ def test_visits_are_the_same_objects():
     assert all(a is b for a, b in zip(flat(form_bundles(visits, 2)), visits, strict=True))
 
 
-def test_left_over_clients_form_a_smaller_group():
-    visits = [Visit(name, 2) for name in "abcd"]
-    assert names(form_bundles(visits, 3)) == [
-        [[("a", "train"), ("b", "train"), ("c", "train")]],
-        [[("d", "train")]],
-    ]
+@pytest.mark.parametrize(
+    ("visits", "at_once", "expected"),
+    [
+        ([], 3, []),
+        ([Visit(name, 2) for name in "abcd"], 3, [["a train b train c train"], ["d train"]]),
+        (both("abc"), 2, [["a train b train", "a synthetic b synthetic"], ["c train", "c synthetic"]]),
+        (UNLIKE, 4, [["a train"], ["b train d train"], ["c train", "c synthetic"]]),
+        ([Visit("a", 2), Visit("b", 2, "mixed")], 2, [["a train b mixed"]]),
+    ],
+    ids=["nobody", "left over clients", "second visits follow", "unlike visits", "splits of equal length"],
+)
+def test_clients_with_as_many_batches_in_each_visit_form_groups(visits, at_once, expected):
+    assert names(form_bundles(visits, at_once)) == expected
 
 
-def test_second_visits_follow_the_first_visits_of_the_same_clients():
-    visits = [visit for name in "abc" for visit in (Visit(name, 2), Visit(name, 1, "synthetic"))]
-    assert names(form_bundles(visits, 2)) == [
-        [[("a", "train"), ("b", "train")], [("a", "synthetic"), ("b", "synthetic")]],
-        [[("c", "train")], [("c", "synthetic")]],
-    ]
-
-
-def test_clients_with_unlike_visits_are_apart():
-    visits = [Visit("a", 2), Visit("b", 3), Visit("c", 2), Visit("c", 1, "synthetic"), Visit("d", 3)]
-    assert names(form_bundles(visits, 4)) == [
-        [[("a", "train")]],
-        [[("b", "train"), ("d", "train")]],
-        [[("c", "train")], [("c", "synthetic")]],
-    ]
-
-
-def test_splits_may_differ_where_the_batches_are_equally_many():
-    visits = [Visit("a", 2), Visit("b", 2, "mixed")]
-    assert names(form_bundles(visits, 2)) == [[[("a", "train"), ("b", "mixed")]]]
-
-
-def test_kinds_are_apart_and_none_is_alone():
-    bits = {"a": 4, "b": 16, "c": 4, "d": None, "e": None, "f": 16}
-    visits = [Visit(name, 2) for name in bits]
-    found = form_bundles(visits, 4, lambda visit: bits[visit.client_id])
-    assert [[v.client_id for v in group] for ((*group,),) in found] == [["a", "c"], ["b", "f"], ["d"], ["e"]]
-
-
-def test_a_client_with_one_visit_that_is_alone_is_alone_in_all():
-    visits = [visit for name in "ab" for visit in (Visit(name, 2), Visit(name, 1, "synthetic"))]
-    found = form_bundles(visits, 2, lambda visit: None if visit == Visit("a", 1, "synthetic") else 0)
-    assert [len(group) for bundle in found for group in bundle] == [1, 1, 1, 1]
-
-
-def test_a_clients_name_is_no_kind():
-    """The key of a client that is alone cannot meet the key of others."""
-    visits = [Visit("a", 2), Visit("b", 2)]
-    assert len(form_bundles(visits, 2, lambda visit: "a" if visit.client_id == "b" else None)) == 2
+@pytest.mark.parametrize(
+    ("visits", "kind", "expected"),
+    [
+        (
+            [Visit(name, 2) for name in "abcdef"],
+            lambda visit: {"a": 4, "b": 16, "c": 4, "f": 16}.get(visit.client_id),
+            [["a train c train"], ["b train f train"], ["d train"], ["e train"]],
+        ),
+        (
+            both("ab"),
+            lambda visit: None if visit == Visit("a", 1, "synthetic") else 0,
+            [["a train", "a synthetic"], ["b train", "b synthetic"]],
+        ),
+        (
+            [Visit("a", 2), Visit("b", 2)],
+            lambda visit: "a" if visit.client_id == "b" else None,  # no key of the client that is alone
+            [["a train"], ["b train"]],
+        ),
+    ],
+    ids=["by bits", "alone in one visit and so in all", "a client's name is no kind"],
+)
+def test_kinds_are_apart_and_none_is_alone(visits, kind, expected):
+    assert names(form_bundles(visits, 4, kind)) == expected
 
 
 def test_groups_do_not_depend_on_the_order_of_the_plan():
@@ -81,7 +81,3 @@ def test_groups_do_not_depend_on_the_order_of_the_plan():
     for _ in range(10):
         rng.shuffle(visits)
         assert {frozenset(group) for bundle in form_bundles(visits, 4) for group in bundle} == expected
-
-
-def test_nobody_makes_no_bundle():
-    assert form_bundles([], 3) == []

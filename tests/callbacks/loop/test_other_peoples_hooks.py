@@ -61,31 +61,10 @@ def loader(**settings):
     return DataLoader(TensorDataset(X, Y), batch_size=4, **settings)
 
 
-def fitted(model, before=(), after=(), data=None, rounds=3, settings=None, **loop):
+def fitted(model, before=(), after=(), data=None, rounds=3, **loop):
     federation = FederatedLoop(**{"clients_per_round": 2, "local_steps": 3} | loop)
-    callbacks = [*before, ByClient(lambda _: HALVES), federation, *after]
-    trainer(rounds, callbacks, **(settings or {})).fit(model, data or loader())
+    trainer(rounds, [*before, ByClient(lambda _: HALVES), federation, *after]).fit(model, data or loader())
     return model.weight.item()
-
-
-class Bent(Line):
-    """Changes its weights when a batch is over, as the critic of a Wasserstein GAN does; and counts batches."""
-
-    batches = 0
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.batches += 1
-        with torch.no_grad():
-            self.weight.sin_()
-
-
-@pytest.mark.parametrize("local_steps", [1, 3])
-def test_what_a_module_does_when_a_batch_is_over_belongs_to_the_visit(local_steps):
-    expected = by_hand(steps(local_steps, then=math.sin))
-    model = Bent()
-    assert fitted(model, local_steps=local_steps) == pytest.approx(expected, rel=1e-6)
-    assert model.batches == 3 * 2 * local_steps
-    assert "on_train_batch_end" not in vars(model)
 
 
 class StepsLate(Line):
@@ -119,16 +98,17 @@ def test_a_schedule_that_is_stepped_when_a_batch_is_over_moves_as_many_steps_as_
 
 
 class Bends(L.Callback):
-    """The same by a callback."""
+    """Changes the weights when a batch is over, as the critic of a Wasserstein GAN does."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         with torch.no_grad():
             pl_module.weight.sin_()
 
 
-def test_so_does_what_a_callback_in_front_of_the_loop_does():
-    expected = by_hand(steps(3, then=math.sin))
-    assert fitted(Line(), before=[Bends()]) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_what_a_callback_in_front_of_the_loop_does_when_a_batch_is_over_belongs_to_the_visit(local_steps):
+    expected = by_hand(steps(local_steps, then=math.sin))
+    assert fitted(Line(), before=[Bends()], local_steps=local_steps) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_callback_that_changes_weights_behind_the_end_of_a_visit_is_refused():
@@ -255,19 +235,6 @@ class StepsInside(Line):
 def test_steps_that_nobody_sees_are_refused():
     with refusal("inside of another, where the outer one has to make the step"):
         fitted(StepsInside())
-
-
-class Grows(L.LightningDataModule):
-    """Another training set in each epoch."""
-
-    def train_dataloader(self):
-        size = 4 + 2 * self.trainer.current_epoch
-        return DataLoader(TensorDataset(X[:size], Y[:size]), batch_size=4)
-
-
-def test_training_loaders_of_each_epoch_are_refused():
-    with refusal("reload_dataloaders_every_n_epochs=1"):
-        fitted(Line(), data=Grows(), settings={"reload_dataloaders_every_n_epochs": 1})
 
 
 class Broken(TensorDataset):

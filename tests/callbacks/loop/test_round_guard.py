@@ -1,39 +1,14 @@
-import numpy as np
 import pytest
-from lightning.pytorch.callbacks import LambdaCallback, StochasticWeightAveraging
-from plain_lightning import Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from lightning.pytorch.callbacks import LambdaCallback
+from plain_lightning import Numbers, federate, module, ten_clients, trainer
 from refusals import refusal
 
 from fedlight import FederatedLoop, FederatedWrapper
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_steps": 5}, "trainer.max_steps=5 would cut a round"),
-        ({"limit_train_batches": 0.5}, "trainer.limit_train_batches=0.5 would cut"),
-        ({"limit_train_batches": 3}, "trainer.limit_train_batches=3 would cut"),
-        ({"overfit_batches": 2}, "would cut a round"),
-        ({"val_check_interval": 0.5}, "use check_val_every_n_epoch"),
-        ({"fast_dev_run": True}, "would cut a round"),
-        ({"rounds": -1}, "give the number of rounds"),
-        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "averages weights across clients"),
-    ],
-)
-def test_settings_that_would_cut_a_round_are_refused_before_any_work(settings, message):
-    model, own = module(), {name: settings[name] for name in ("rounds", "callbacks") if name in settings}
-    before = weights(model)
-    with refusal(message):
-        federate(model=model, **own, settings={n: value for n, value in settings.items() if n not in own})
-    assert_equal(before, weights(model))
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: federate(clients_per_round=11), r"clients_per_round=11 is more than the 10 clients"),
-        (lambda: federate(clients=lambda d: ten_clients(d) | {"empty": np.arange(0)}), "'empty'"),
-        (lambda: trainer(1, [FederatedLoop()]).fit(module(), Numbers()), "FederatedWrapper"),
         (lambda: trainer(1, [federate(1)[1]]).fit(module(), wrapped()), "make a new one"),
         (lambda: FederatedLoop(clients_per_round=0), "clients_per_round=0 must be at least 1"),
         (lambda: FederatedLoop(local_steps=0), "local_steps=0 must be at least 1"),

@@ -31,93 +31,56 @@ class Own(FedAvg):
 
 
 def run(rounds=1, ckpt_path=None, data=None, callbacks=(), settings=None, **loop):
-    model = module()
-    fit = trainer(
-        rounds,
-        [loop_with(**{"clients_per_round": 3, "local_steps": 2, **loop}), *callbacks],
-        **(settings or {}),
-    )
-    data = data or FederatedWrapper(Numbers(), ten_clients)
-    fit.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+    model, loop = module(), loop_with(**{"clients_per_round": 3, "local_steps": 2, **loop})
+    fit = trainer(rounds, [loop, *callbacks], **(settings or {}))
+    fit.fit(model, data or FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
     return model, fit
 
 
 def other(folder):
-    """Settings of the run, of the one that goes on, and what is said."""
-    fleets = [make_fleet(folder / str(gib), phone={"memory_gib": gib}) for gib in (4, 8)]
-    return {
-        "clients_per_round": ({}, {"clients_per_round": 4}, "federated.clients_per_round=3", "=4"),
-        "local_steps": ({}, {"local_steps": None}, "federated.local_steps=2", "=None"),
-        "seed": ({"seed": 1}, {"seed": 2}, "federated.seed=1", "=2"),
-        "over_selection": (
-            {"fleet": fleets[0]},
-            {"fleet": make_fleet(folder, over_selection=1.5, phone={"memory_gib": 4})},
-            "federated.fleet.over_selection=1.0",
-            "=1.5",
-        ),
-        "class": ({}, {"algorithm": FedProx(0.1)}, "federated.algorithm=fedlight.FedAvg", "FedProx"),
-        "needs more": ({}, {"algorithm": Scaffold()}, "federated.algorithm=fedlight.FedAvg", "Scaffold"),
-        "mu": (
-            {"algorithm": FedProx(0.1)},
-            {"algorithm": FedProx(0.2)},
-            "federated.algorithm.mu=0.1",
-            "=0.2",
-        ),
-        "weighting": (
+    """Settings of the run and of the one that goes on, and what is said of the one and of the other."""
+    four, eight = (make_fleet(folder / str(gib), phone={"memory_gib": gib}) for gib in (4, 8))
+    more = make_fleet(folder, over_selection=1.5, phone={"memory_gib": 4})
+    sooner = make_fleet(folder, deadline_seconds=9.5, phone={"memory_gib": 4})
+    top, chain = Wire(up=TopK(0.1)), Wire(up=[TopK(0.1), Quantize("int8")])
+    return [
+        ({}, {"clients_per_round": 4}, "clients_per_round=3", "=4"),
+        ({}, {"local_steps": None}, "local_steps=2", "=None"),
+        ({"seed": 1}, {"seed": 2}, "seed=1", "=2"),
+        ({"fleet": four}, {"fleet": more}, "fleet.over_selection=1.0", "=1.5"),
+        ({"fleet": four}, {"fleet": eight}, "fleet.devices.phone.memory_gib=4", "=8"),
+        ({"fleet": four}, {"fleet": sooner}, "fleet.deadline_seconds=None", "=9.5"),
+        ({}, {"algorithm": FedProx(0.1)}, "algorithm=fedlight.FedAvg", "FedProx"),
+        ({}, {"algorithm": Scaffold()}, "algorithm=fedlight.FedAvg", "Scaffold"),
+        ({"algorithm": FedProx(0.1)}, {"algorithm": FedProx(0.2)}, "algorithm.mu=0.1", "=0.2"),
+        (
             {"algorithm": FedAvg()},
             {"algorithm": FedAvg("uniform")},
-            "federated.algorithm.weighting=unbiased",
+            "algorithm.weighting=unbiased",
             "=uniform",
         ),
-        "a user's": ({"algorithm": Own(1.0)}, {"algorithm": Own(2.0)}, "federated.algorithm.t=1.0", "=2.0"),
-        "server": (
-            {"server": FedAvgM(beta=0.5)},
-            {"server": FedAvgM(beta=0.9)},
-            "federated.server.beta=0.5",
-            "=0.9",
-        ),
-        "server's class": ({"server": FedAdam()}, {"server": FedAvgM()}, "federated.server=", "FedAvgM"),
-        "channel": ({"channel": Wire(up=TopK(0.1))}, {"channel": Wire(up=TopK(0.2))}, ".share=0.1", "=0.2"),
-        "chain": (
-            {"channel": Wire(up=TopK(0.1))},
-            {"channel": Wire(up=[TopK(0.1), Quantize("int8")])},
-            "federated.channel.up_codecs=",
-            "Quantize",
-        ),
-        "aggregation": ({}, {"aggregation": TrimmedMean(0.2)}, "federated.aggregation=None", "TrimmedMean"),
-        "buffers": ({}, {"parts": [LocalBuffers()]}, "federated.parts=", "LocalBuffers"),
-        "fleet": (
-            {"fleet": fleets[0]},
-            {"fleet": fleets[1]},
-            "federated.fleet.devices.phone.memory_gib=4",
-            "=8",
-        ),
-        "deadline": (
-            {"fleet": fleets[0]},
-            {"fleet": make_fleet(folder, deadline_seconds=9.5, phone={"memory_gib": 4})},
-            "federated.fleet.deadline_seconds=None",
-            "=9.5",
-        ),
-        "accumulation": (
-            {},
-            {"settings": {"accumulate_grad_batches": 2}},
-            "trainer.accumulate_grad_batches=1",
-            "=2",
-        ),
-    }
+        ({"algorithm": Own(1.0)}, {"algorithm": Own(2.0)}, "algorithm.t=1.0", "=2.0"),
+        ({"server": FedAvgM(beta=0.5)}, {"server": FedAvgM(beta=0.9)}, "server.beta=0.5", "=0.9"),
+        ({"server": FedAdam()}, {"server": FedAvgM()}, "server=", "FedAvgM"),
+        ({"channel": top}, {"channel": Wire(up=TopK(0.2))}, "channel.up_codecs.share=0.1", "=0.2"),
+        ({"channel": top}, {"channel": chain}, "channel.up_codecs=", "Quantize"),
+        ({}, {"aggregation": TrimmedMean(0.2)}, "aggregation=None", "TrimmedMean"),
+        ({}, {"parts": [LocalBuffers()]}, "parts=", "LocalBuffers"),
+        ({}, {"settings": {"accumulate_grad_batches": 2}}, "trainer.accumulate_grad_batches=1", "=2"),
+    ]
 
 
 @pytest.mark.parametrize("which", range(18))
 def test_another_setting_is_refused_by_its_name(which, tmp_path):
-    name, (was, now, *said) = list(other(tmp_path).items())[which]
+    was, now, said, said_of_now = other(tmp_path)[which]
     _, fit = run(**was)
     fit.save_checkpoint(tmp_path / "one.ckpt")
     trained = Trained()
     with pytest.raises(ValueError, match="give the same, or start anew, without the checkpoint") as refused:
         run(2, tmp_path / "one.ckpt", callbacks=[trained], **now)
     before, _, after = str(refused.value).partition(" and goes on with it, not with ")
-    assert said[0] in before, name
-    assert said[1] in after, name
+    assert (said if said.startswith("trainer.") else f"federated.{said}") in before
+    assert said_of_now in after
     assert not trained.started
     run(2, tmp_path / "one.ckpt", **was)
 
@@ -180,12 +143,9 @@ def test_what_changes_no_result_may_change(tmp_path):
     whole, fit = run(3)
     _, fit = run(2)
     fit.save_checkpoint(tmp_path / "two.ckpt")
-    again, _ = run(
-        3,
-        tmp_path / "two.ckpt",
-        memory=ClientMemories(str(tmp_path / "elsewhere"), limit_mib=1),
-        settings={"log_every_n_steps": 1, "default_root_dir": tmp_path / "there"},
-    )
+    memory = ClientMemories(str(tmp_path / "elsewhere"), limit_mib=1)
+    settings = {"log_every_n_steps": 1, "default_root_dir": tmp_path / "there"}
+    again, _ = run(3, tmp_path / "two.ckpt", memory=memory, settings=settings)
     assert_equal(weights(whole), weights(again))
 
 
