@@ -62,7 +62,7 @@ def other(folder):
         ({"algorithm": Own(1.0)}, {"algorithm": Own(2.0)}, "algorithm.t=1.0", "=2.0"),
         ({"server": FedAvgM(beta=0.5)}, {"server": FedAvgM(beta=0.9)}, "server.beta=0.5", "=0.9"),
         ({"server": FedAdam()}, {"server": FedAvgM()}, "server=", "FedAvgM"),
-        ({"channel": top}, {"channel": Wire(up=TopK(0.2))}, "channel.up_codecs.share=0.1", "=0.2"),
+        ({"channel": top}, {"channel": Wire(up=TopK(0.2))}, "channel.up_codecs[0].share=0.1", "=0.2"),
         ({"channel": top}, {"channel": chain}, "channel.up_codecs=", "Quantize"),
         ({}, {"aggregation": TrimmedMean(0.2)}, "aggregation=None", "TrimmedMean"),
         ({}, {"parts": [LocalBuffers()]}, "parts=", "LocalBuffers"),

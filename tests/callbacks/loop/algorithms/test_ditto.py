@@ -15,15 +15,13 @@ def written_out(module, start, rounds, channel=None):
     for visits in rounds.values():
         received = state if channel is None else channel.down(state, Client("a", 1, 1.0)).state
         ends, shares = [], []
+
+        def distance(v, anchor=received):
+            return LAMBDA / 2 * sum((value - anchor[name]).square().sum() for name, value in v.items())
+
         for visit, batches in visits:
             client = visit.client_id
             if visit.part == "personal":
-
-                def distance(v, anchor=received):
-                    return (
-                        LAMBDA / 2 * sum((value - anchor[name]).square().sum() for name, value in v.items())
-                    )
-
                 own[client] = trained(module, own.get(client, received), batches, add=distance)
             else:
                 ends.append(trained(module, received, batches))
@@ -34,40 +32,31 @@ def written_out(module, start, rounds, channel=None):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "personal_epochs", "channel"),
+    ("options", "personal_epochs", "loop"),
     [
-        ({"optimizer": "SGD"}, 1, None),
-        ({"optimizer": "SGD", "momentum": 0.9, "weight_decay": 0.1}, 2, None),
-        ({"optimizer": "SGD"}, 1, Wire(down=Quantize("int8"))),
+        ({}, 1, {}),
+        ({"momentum": 0.9, "weight_decay": 0.1}, 2, {}),
+        ({}, 1, {"channel": Wire(down=Quantize("int8"))}),
     ],
     ids=["SGD", "momentum and two epochs", "lossy download"],
 )
-def test_rounds_equal_algorithm_1_written_out(optimizer, personal_epochs, channel):
+def test_rounds_equal_algorithm_1_written_out(options, personal_epochs, loop):
     """Two of four clients a round; the term is one of the gradient, which for plain SGD is that of eq. 2."""
-    seen, module = Recorder(), TwoParts(**optimizer)
+    seen, module = Recorder(), TwoParts("SGD", **options)
     start, lengths = weights(module), {"": 3, "personal": 3 * personal_epochs}
-    algorithm = Ditto(LAMBDA, personal_epochs, "normalized")
-    options = {} if channel is None else {"channel": channel}
-    *_, loop = fit(
-        module, Points(), rounds=4, clients_per_round=2, algorithm=algorithm, callbacks=[seen], **options
-    )
-    assert all(
-        len(batches) == lengths[visit.part] for visits in seen.visits.values() for visit, batches in visits
-    )
-    state, own = written_out(module, start, seen.visits, channel)
+    more = {"algorithm": Ditto(LAMBDA, personal_epochs, "normalized"), "callbacks": [seen], **loop}
+    *_, made = fit(module, Points(), rounds=4, clients_per_round=2, **more)
+    visits = [own for of_round in seen.visits.values() for own in of_round]
+    assert all(len(batches) == lengths[visit.part] for visit, batches in visits)
+    state, own = written_out(module, start, seen.visits, loop.get("channel"))
     close(weights(module), state)
-    visited = [visit.client_id for visits in seen.visits.values() for visit, _ in visits if visit.part]
+    visited = [visit.client_id for visit, _ in visits if visit.part]
     assert len(visited) == 8
     assert max(map(visited.count, visited)) > 1  # a client came back to its own model
     for client in CLIENTS:
-        assert (loop.own_state(client) is None) == (client not in visited)
+        assert (made.own_state(client) is None) == (client not in visited)
         if client in visited:
-            close(loop.own_state(client), own[client])
-
-
-def test_a_client_that_was_never_visited_has_the_global_model():
-    *_, loop = fit(TwoParts(), Points(), rounds=1, clients_per_round=1, algorithm=Ditto())
-    assert sorted(loop.own_state(name) is None for name in CLIENTS) == [False, True, True, True]
+            close(made.own_state(client), own[client])
 
 
 def test_without_the_term_it_is_fedavg_and_local_training():
@@ -80,18 +69,6 @@ def test_without_the_term_it_is_fedavg_and_local_training():
     assert len(visited) >= 3
     for client in visited:
         assert_equal(ditto.own_state(client), local.own_state(client))
-
-
-def test_the_term_draws_the_own_models_to_the_global_one():
-    distances = []
-    for lam in (0.0, 1.0, 8.0):
-        module = TwoParts()
-        *_, loop = fit(module, Points(), rounds=6, algorithm=Ditto(lam))
-        own = [loop.own_state(client) for client in CLIENTS]
-        distances.append(
-            sum((state[n] - value).norm().item() for state in own for n, value in weights(module).items())
-        )
-    assert distances[0] > 1.5 * distances[1] > 2 * distances[2]
 
 
 def test_the_global_part_may_be_fedprox():
@@ -118,10 +95,7 @@ def test_the_personal_visit_sends_nothing():
         (lambda: Ditto(lam=-1), r"lam=-1 must be at least 0; 0 is local training alone"),
         (lambda: Ditto(lam=float("nan")), "lam=nan"),
         (lambda: Ditto(personal_epochs=0), "personal_epochs=0 must be at least 1"),
-        (
-            lambda: Ditto(local=Scaffold()),
-            "local=Scaffold changes .*: inside Ditto a local algorithm may change",
-        ),
+        (lambda: Ditto(local=Scaffold()), "local=Scaffold changes .*: inside Ditto a local algorithm may"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make, message):

@@ -1,15 +1,15 @@
-import csv
 from contextlib import nullcontext
 
 import lightning as L
 import pytest
 import torch
-from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
+from plain_lightning import Regression, assert_equal, federate, module, weights
 from refusals import refusal
+from tiny_world import table
 from torch import nn
 from written_out import LR, assert_close, combined, doubled, gradients, recorded, scaffold
 
-from fedlight import FedAvg, FederatedLoop, FederatedWrapper, FedProx, RoundProgress, Scaffold, VisitLog
+from fedlight import FedAvg, FedProx, RoundProgress, Scaffold, VisitLog
 
 
 def seeded(kind, *args):
@@ -68,13 +68,14 @@ def test_the_loss_is_that_of_the_batches_whatever_a_step_accumulates(accumulatio
             given.append(loss.item())
             return loss
 
-    progress = RoundProgress()
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    fit = trainer(1, [loop, progress], accumulate_grad_batches=accumulation, enable_progress_bar=True)
-    fit.fit(seeded(Keeps), FederatedWrapper(Numbers(), ten_clients))
+    progress, settings = (
+        RoundProgress(),
+        {"accumulate_grad_batches": accumulation, "enable_progress_bar": True},
+    )
+    model, loop = federate(1, model=seeded(Keeps), callbacks=[progress], settings=settings)
     mean = pytest.approx(sum(given) / len(given), rel=1e-6)
     assert len(given) == 3 * 2 * accumulation
-    assert fit.callback_metrics["fed/loss"].item() == mean
+    assert model.trainer.callback_metrics["fed/loss"].item() == mean
     assert sum(row["loss"] for row in loop.visit_records) / 3 == mean
     assert progress._metrics._ends["loss"][0][0] == mean
 
@@ -88,17 +89,15 @@ def test_losses_in_16_bits_are_added_up_in_32_and_an_output_of_the_project_is_no
             given.append(loss.item())
             return {"loss": loss, "client_losses": torch.ones(3)}
 
-    loop = FederatedLoop(clients_per_round=1, local_steps=7)
-    trainer(1, [loop]).fit(seeded(Half), FederatedWrapper(Numbers(), ten_clients))
+    _, loop = federate(1, model=seeded(Half), clients_per_round=1, local_steps=7)
     assert loop.visit_records[0]["loss"] == pytest.approx(sum(given) / 7, rel=1e-6)
 
 
-def manual_visits(kind, tmp_path):
-    loop, log = FederatedLoop(clients_per_round=3, local_steps=2), VisitLog()
-    fit = trainer(1, [loop, log], default_root_dir=tmp_path)
-    fit.fit(seeded(kind), FederatedWrapper(Numbers(), ten_clients))
-    with (tmp_path / "visits.csv").open() as file:
-        return fit, [*csv.DictReader(file)]
+def manual_visits(kind, folder):
+    """The trainer of a round, and the rows of its visits."""
+    settings = {"default_root_dir": folder}
+    model, _ = federate(1, model=seeded(kind), callbacks=[VisitLog()], settings=settings)
+    return model.trainer, table(folder / "visits.csv")
 
 
 def test_without_a_loss_nothing_is_said_of_it(tmp_path):
@@ -130,13 +129,10 @@ def test_algorithms_are_told_the_sum_of_each_parameters_rates():
             return super().finish_visit(visiting, movement, work)
 
     federate(rounds=1, algorithm=Told(), model=seeded(Manual))
-    sums = {
-        "net.0.weight": 2 * LR,
-        "net.0.bias": 2 * LR,
-        "net.3.weight": 4 * LR / 2,
-        "net.3.bias": 4 * LR / 2,
-    }
-    assert told == [(6, LR, pytest.approx(sums))] * 3
+    sums = {f"net.{layer}.{kind}": 2 * LR for layer in (0, 3) for kind in ("weight", "bias")}
+    assert (
+        told == [(6, LR, pytest.approx(sums))] * 3
+    )  # the second layer steps twice as often, at half the rate
 
 
 def two_optimizers(state, batches, change):
@@ -178,10 +174,8 @@ class Groups(Regression):
 
 
 def test_scaffold_with_a_rate_for_each_group_equals_a_loop_written_out():
-    start, found, rounds = recorded(
-        rounds=4, clients_per_round=8, model=seeded(Groups, "", 0, 0.0), algorithm=Scaffold()
-    )
-    rate = {"net.0": LR, "net.3": LR / 4}
+    model, rate = seeded(Groups, "", 0, 0.0), {"net.0": LR, "net.3": LR / 4}
+    start, found, rounds = recorded(rounds=4, clients_per_round=8, model=model, algorithm=Scaffold())
 
     def visit(_, now, batches, change):
         for batch in batches:
@@ -245,22 +239,18 @@ def test_a_step_past_lightning_is_refused_where_the_algorithm_changes_gradients(
     assert [row["steps"] for row in loop.visit_records] == [4, 4, 4]
 
 
-def test_optimizers_are_left_as_they_were_also_when_a_visit_breaks_off():
+@pytest.mark.parametrize("breaks_off", [False, True])
+def test_optimizers_are_left_as_they_were_also_when_a_visit_breaks_off(breaks_off):
     class Breaks(Regression):
         def training_step(self, batch, batch_idx):
-            if batch_idx == 3:
+            if batch_idx == 3 and breaks_off:
                 raise RuntimeError("broken off")
             return super().training_step(batch, batch_idx)
 
-    for model in (module(), seeded(Breaks)):
-        loop = FederatedLoop(clients_per_round=3, local_steps=2)
-        fit = trainer(1, [loop])
-        broken = (
-            pytest.raises(RuntimeError, match="broken off") if isinstance(model, Breaks) else nullcontext()
-        )
-        with broken:
-            fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
-        assert not fit.optimizers[0]._optimizer_step_post_hooks
+    model = Breaks()
+    with pytest.raises(RuntimeError, match="broken off") if breaks_off else nullcontext():
+        federate(1, model=model)
+    assert not model.trainer.optimizers[0]._optimizer_step_post_hooks
 
 
 class OnTop(torch.optim.SGD):
@@ -308,10 +298,9 @@ def with_optimizer(make):
 
 def test_a_step_that_calls_the_step_of_its_class_is_one_step():
     torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # installs torch's hooks at the class
-    plain, _ = federate(rounds=2, model=module(optimizer="SGD", lr=LR, dropout=0.0), algorithm=Scaffold())
-    model, loop = federate(
-        rounds=2, model=with_optimizer(lambda params: OnTop(params, lr=LR)), algorithm=Scaffold()
-    )
+    plain, _ = federate(2, model=module(optimizer="SGD", lr=LR, dropout=0.0), algorithm=Scaffold())
+    on_top = with_optimizer(lambda params: OnTop(params, lr=LR))
+    model, loop = federate(2, model=on_top, algorithm=Scaffold())
     assert [row["steps"] for row in loop.visit_records] == [2, 2, 2]
     assert_equal(weights(plain), weights(model))
 
