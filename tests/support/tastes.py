@@ -83,3 +83,13 @@ def run(algorithm, rounds=6, module=None, callbacks=(), ckpt_path=None, **loop):
     t = trainer(rounds, [loop, *callbacks], enable_checkpointing=saves, limit_val_batches=0)
     t.fit(module, datamodule=Tastes(batch_size=4), ckpt_path=ckpt_path, weights_only=True)
     return module, loop
+
+
+def stepped(w, batches, lr=0.05):
+    """Plain SGD of a linear model on the mean squared error, written out; ``w`` has its weight and bias."""
+    for x, y in batches:
+        w = {name: value.detach().requires_grad_() for name, value in w.items()}
+        loss = (x @ w["weight"].T + w["bias"] - y).square().mean()
+        gradients = torch.autograd.grad(loss, [*w.values()])
+        w = {name: (w[name] - lr * g).detach() for name, g in zip(w, gradients, strict=True)}
+    return w

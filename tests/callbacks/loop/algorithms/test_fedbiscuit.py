@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 from plain_lightning import Metrics, Numbers, assert_equal, ten_clients, trainer, weights
-from tastes import SIGNS, Adapters, Spread, Tastes, run
+from tastes import SIGNS, Adapters, Spread, Tastes, run, stepped
 from torch import nn
 from two_parts import Recorder
 
@@ -29,13 +29,8 @@ def by_hand(warmup, tau, rounds, factors, seen):
         moves = {}
         for visit, batches in seen[r]:
             u = r // warmup if r < 3 * warmup else groups[visit.client_id]
-            w = state[u]
-            for bx, by in batches:
-                w = {k: v.clone().requires_grad_() for k, v in w.items()}
-                loss = ((bx @ w["weight"].T + w["bias"] - by) ** 2).mean()
-                grads = torch.autograd.grad(loss, list(w.values()))
-                w = {k: (v - 0.05 * g).detach() for (k, v), g in zip(w.items(), grads, strict=True)}
-            moves.setdefault(u, []).append((visit.client_id, {k: v - state[u][k] for k, v in w.items()}))
+            move = {k: v - state[u][k] for k, v in stepped(state[u], batches).items()}
+            moves.setdefault(u, []).append((visit.client_id, move))
         for u, of_group in moves.items():
             group = everyone if r < 3 * warmup else [c for c in everyone if groups[c] == u]
             weight = factors([c for c, _ in of_group], group, share, r < 3 * warmup)

@@ -3,13 +3,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import Numbers, Uploads, assert_equal, module, ten_clients, weights
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from plain_lightning import Metrics, Numbers, Uploads, assert_equal, module, ten_clients, weights
 from synthesizing import Batches, Synthesizing, run, trained_on
 from torch.utils.data import TensorDataset
 
 from fedlight import FedAvg, FederatedWrapper, FewFedPIT
-from fedlight.federation import Identity
+from fedlight.federation import Average, Identity
 
 SHARES = {name: len(indices) / 120 for name, indices in ten_clients(None).items()}
 
@@ -95,18 +95,15 @@ def test_a_round_equals_a_loop_written_out(beta, scorer):
 
 def test_candidates_are_made_by_the_global_model_for_the_cohort_alone_in_each_round():
     starts = []
-
-    class Starts(Batches):
-        def on_train_epoch_start(self, trainer, pl_module):
-            starts.append(weights(pl_module))
-
-    _, loop, data = run(FewFedPIT(0.5), rounds=3, callbacks=[Starts])
+    watch = LambdaCallback(on_train_epoch_start=lambda _, model: starts.append(weights(model)))
+    _, loop, data = run(FewFedPIT(0.5), rounds=3, callbacks=[watch])
     made = [entry for entry in data.diary if entry[0] == "synthesize"]
     assert [round_idx for _, round_idx, *_ in made] == [0, 1, 2]
     for (_, _, clients, seen), start in zip(made, starts, strict=True):
         assert_equal(seen, start)
         assert len(clients) == 3
     assert made[-1][2] == sorted({row["client"] for row in loop.visit_records})
+    assert_equal(starts[0], weights(module()))
 
 
 def test_the_best_are_chosen_before_the_first_of_them_is_read():
@@ -131,10 +128,8 @@ def test_without_a_local_model_for_it_beta_zero_reads_nothing_private():
 
     tapes, models = [], []
     for numbers in (Numbers, Others):
-        tape = Wiretap()
-        model, _, data = run(
-            FewFedPIT(0.0, "global"), rounds=3, channel=tape, data=Synthesizing(numbers=numbers)
-        )
+        tape, data = Wiretap(), Synthesizing(numbers=numbers)
+        model, *_ = run(FewFedPIT(0.0, "global"), rounds=3, channel=tape, data=data)
         assert {entry[2] for entry in data.diary if entry[0] == "read"} == {"synthetic"}
         tapes.append(tape.ups)
         models.append(weights(model))
@@ -143,6 +138,19 @@ def test_without_a_local_model_for_it_beta_zero_reads_nothing_private():
     for (client, one), (again, other) in zip(*tapes, strict=True):
         assert client == again
         assert_equal(one, other)
+
+
+@pytest.mark.parametrize("beta", [0.25, 0.75])
+@pytest.mark.parametrize("matched", [False, True])
+def test_a_round_is_the_private_step_and_a_share_of_the_public_one(beta, matched):
+    """w + lr (beta P + (1 - beta) Q), with P of FedAvg and Q of beta = 0, whose candidates and choices are the same."""
+    start, lr = weights(module()), 1 / beta if matched else 1.0
+    runs = (FedAvg(), {}), (FewFedPIT(0.0), {}), (FewFedPIT(beta), {"server": Average(lr)})
+    private, public, both = (weights(run(algorithm, rounds=1, **more)[0]) for algorithm, more in runs)
+    for name, value in start.items():
+        moved = beta * (private[name] - value) + (1 - beta) * (public[name] - value)
+        torch.testing.assert_close(both[name], value + lr * moved, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(public["net.0.weight"], start["net.0.weight"], atol=1e-3)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3])
@@ -200,35 +208,27 @@ def test_who_has_no_candidate_left_sends_no_more_than_beta_of_what_is_private(ca
 
 def test_the_round_says_who_has_none(caplog):
     cohort = [row["client"] for row in run(FedAvg(), rounds=1)[1].visit_records]
-    logged = {}
-
-    class Watch(Batches):
-        def on_train_epoch_end(self, trainer, pl_module):
-            logged.update(trainer.callback_metrics)
-
-    _, loop, _ = run(FewFedPIT(0.5), rounds=1, data=Synthesizing(without=cohort[:1]), callbacks=[Watch])
+    metrics = Metrics("fed/")
+    _, loop, _ = run(FewFedPIT(0.5), rounds=1, data=Synthesizing(without=cohort[:1]), callbacks=[metrics])
     assert f"no example is left of those that {cohort[0]} made" in caplog.text
-    counts = {
-        name.removeprefix("fed/synthetic/"): value.item()
-        for name, value in logged.items()
-        if name.startswith("fed/synthetic/")
+    (logged,) = metrics.rounds
+    counts = {"survived": 24, "clients": 3, "clients_without": 1, "chosen": 16}
+    assert {name: value for name, value in logged.items() if "synthetic/" in name} == {
+        f"fed/synthetic/{name}": value for name, value in counts.items()
     }
-    assert counts == {"survived": 24, "clients": 3, "clients_without": 1, "chosen": 16}
     for split in ("train", "synthetic"):
         losses = [row["loss"] for row in loop.visit_records if row["split"] == split]
-        assert logged[f"fed/loss/{split}"].item() == pytest.approx(sum(losses) / len(losses))
-    assert logged["fed/loss"].item() == pytest.approx(sum(row["loss"] for row in loop.visit_records) / 5)
+        assert logged[f"fed/loss/{split}"] == pytest.approx(sum(losses) / len(losses))
+    assert logged["fed/loss"] == pytest.approx(sum(row["loss"] for row in loop.visit_records) / 5)
     splits = [row["split"] for row in loop.visit_records]
     assert sorted(splits) == ["synthetic"] * 2 + ["train"] * 3
 
 
 def test_with_beta_zero_and_no_candidate_anywhere_the_model_stays_and_the_round_says_so(caplog):
-    start = weights(module())
     for scorer in ("global", "private"):
-        model, loop, _ = run(
-            FewFedPIT(0.0, scorer), rounds=2, data=Synthesizing(without=[*ten_clients(None)])
-        )
-        assert_equal(weights(model), start)
+        data = Synthesizing(without=[*ten_clients(None)])
+        model, loop, _ = run(FewFedPIT(0.0, scorer), rounds=2, data=data)
+        assert_equal(weights(model), weights(module()))
         assert loop.rounds_done == 2
     assert "round 2: nobody is left" in caplog.text
 

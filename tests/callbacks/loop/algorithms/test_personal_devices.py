@@ -47,12 +47,8 @@ def test_costs_are_those_that_were_planned_and_weights_those_without_devices(nam
 
 def test_each_selector_of_a_client_is_planned_on_devices(tmp_path, caplog):
     plain, one = run(FedBiscuit(0, 2, SoftGroups()), rounds=3, module=Spread(2))
-    module, loop = run(
-        FedBiscuit(0, 2, SoftGroups()),
-        rounds=3,
-        module=Spread(2),
-        fleet=make_fleet(tmp_path, slow={}, fast={}),
-    )
+    fleet = make_fleet(tmp_path, slow={}, fast={})
+    module, loop = run(FedBiscuit(0, 2, SoftGroups()), rounds=3, module=Spread(2), fleet=fleet)
     assert "was to send" not in caplog.text
     assert_equal(weights(module), weights(plain))
     assert costs(loop.visit_records) == costs(one.visit_records)

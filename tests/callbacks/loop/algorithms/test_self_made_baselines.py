@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from plain_lightning import Numbers, assert_equal, module, ten_clients, weights
 from synthesizing import Batches, Synthesizing, run
 
@@ -57,12 +58,8 @@ def test_without_any_candidate_fedmit_is_fedavg_bit_for_bit():
 
 def test_fedmits_candidates_are_made_and_chosen_by_the_global_model_before_any_is_trained_on():
     starts = []
-
-    class Starts(Batches):
-        def on_train_epoch_start(self, trainer, pl_module):
-            starts.append(weights(pl_module))
-
-    _, _, data = run(FedMIT(), rounds=2, callbacks=[Starts])
+    watch = LambdaCallback(on_train_epoch_start=lambda _, model: starts.append(weights(model)))
+    _, _, data = run(FedMIT(), rounds=2, callbacks=[watch])
     kinds = [entry[0] for entry in data.diary]
     assert kinds == (["synthesize"] + ["choose"] * 3 + ["read"] * 6) * 2
     for place, entry in enumerate(entry for entry in data.diary if entry[0] != "read"):
@@ -81,9 +78,7 @@ def test_a_clients_own_model_makes_and_chooses_what_it_trains_on():
             own_after[self.loop.rounds_done - 1] = weights(pl_module)
 
     start = weights(module())
-    model, loop, data = run(
-        LocalSelfGeneration(), rounds=3, data=Synthesizing(), callbacks=[Own], clients_per_round=10
-    )
+    model, loop, data = run(LocalSelfGeneration(), rounds=3, callbacks=[Own], clients_per_round=10)
     assert_equal(weights(model), start)
     for state in own_after.values():
         assert_equal(state, start)
