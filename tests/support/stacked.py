@@ -1,9 +1,12 @@
 """Small runs whose clients are trained side by side: an own module with LoRA layers, and fedlight's on the tiny model."""
 
+import copy
+
 import lightning as L
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny_world import VOTES
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -114,3 +117,23 @@ def assert_same_rows(rows, others, tolerance=1e-5):
         assert (row["loss"] == "") == (other["loss"] == "")
         if row["loss"] != "":
             assert abs(row["loss"] - other["loss"]) < tolerance, visit
+
+
+def both_ways(make, data=Points, at_once=3, most=1e-6, tolerance=1e-5, **loop):
+    """Train one client at a time, then several at once; check that weights and rows agree, and return what `fit` does."""
+    alone, beside = (fit(make(), data(), number, **copy.deepcopy(loop)) for number in (1, at_once))
+    assert furthest(beside[0], alone[0]) < most
+    assert_same_rows(beside[1], alone[1], tolerance)
+    return alone, beside
+
+
+def tiny_sft(model, batch_size=4, lr=0.05):
+    """Return a module that trains LoRA with dropout on the tiny language model by SGD, and the votes of six clients."""
+    from fedlight import Optimization, PreferenceDataModule, SFTModule
+    from fedlight.datamodules.rows.split import Split
+    from fedlight.modules.language import adapters
+
+    lora = adapters.Lora(rank=2, dropout=0.1)
+    module = SFTModule(model, lora=lora, dtype="fp32", optimizer=Optimization(name="SGD"), lr=lr)
+    settings = {"view": "sft", "tokenizer": model, "max_tokens": 128, "split": Split(val_share=0)}
+    return module, PreferenceDataModule(VOTES, batch_size=batch_size, **settings)

@@ -18,9 +18,8 @@ def test_a_row_says_what_the_visit_took_on_the_device(tmp_path):
     numel = sum(p.numel() for p in model.parameters())
     for row in rows:
         own = row["examples"]
-        seen = (
-            2 * own if own <= 4 else min(own, 8)
-        )  # two steps of at most 4; the last batch of a pass is its rest
+        # Two steps of at most 4; the last batch of a pass is its rest.
+        seen = 2 * own if own <= 4 else min(own, 8)
         # Forward and gradients of weights: 4 -> 8 and 8 -> 1; of inputs: the last layer's alone.
         assert row["flops"] == 2 * seen * (2 * 4 * 8 + 2 * 8 + 8)
         assert row["download_seconds"] == row["bytes_down"] * 8 / 100e6
@@ -33,12 +32,9 @@ def test_a_row_says_what_the_visit_took_on_the_device(tmp_path):
         parts = ("base", "adapter", "gradient", "moment", "activation")
         assert row["peak_bytes"] == sum(row[f"{part}_bytes"] for part in parts)
         assert row["activation_bytes"] > 0
+    spent = [sum(r[f"{p}_seconds"] for p in ("download", "compute", "upload")) for r in rows]
     ends = [row["round_end_seconds"] for row in rows]
-    longest = [
-        max(sum(r[f"{p}_seconds"] for p in ("download", "compute", "upload")) for r in rows[i : i + 3])
-        for i in (0, 3, 6)
-    ]
-    assert ends[::3] == pytest.approx(np.cumsum(longest))
+    assert ends[::3] == pytest.approx(np.cumsum([max(spent[i : i + 3]) for i in (0, 3, 6)]))
 
 
 def everything(dataset):

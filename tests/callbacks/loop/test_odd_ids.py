@@ -42,15 +42,13 @@ def test_tables_hold_them_quoted_and_readers_find_them(tmp_path):
     files = run(tmp_path)
     for data in files.values():
         assert not set(data) & ({*range(32), 127} - {ord("\n")})
-        assert not any(
-            cell.startswith((b"=", b"+", b"@")) for line in data.splitlines() for cell in line.split(b",")
-        )
+        cells = data.replace(b"\n", b",").split(b",")
+        assert not any(cell.startswith((b"=", b"+", b"@")) for cell in cells)
     for name in TABLES:
         assert {row["client"] for row in read_csv(tmp_path / name)} == {*IDS.values()}
     assert read_selectors(tmp_path / "groups.csv")[0] == {"=1+1": 0, "\x1b[31mred": 2, "nul\0": 1, '"@d"': 1}
-    assert {row["known_group"] for row in read_csv(tmp_path / "groups.csv")} == {
-        f"+{name}" for name in IDS.values()
-    }
+    known = {row["known_group"] for row in read_csv(tmp_path / "groups.csv")}
+    assert known == {f"+{name}" for name in IDS.values()}
     shown = {row["client"] for row in Run(tmp_path, "", "run", tmp_path).csv("visits.csv")}
     assert shown == {"=1+1", "␛[31mred", "nul␀", '"@d"'}
 

@@ -1,10 +1,8 @@
-import csv
-
 import numpy as np
 import pytest
 import torch
 from plain_lightning import trainer as make_trainer
-from tiny_world import make_encoder, write_rows
+from tiny_world import make_encoder, table, write_rows
 
 from fedlight import FederatedLoop, LocalOnly, Optimization, PreferenceDataModule, SelectorModule
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, Outcomes, mix_log_odds
@@ -60,19 +58,12 @@ def test_after_local_training(tmp_path):
         for a, b in shown
     ]
     source, encoder = write_rows(tmp_path / "votes.jsonl", rows), make_encoder(tmp_path / "encoder")
-    data = PreferenceDataModule(
-        source,
-        split=Split(test_source=source, val_share=0),
-        columns={name: name for name in rows[0]},
-        format=Format(form="pair", pair_template=""),
-        tokenizer=encoder,
-        max_tokens=64,
-        batch_size=4,
-        eval_batch_size=3,
-    )
-    module = SelectorModule(
-        encoder, head="classifier", dtype="fp32", optimizer=Optimization(name="SGD"), lr=2.0
-    )
+    own = {"columns": {name: name for name in rows[0]}, "format": Format(form="pair", pair_template="")}
+    sizes = {"max_tokens": 64, "batch_size": 4, "eval_batch_size": 3}
+    split = Split(test_source=source, val_share=0)
+    data = PreferenceDataModule(source, split=split, tokenizer=encoder, **own, **sizes)
+    sgd = Optimization(name="SGD")
+    module = SelectorModule(encoder, head="classifier", dtype="fp32", optimizer=sgd, lr=2.0)
     loop = FederatedLoop(LocalOnly(), clients_per_round=2, local_steps=4)
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
     trainer = make_trainer(1, [loop, accuracy], limit_val_batches=0, default_root_dir=tmp_path)
@@ -89,8 +80,7 @@ def test_after_local_training(tmp_path):
             right.append(float((odds[order] > odds[order ^ 1]) == label))
             of.append(order // 2)
         by_client[client] = np.mean(right[-len(indices) :])
-    with (tmp_path / "clients.csv").open() as file:
-        written = {row["client"]: float(row["own_both_orders"]) for row in csv.DictReader(file)}
+    written = {row["client"]: float(row["own_both_orders"]) for row in table(tmp_path / "clients.csv")}
     assert written == pytest.approx(by_client)
     assert len({*written.values()}) > 1
     assert own_states == 2  # the third client was not drawn

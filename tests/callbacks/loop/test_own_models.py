@@ -1,4 +1,3 @@
-import csv
 from math import sqrt
 
 import pytest
@@ -6,6 +5,7 @@ import torch
 from judges import MARGINS, Judge, Margins, Saves, fit, trainer
 from lightning.pytorch.loggers import CSVLogger
 from refusals import refusal
+from tiny_world import table
 
 from fedlight import FedAvg, FederatedLoop, LocalOnly, VisitLog
 from fedlight.callbacks.logs import ClientAccuracy
@@ -46,6 +46,10 @@ def fit_own(folder, *callbacks, **options):
     return accuracy, *fit(folder, accuracy, *callbacks, **options)
 
 
+def loop_of(run):
+    return next(callback for callback in run.callbacks if isinstance(callback, FederatedLoop))
+
+
 def test_by_hand(tmp_path, caplog):
     logger = CSVLogger(tmp_path, name="metrics")
     with caplog.at_level("INFO"):
@@ -54,8 +58,7 @@ def test_by_hand(tmp_path, caplog):
     metrics = run.callback_metrics
     assert {name: float(metrics[name]) for name in SUMMARY} == pytest.approx(SUMMARY)
     (file,) = tmp_path.glob("metrics/*/metrics.csv")
-    last = list(csv.DictReader(file.read_text().splitlines()))[-1]
-    assert float(last["own/accuracy"]) == 0.6
+    assert float(table(file)[-1]["own/accuracy"]) == 0.6
     assert (tmp_path / "clients.csv").read_text().split("\n", 1)[1] == OWN
     assert "each of 4 clients with its own model: own/accuracy 0.6000  own/client_mean 0.5000" in caplog.text
     # Nothing is left behind.
@@ -85,8 +88,7 @@ def test_local_training_equals_a_loop_written_out(tmp_path):
     shift = 0.0
     for _ in range(2 * visits):
         shift -= 0.05 * 2 * (shift - 0.25 / 3)
-    (loop,) = [callback for callback in run.callbacks if isinstance(callback, FederatedLoop)]
-    assert loop.own_state("d")["shift"].item() == pytest.approx(shift, rel=1e-5)
+    assert loop_of(run).own_state("d")["shift"].item() == pytest.approx(shift, rel=1e-5)
     # The shift of d is below 0.25 and those of the others below 0.5: each client fares as with the global model.
     assert accuracy.summary["own/client_mean"] == pytest.approx(1 / 3)
 
@@ -116,10 +118,10 @@ def test_what_is_missing_is_missed_before_training(tmp_path, caplog):
 def test_clients_that_no_local_round_has_visited_are_tested_with_the_global_model_and_counted(tmp_path):
     """The local rounds sample three of four clients in all."""
     accuracy, module, run = fit_own(tmp_path, algorithm=GlobalThenLocal(1), rounds=2)
-    (loop,) = [callback for callback in run.callbacks if isinstance(callback, FederatedLoop)]
+    loop = loop_of(run)
     assert sum(loop.own_state(client) is None for client in SHIFTS) == 1
     assert accuracy.summary["own/without_own_model"] == 1
-    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    rows = table(tmp_path / "clients.csv")
     shares = {row["client"]: float(row["own_accuracy"]) for row in rows if row["stage"] == "own"}
     assert len(shares) == 4
     for client, margins in MARGINS.items():

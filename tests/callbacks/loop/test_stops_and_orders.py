@@ -60,12 +60,17 @@ def of_factors(algorithm, model=Ranked, **loop):
     return Kind({"algorithm": algorithm, **loop}, model, Points, NO_VALIDATION)
 
 
+def with_norm(part):
+    return Kind({"algorithm": Scaffold(), "parts": [part]}, lambda: plain(norm=True), clients=pairs)
+
+
 def forward_only(at_once, **loop):
     forward = ZerothOrder(0.01, perturbations=2)
     loop |= {"forward": forward, "clients_at_once": at_once, "clients_per_round": 4, "local_steps": 3}
     return Kind(loop, lambda: Lora(dropout=0.2, lr=0.02), Points, NO_VALIDATION)
 
 
+LIARS = Liars(clients=["c1", "c4", "c6"])
 MORE = {
     "avgm": lambda root: Kind({"algorithm": FedAvg("normalized"), "server": FedAvgM(lr=0.9, beta=0.8)}),
     "adagrad": lambda root: Kind({"server": FedAdagrad(lr=0.1, tau=0.01)}),
@@ -79,9 +84,7 @@ MORE = {
     "fltrust": lambda root: Kind({"aggregation": FLTrust("c1"), "clients_per_round": 10}),
     "clip_quantile": lambda root: Kind({"aggregation": PrivateMean(0.05, 0.5, delta=0.01, clip_quantile=0.5)}),
     "dpsgd": lambda root: Kind({"parts": [DPSGD(1.0, 1.0)]}),
-    "liars": lambda root: Kind(
-        {"parts": [Malicious("noise", 2.0, Liars(clients=["c1", "c4", "c6"]))], "clients_per_round": 6}
-    ),
+    "liars": lambda root: Kind({"parts": [Malicious("noise", 2.0, LIARS)], "clients_per_round": 6}),
     "scaffold_in_ram": lambda root: Kind({"algorithm": Scaffold(), "clients_per_round": 5}, rounds=4),
     "scaffold_moves": lambda root: Kind(  # to the disk, in the second round
         {"algorithm": Scaffold(), "memory": on_disk(root, 0.001), "clients_per_round": 5}, rounds=4
@@ -106,23 +109,15 @@ MORE = {
     "forward_at_once": lambda root: forward_only(3),
     "forward_scaffold_at_once": lambda root: forward_only(3, algorithm=Scaffold()),
     "forward_ditto_at_once": lambda root: forward_only(3, algorithm=Ditto(0.5, personal_epochs=2)),
-    "scaffold_local_buffers": lambda root: Kind(
-        {"algorithm": Scaffold(), "parts": [LocalBuffers()]}, lambda: plain(norm=True), clients=pairs
-    ),
-    "scaffold_average_buffers": lambda root: Kind(
-        {"algorithm": Scaffold(), "parts": [AveragedBuffers()]}, lambda: plain(norm=True), clients=pairs
-    ),
+    "scaffold_local_buffers": lambda root: with_norm(LocalBuffers()),
+    "scaffold_average_buffers": lambda root: with_norm(AveragedBuffers()),
     "diverging_scaffold": lambda root: Kind({"algorithm": Scaffold(), "clients_per_round": 10}, Exploding),
     "at_once": lambda root: Kind(
         {"algorithm": FedProx(0.1), "clients_at_once": 3, "local_steps": 3},
         lambda: Lora("AdamW", 0.01), Points, NO_VALIDATION,
     ),
-    "accumulation_changes": lambda root: Kind(
-        callbacks=lambda: [GradientAccumulationScheduler({1: 3, 3: 2})], rounds=4
-    ),
-    "loss_scale": lambda root: Kind(
-        {"local_steps": 3}, plain, settings={"plugins": [half_precision()]}, rounds=3
-    ),
+    "accumulation_changes": lambda root: Kind(callbacks=lambda: [GradientAccumulationScheduler({1: 3, 3: 2})], rounds=4),
+    "loss_scale": lambda root: Kind({"local_steps": 3}, plain, settings={"plugins": [half_precision()]}),
     "moody": lambda root: Kind({"fleet": moody(root), "clients_per_round": 2}, rounds=6),
     "moody_scaffold": lambda root: Kind(
         {"algorithm": Scaffold(), "fleet": moody(root), "clients_per_round": 2}, plain, rounds=6

@@ -46,16 +46,13 @@ class EachRound(L.Callback):
 
 
 def fit(tiny_model, broken=None, callbacks=(), **loop):
-    module, each = (
-        Noted(tiny_model, optimizer=Optimization(name="SGD"), lr=0.1, lora=Lora(dropout=0.0)),
-        EachRound(),
-    )
+    each, sgd = EachRound(), Optimization(name="SGD")
+    module = Noted(tiny_model, optimizer=sgd, lr=0.1, lora=Lora(dropout=0.0))
     module.broken = broken
     loop = FederatedLoop(FedAvg(), clients_per_round=3, local_steps=2, **loop)
     trainer = make_trainer(2, [loop, each, *callbacks], num_sanity_val_steps=0)
-    data = PreferenceDataModule(
-        VOTES, split=Split(test_source=HELDOUT), view="dpo", tokenizer=tiny_model, batch_size=3
-    )
+    split = Split(test_source=HELDOUT)
+    data = PreferenceDataModule(VOTES, split=split, view="dpo", tokenizer=tiny_model, batch_size=3)
     trainer.fit(module, datamodule=data)
     return module, loop, each.found
 

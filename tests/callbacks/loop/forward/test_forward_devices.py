@@ -1,14 +1,12 @@
-import lightning as L
 import pytest
 import torch
 from fleets import make_fleet, rounds_of, without_wall
+from lightning.pytorch.callbacks import LambdaCallback
 from plain_lightning import Regression, assert_equal, federate, module, weights
-from stacked import fit
-from tiny_world import VOTES
+from stacked import fit, tiny_sft
 
-from fedlight import FedProx, Lora, Optimization, PreferenceDataModule, SFTModule
+from fedlight import FedProx
 from fedlight.callbacks.loop.fitted_step import FittedStep
-from fedlight.datamodules.rows.split import Split
 from fedlight.federation.forward import ZerothOrder
 
 GIB = 2**30
@@ -79,15 +77,11 @@ class TakesBatchAlone(Regression):
 def test_a_step_that_takes_a_batch_alone_gets_no_number_in_parts_either():
     model, seen = TakesBatchAlone(optimizer="SGD", dropout=0.0), []
     fitted = FittedStep(model)
-
-    class Fits(L.Callback):
-        def on_fit_start(self, trainer, pl_module):
-            fitted.enter(2, checkpointing=False)
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            seen.append(outputs["loss"].item())
-
-    federate(1, model=model, callbacks=[Fits()], forward=ZerothOrder())
+    fits = LambdaCallback(
+        on_fit_start=lambda *_: fitted.enter(2, checkpointing=False),
+        on_train_batch_end=lambda trainer, module, outputs, *_: seen.append(outputs["loss"].item()),
+    )
+    federate(1, model=model, callbacks=[fits], forward=ZerothOrder())
     fitted.leave()
     assert len(seen) == 6
 
@@ -96,21 +90,14 @@ def test_a_step_that_takes_a_batch_alone_gets_no_number_in_parts_either():
 def test_forward_passes_on_a_quantized_base(bits, tiny_model, tmp_path):
     """At hardly any rate the mean loss of the passes is that of backpropagation, up to the square of eps."""
 
-    def losses(train):
-        forward = ZerothOrder() if train == "forward" else None
-        module = SFTModule(
-            tiny_model, lora=Lora(rank=2), dtype="fp32", optimizer=Optimization(name="SGD"), lr=1e-12
-        )
-        data = PreferenceDataModule(
-            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, split=Split(val_share=0)
-        )
-        fleet = make_fleet(tmp_path / train, phone={"weight_bits": bits})
+    def losses(forward):
+        fleet = make_fleet(tmp_path / str(forward is None), phone={"weight_bits": bits})
         loop = {"clients_per_round": 2, "local_steps": 2, "rounds": 1, "fleet": fleet, "forward": forward}
-        _, rows, *_ = fit(module, data, **loop)
+        _, rows, *_ = fit(*tiny_sft(tiny_model, 2, lr=1e-12), **loop)
         assert {row["weight_bits"] for row in rows} == {bits}
         return [row["loss"] for row in rows]
 
-    found, expected = losses("forward"), losses("backprop")
+    found, expected = losses(ZerothOrder()), losses(None)
     assert found == pytest.approx(expected, abs=1e-2)
     assert found != expected
 
@@ -146,29 +133,19 @@ def test_a_mixed_round_weighs_both_kinds(tmp_path, peaks):
 def test_groups_hold_one_kind_of_training(tiny_model, tmp_path):
     """Language models with seeded dropout: alone and side by side the same, also in fleets with both kinds."""
 
-    def run(at_once, **loop):
-        module = SFTModule(
-            tiny_model,
-            lora=Lora(rank=2, dropout=0.1),
-            dtype="fp32",
-            optimizer=Optimization(name="SGD"),
-            lr=1e-3,
-        )
-        data = PreferenceDataModule(
-            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=2, split=Split(val_share=0)
-        )
-        more = {"clients_per_round": 6, "local_steps": 2, "rounds": 1, "algorithm": FedProx(0.1)}
-        return fit(module, data, at_once, **more, **SETTINGS, **loop)
+    def run(at_once, folder, **devices):
+        loop = {"clients_per_round": 6, "local_steps": 2, "rounds": 1, "algorithm": FedProx(0.1)}
+        fleet = make_fleet(tmp_path / folder, **devices)
+        return fit(*tiny_sft(tiny_model, 2, lr=1e-3), at_once, fleet=fleet, **loop, **SETTINGS)
 
     large = {"memory_gib": 1}
-    _, rows, *_ = run(1, fleet=make_fleet(tmp_path / "all", large=large))
-    resting = max(
-        row["base_bytes"] + row["adapter_bytes"] + row["gradient_bytes"] + row["moment_bytes"] for row in rows
-    )
+    _, rows, *_ = run(1, "all", large=large)
+    parts = ("base_bytes", "adapter_bytes", "gradient_bytes", "moment_bytes")
+    resting = max(sum(row[part] for part in parts) for row in rows)
     activations = min(row["activation_bytes"] for row in rows)
     small = {"memory_gib": (resting + activations // 8) / GIB}
-    alone, rows, *_ = run(1, fleet=make_fleet(tmp_path / "alone", large=large, small=small))
-    beside, others, groups, _ = run(3, fleet=make_fleet(tmp_path / "beside", large=large, small=small))
+    alone, rows, *_ = run(1, "alone", large=large, small=small)
+    beside, others, groups, _ = run(3, "beside", large=large, small=small)
     how = {row["client"]: row["train"] for row in others}
     assert {*how.values()} == {"backprop", "forward"}
     assert {row["client"]: row["train"] for row in rows} == how

@@ -1,5 +1,6 @@
 import copy
 import random
+from functools import partial
 from hashlib import blake2b
 
 import lightning as L
@@ -7,21 +8,12 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from plain_lightning import (
-    Metrics,
-    Numbers,
-    Regression,
-    assert_equal,
-    federate,
-    module,
-    ten_clients,
-    trainer,
-    weights,
-)
-from stacked import Lora, Points, assert_same_rows, fit, furthest
+from plain_lightning import Metrics, Regression, assert_equal, federate, module, weights
+from stacked import Lora, Points, both_ways, fit, furthest
 from tastes import Adapters, run
+from two_parts import Recorder
 
-from fedlight import CoordinateMedian, FederatedLoop, FederatedWrapper, LocalOnly, Quantize, Scaffold, Wire
+from fedlight import CoordinateMedian, FederatedLoop, LocalOnly, Quantize, Scaffold, Wire
 from fedlight.federation.algorithms import Ditto, FedAvg, FedBiscuit, FedProx, FedRep, GlobalThenLocal
 from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, FlexLoRA, HetLoRA, ProductAverage, RoLoRA
 from fedlight.federation.forward.zeroth_order import ZerothOrder, direction, estimate, perturb
@@ -40,17 +32,6 @@ class Scheduled(Regression):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, **self.options)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, self.gamma)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
-class Batches(L.Callback):
-    """Keeps each client's batches."""
-
-    def __init__(self):
-        self.of = {}
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))
-        self.of.setdefault(loop.visit.client_id, []).append([part.double() for part in batch])
 
 
 def drawn(client, step, k, name, shape):
@@ -104,15 +85,15 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_visit_is_mezo_written_out(case):
     own, reference, loop = copy.deepcopy(CASES[case])
-    seen = Batches()
+    seen = Recorder()
     L.seed_everything(0, verbose=False)
     model = Scheduled(gamma=loop.pop("gamma", 1.0))
     start = weights(model)
     loop = {"algorithm": FedAvg("uniform"), "clients_per_round": 1, "local_steps": 3, **loop}
-    settings = {"forward": ZerothOrder(EPS, **own)}
-    trained, made = federate(1, model=model, callbacks=[seen], **settings, **loop)
-    ((client, batches),) = seen.of.items()
-    expected = mezo(start, client, batches, **reference)
+    trained, made = federate(1, model=model, callbacks=[seen], forward=ZerothOrder(EPS, **own), **loop)
+    ((visit, batches),) = seen.visits[0]
+    batches = [[part.double() for part in batch] for batch in batches]
+    expected = mezo(start, visit.client_id, batches, **reference)
     for name, value in weights(trained).items():
         # Losses of some units are rounded to fp32 and divided by 2 eps.
         torch.testing.assert_close(value.double(), expected[name], rtol=0, atol=2e-6)
@@ -221,29 +202,10 @@ def test_parameters_are_given_back_bit_for_bit():
     assert any(not torch.equal(walked[name], p) for name, p in before.items())
 
 
-def test_passes_are_a_perturbation_up_and_one_down():
-    L.seed_everything(0, verbose=False)
-    model = Recording(optimizer="SGD")
-    start = weights(model)
-    loop = {"clients_per_round": 1, "local_steps": 1, "forward": ZerothOrder(EPS)}
-    _, made = federate(1, model=model, **loop)
-    (client,) = {row["client"] for row in made.visit_records}
-    up, down = model.seen
-    for name, p in start.items():
-        z = drawn(client, 0, 0, name, p.shape)
-        assert torch.equal(up[name], p + z * EPS)
-        assert torch.equal(down[name], p + z * -EPS)
-
-
 def test_what_an_algorithm_holds_fixed_is_not_perturbed():
     L.seed_everything(0, verbose=False)
     model = Recording(optimizer="SGD", dropout=0.0)
-    loop = {
-        "clients_per_round": 1,
-        "local_steps": 2,
-        "algorithm": FedRep(["net.3"]),
-        "forward": ZerothOrder(),
-    }
+    loop = {"clients_per_round": 1, "algorithm": FedRep(["net.3"]), "forward": ZerothOrder()}
     _, made = federate(1, model=model, **loop)
     assert [row["split"] for row in made.visit_records] == ["head", "train"]
     first, second = model.seen[:4], model.seen[4:]
@@ -291,48 +253,27 @@ FORWARD = {"forward": ZerothOrder(EPS, perturbations=2)}
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_clients_side_by_side_train_what_each_trains_alone(name):
-    def run(at_once):
-        # In fp64, as a difference of losses is divided by 2 eps.
-        data, model = Points(dtype=torch.float64), Lora(dtype=torch.float64, lr=0.02)
-        more = copy.deepcopy(ALGORITHMS[name]) | FORWARD | {"settings": {"gradient_clip_val": 1.0}}
-        return fit(model, data, at_once, **more)
-
-    alone, rows, *_ = run(1)
-    beside, others, groups, _ = run(3)
+    # In fp64, as a difference of losses is divided by 2 eps.
+    made, data = partial(Lora, dtype=torch.float64, lr=0.02), partial(Points, dtype=torch.float64)
+    more = ALGORITHMS[name] | FORWARD | {"settings": {"gradient_clip_val": 1.0}}
+    (alone, *_), (_, _, groups, _) = both_ways(made, data, **more)
     assert groups[0][0] == ["a", "b", "c"]
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows)
-    initial = {name: p for name, p in Lora(dtype=torch.float64).named_parameters() if p.requires_grad}
+    initial = {name: p for name, p in made().named_parameters() if p.requires_grad}
     assert furthest(alone, initial) > 1e-4 or name == "LocalOnly"
 
 
 def test_forward_only_visits_weigh_less_where_they_are_told_to():
     """One of several clients is trained forward-only with weight 0 of a run whose others are: as without anybody."""
     before = weights(module(optimizer="SGD"))
-    settings = {"algorithm": FedAvg("unbiased")}
-    whole, _ = federate(1, model=module(optimizer="SGD"), forward=ZerothOrder(), **settings)
+
+    def run(**forward):
+        return weights(federate(1, model=module(optimizer="SGD"), forward=ZerothOrder(**forward))[0])
+
+    whole = run()
     for factor in (0.0, 0.25):
-        forward = ZerothOrder(forward_weight=factor)
-        part, _ = federate(1, model=module(optimizer="SGD"), forward=forward, **settings)
-        for name, value in weights(part).items():
-            expected = before[name] + factor * (weights(whole)[name] - before[name])
+        for name, value in run(forward_weight=factor).items():
+            expected = before[name] + factor * (whole[name] - before[name])
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-7)
-
-
-def test_forward_only_training_learns():
-    """Ten clients with one linear task: the loss falls by a multiple, with losses alone."""
-    numbers = []
-
-    class Logged(L.Callback):
-        def on_validation_end(self, trainer, pl_module):
-            numbers.append(trainer.callback_metrics["val/loss"].item())
-
-    settings = {"num_sanity_val_steps": 0}
-    loop = {"clients_per_round": 10, "local_steps": 5, "algorithm": FedAvg("normalized")}
-    forward = ZerothOrder(perturbations=2, lr_scale=0.5)
-    model = module(optimizer="SGD", dropout=0.0)
-    federate(4, model=model, callbacks=[Logged()], settings=settings, forward=forward, **loop)
-    assert numbers[-1] < 0.7 * numbers[0]
 
 
 class Manual(Regression):
@@ -406,10 +347,7 @@ def test_a_class_that_says_so_is_taken():
     ("settings", "message"),
     [
         ({"forward": "sideways"}, "forward='sideways' must be a ZerothOrder or None"),
-        (
-            {"forward": ZerothOrder(only_where_needed=True)},
-            "only_where_needed=True asks the memory of each client's device, and there are no dev",
-        ),
+        ({"forward": ZerothOrder(only_where_needed=True)}, "=True asks the memory of each client's device"),
         (
             {"forward": ZerothOrder(forward_weight=0.5), "aggregation": CoordinateMedian()},
             "forward_weight=0.5 is a factor on weights, and CoordinateMedian has none",
@@ -437,17 +375,8 @@ def test_settings_out_of_their_range_are_refused(setting, value, message):
         ZerothOrder(**{setting: value})
 
 
-class Explodes(Regression):
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (
-            float("nan") if self.loop.visit.client_id == "c4" else 1
-        )
-
-
 def test_a_client_that_diverges_is_left_out():
-    model = Explodes(optimizer="SGD")
-    loop = FederatedLoop(clients_per_round=10, local_steps=2, forward=ZerothOrder())
-    model.loop = loop
-    trainer(1, [loop]).fit(model, FederatedWrapper(Numbers(), ten_clients))
-    assert [row["client"] for row in loop.visit_records if row["reason"]] == ["c4"]
-    assert all(p.isfinite().all() for p in model.parameters())
+    data = Points(broken={"c": float("nan")})
+    trained, rows, *_ = fit(Lora(lr=0.001), data, rounds=1, forward=ZerothOrder())
+    assert [row["client"] for row in rows if row["reason"]] == ["c"]
+    assert all(p.isfinite().all() for p in trained.values())

@@ -46,10 +46,7 @@ def test_the_fastest_number_is_taken_and_said_once(times, tried, expected, secon
     assert {len(group) for each in groups for group in each} == {expected}
     said = [record.message for record in caplog.records if "clients_at_once=auto" in record.message]
     assert len(said) == 1
-    assert (
-        f"clients_at_once=auto: {expected} (client steps a second in a trial, by clients at once: 1: 1, 2:"
-        in said[0]
-    )
+    assert f"auto: {expected} (client steps a second in a trial, by clients at once: 1: 1, 2:" in said[0]
 
 
 @pytest.mark.parametrize(("times", "same_as"), [({1: 1.0, 2: 3.0}, 1), ({1: 1.0, 2: 1.0, 4: 1.0}, 4)])
@@ -99,9 +96,7 @@ def test_what_cannot_share_a_batch_is_trained_alone_and_said(caplog):
         auto, *_ = fit(Without(), Points(), "auto")
     alone, *_ = fit(Without(), Points(), 1)
     assert_equal(auto, alone)
-    assert (
-        "clients_at_once=auto: one client at a time. clients_at_once above 1: Without has no" in caplog.text
-    )
+    assert "auto: one client at a time. clients_at_once above 1: Without has no" in caplog.text
 
 
 def test_without_equal_visits_there_is_nothing_to_try(seconds):

@@ -1,9 +1,10 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
 from plain_lightning import assert_equal
-from stacked import Lora, Points, assert_same_rows, fit, furthest
+from stacked import Lora, Points, both_ways, fit, furthest
 
 from fedlight import CoordinateMedian, Ditto, FedAdam, FedAvg, FedProx, LocalOnly, Quantize, Scaffold, Wire
 from fedlight.callbacks.loop.groups.side_by_side import clip_by_client
@@ -33,20 +34,12 @@ ALGORITHMS = {
 GROUPS = {2: [["a", "b"], ["c", "d"]], 3: [["a", "b", "c"], ["d"]], 4: [["a", "b", "c", "d"]]}
 
 
-def parts(name):
-    """Return the settings of one run, which remember."""
-    return copy.deepcopy(ALGORITHMS[name])
-
-
 @pytest.mark.parametrize("at_once", GROUPS)
 def test_clients_side_by_side_train_what_each_trains_alone(at_once):
     """Client c has 3 examples in a batch, the others 4."""
-    alone, rows, groups, _ = fit(Lora(), Points())
+    (alone, _, groups, _), (_, _, others, _) = both_ways(Lora, at_once=at_once, tolerance=1e-6)
     assert groups == [[[name] for name in "abcd"]] * 2
-    beside, others, groups, _ = fit(Lora(), Points(), at_once)
-    assert groups == [GROUPS[at_once]] * 2
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows, 1e-6)
+    assert others == [GROUPS[at_once]] * 2
     start = {name: p for name, p in Lora().named_parameters() if p.requires_grad}
     assert furthest(start, alone) > 0.05
 
@@ -54,19 +47,15 @@ def test_clients_side_by_side_train_what_each_trains_alone(at_once):
 def test_in_fp64_the_uploads_are_the_same_bits():
     """Uploads are rounded to fp32, which swallows the rounding of fp64."""
     kind = {"dtype": torch.float64}
-    alone, rows, *_ = fit(Lora(**kind), Points(**kind))
-    beside, others, *_ = fit(Lora(**kind), Points(**kind), 3)
-    assert_equal(beside, alone)
-    assert_same_rows(others, rows, 1e-12)
+    alone, beside = both_ways(partial(Lora, **kind), partial(Points, **kind), tolerance=1e-12)
+    assert_equal(beside[0], alone[0])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_under_sgd(name):
-    alone, rows, *_ = fit(Lora(), Points(), **parts(name), rounds=3)
-    beside, others, *_ = fit(Lora(), Points(), 3, **parts(name), rounds=3)
     # A quantizer rounds to one of 256 steps, and rounding may move a number to the next.
-    assert furthest(beside, alone) < (2e-3 if name == "wire" else 1e-5)
-    assert_same_rows(others, rows, 1e-2 if name == "wire" else 1e-5)
+    most, tolerance = (2e-3, 1e-2) if name == "wire" else (1e-5, 1e-5)
+    both_ways(Lora, most=most, tolerance=tolerance, rounds=3, **ALGORITHMS[name])
 
 
 OPTIMIZERS = {
@@ -86,23 +75,18 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_elementwise_optimizer(optimizer):
-    made = {"optimizer": optimizer, "lr": 0.02, **OPTIMIZERS[optimizer]}
-    alone, rows, *_ = fit(Lora(**made), Points(), rounds=1, local_steps=7)
-    beside, others, *_ = fit(Lora(**made), Points(), 4, rounds=1, local_steps=7)
-    assert furthest(beside, alone) < (1e-5 if optimizer in ("SGD", "ASGD") else 1e-4)
-    assert_same_rows(others, rows)
+    made = partial(Lora, optimizer=optimizer, lr=0.02, **OPTIMIZERS[optimizer])
+    most = 1e-5 if optimizer in ("SGD", "ASGD") else 1e-4
+    both_ways(made, at_once=4, most=most, rounds=1, local_steps=7)
 
 
 @pytest.mark.parametrize("kind", ["norm", "value"])
 @pytest.mark.parametrize("algorithm", ["FedAvg", "FedProx"])
 def test_gradients_are_clipped_by_client(kind, algorithm):
-    clip = {"settings": {"gradient_clip_val": 0.05, "gradient_clip_algorithm": kind}}
-    free, *_ = fit(Lora(), Points(), **parts(algorithm))
-    alone, rows, *_ = fit(Lora(), Points(), **parts(algorithm), **clip)
-    beside, others, *_ = fit(Lora(), Points(), 3, **parts(algorithm), **clip)
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows)
-    assert furthest(alone, free) > 0.01
+    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": kind}
+    free, *_ = fit(Lora(), Points(), **copy.deepcopy(ALGORITHMS[algorithm]))
+    alone, _ = both_ways(Lora, settings=clip, **ALGORITHMS[algorithm])
+    assert furthest(alone[0], free) > 0.01
 
 
 def test_the_norm_of_each_client_is_that_of_torch():
@@ -124,12 +108,8 @@ def test_the_norm_of_each_client_is_that_of_torch():
 
 
 def test_batches_are_accumulated():
-    settings = {"settings": {"accumulate_grad_batches": 2}}
-    alone, rows, *_ = fit(Lora(), Points(), **settings)
-    beside, others, *_ = fit(Lora(), Points(), 3, **settings)
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows)
-    assert {row["steps"] for row in others} == {3}
+    _, (_, rows, *_) = both_ways(Lora, settings={"accumulate_grad_batches": 2})
+    assert {row["steps"] for row in rows} == {3}
 
 
 @pytest.mark.parametrize("after_round", ["continue", "restart"])
@@ -140,10 +120,7 @@ def test_schedules_step_by_the_steps_of_a_visit(after_round):
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    alone, rows, *_ = fit(Scheduled(), Points(), parts=[StepSchedules(after_round)])
-    beside, others, *_ = fit(Scheduled(), Points(), 3, parts=[StepSchedules(after_round)])
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows)
+    both_ways(Scheduled, parts=[StepSchedules(after_round)])
 
 
 KEEPERS = {
@@ -158,30 +135,22 @@ KEEPERS = {
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("name", KEEPERS)
 def test_clients_keep_their_own_models(name, optimizer):
-    kept = []
-    for at_once in (1, 3):
-        module = Lora(optimizer, lr=0.1 if optimizer == "SGD" else 0.02)
-        *_, loop = fit(module, Points(), at_once, algorithm=copy.deepcopy(KEEPERS[name]))
-        kept.append({name: loop.own_state(name) for name in loop.clients})
-    most = 1e-6 if optimizer == "SGD" else 1e-5
-    assert max(furthest(kept[0][name], kept[1][name]) for name in "abcd") < most
-    assert furthest(kept[0]["a"], kept[0]["b"]) > 1e-2
+    lr, most = (0.1, 1e-6) if optimizer == "SGD" else (0.02, 1e-5)
+    made = partial(Lora, optimizer, lr=lr)
+    runs = both_ways(made, most=1e-4, tolerance=1e-4, algorithm=KEEPERS[name])
+    alone, beside = ({name: loop.own_state(name) for name in loop.clients} for *_, loop in runs)
+    assert max(furthest(alone[name], beside[name]) for name in "abcd") < most
+    assert furthest(alone["a"], alone["b"]) > 1e-2
 
 
 def test_visits_of_unlike_length_are_trained_with_their_like():
     clients = {"a": 8, "b": 12, "c": 8, "d": 12}
-    alone, rows, *_ = fit(Lora(), Points(clients), local_steps=None)
-    beside, others, groups, _ = fit(Lora(), Points(clients), 4, local_steps=None)
+    _, (_, _, groups, _) = both_ways(Lora, partial(Points, clients), 4, local_steps=None)
     assert groups[0] == [["a", "c"], ["b", "d"]]
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows)
 
 
 def test_batches_that_workers_load():
-    alone, rows, *_ = fit(Lora(), Points())
-    beside, others, *_ = fit(Lora(), Points(num_workers=1), 3)
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows)
+    both_ways(Lora, partial(Points, num_workers=1))
 
 
 def test_a_module_that_keeps_its_last_loss():

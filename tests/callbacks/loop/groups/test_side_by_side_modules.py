@@ -1,7 +1,9 @@
+from functools import partial
+
 import pytest
 import torch
 from nested import nested
-from stacked import assert_same_rows, fit, furthest
+from stacked import both_ways, furthest
 from tiny_world import VOTES
 
 from fedlight import Lora, Optimization, PreferenceDataModule, RewardModule, SelectorModule, SFTModule
@@ -38,67 +40,46 @@ def votes(kind, model, **settings):
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_module_under_every_algorithm(algorithm, kind, tiny_model):
-    def run(at_once):
-        loop = {"rounds": 2, "local_steps": 2, "clients_per_round": 4, "algorithm": ALGORITHMS[algorithm]()}
-        return fit(make(kind, tiny_model), votes(kind, tiny_model), at_once, **loop)
-
-    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(3)
+    made, data = partial(make, kind, tiny_model), partial(votes, kind, tiny_model)
+    loop = {"local_steps": 2, "algorithm": ALGORITHMS[algorithm]()}
+    (alone, _, _, own), (_, _, groups, other) = both_ways(made, data, most=1e-5, tolerance=1e-4, **loop)
     assert [[len(group) for group in each] for each in groups] == [[3, 1]] * 2
-    assert furthest(beside, alone) < 1e-5
-    assert_same_rows(others, rows, 1e-4)
     if algorithm == "LocalOnly":
         kept = {name for name in own.clients if own.memory.load(name)}
         assert max(furthest(own.own_state(name), other.own_state(name)) for name in kept) < 1e-5
     else:
-        assert (
-            furthest(alone, {n: p for n, p in make(kind, tiny_model).named_parameters() if n in alone}) > 1e-3
-        )
+        assert furthest(alone, {n: p for n, p in made().named_parameters() if n in alone}) > 1e-3
 
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_adamw_with_dropout_and_clipping(kind, tiny_model):
     """Masks follow from a client's batch, so they are those that it has alone."""
+    made = partial(make, kind, tiny_model, "AdamW", 1e-3, lora=Lora(rank=2, dropout=0.2))
+    more = {"local_steps": 2, "settings": {"gradient_clip_val": 0.5}}
+    both_ways(made, partial(votes, kind, tiny_model), 4, most=1e-4, tolerance=1e-4, **more)
 
-    def run(at_once):
-        module = make(kind, tiny_model, "AdamW", 1e-3, lora=Lora(rank=2, dropout=0.2))
-        settings = {"gradient_clip_val": 0.5}
-        loop = {"rounds": 2, "local_steps": 2, "settings": settings}
-        return fit(module, votes(kind, tiny_model), at_once, **loop)
 
-    (alone, rows, *_), (beside, others, *_) = run(1), run(4)
-    assert furthest(beside, alone) < 1e-4
-    assert_same_rows(others, rows, 1e-4)
+def selectors(model, number, rounds, algorithm):
+    """Selectors of six clients at once, as `both_ways` compares them."""
+    made = partial(make, "selector", model, lr=0.02, num_adapters=number)
+    data = partial(votes, "selector", model, val_share=0.3)
+    loop = {"rounds": rounds, "local_steps": 2, "clients_per_round": 6, "algorithm": algorithm}
+    settings = {"limit_val_batches": 1.0}
+    return both_ways(made, data, 6, most=1e-5, tolerance=1e-4, settings=settings, **loop)
 
 
 @pytest.mark.parametrize("local", [None, FedProx(0.5)])
 def test_clients_of_several_selectors_share_a_batch(local, tiny_model):
-    def run(at_once):
-        algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, local=local)
-        data = votes("selector", tiny_model, val_share=0.3)
-        loop = {"rounds": 5, "local_steps": 2, "clients_per_round": 6, "algorithm": algorithm}
-        module = make("selector", tiny_model, lr=0.02, num_adapters=3)
-        settings = {"limit_val_batches": 1.0}
-        return fit(module, data, at_once, **loop, settings=settings)
-
-    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(6)
+    algorithm = FedBiscuit(warmup_rounds=1, regroup_every=1, local=local)
+    (*_, own), (_, _, groups, other) = selectors(tiny_model, 3, 5, algorithm)
     assert own.algorithm.groups == other.algorithm.groups
     assert len({*own.algorithm.groups.values()}) == 3
     assert [len(group) for group in groups[-1]] == [6]
-    assert furthest(beside, alone) < 1e-5
-    assert_same_rows(others, rows, 1e-4)
 
 
 def test_clients_with_weights_over_all_selectors_share_the_batches_of_each(tiny_model):
-    def run(at_once):
-        algorithm = FedBiscuit(1, 1, SoftGroups(), "normalized", group_by="own")
-        data = votes("selector", tiny_model, val_share=0.3)
-        loop = {"rounds": 4, "local_steps": 2, "clients_per_round": 6, "algorithm": algorithm}
-        module = make("selector", tiny_model, lr=0.02, num_adapters=2)
-        return fit(module, data, at_once, **loop, settings={"limit_val_batches": 1.0})
-
-    (alone, rows, _, own), (beside, others, groups, other) = run(1), run(6)
+    algorithm = FedBiscuit(1, 1, SoftGroups(), "normalized", group_by="own")
+    (*_, own), (_, _, groups, other) = selectors(tiny_model, 2, 4, algorithm)
     assert [len(group) for group in groups[-1]] == [6, 6]  # a visit for each selector
     for client, weights in own.algorithm.weights.items():
         assert other.algorithm.weights[client] == pytest.approx(weights, abs=1e-5)
-    assert furthest(beside, alone) < 1e-5
-    assert_same_rows(others, rows, 1e-4)

@@ -1,10 +1,12 @@
+from functools import partial
+
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from peft import LoraConfig, get_peft_model
 from refusals import refusal
-from stacked import Lora, Points, assert_same_rows, fit, furthest
+from stacked import Lora, Points, both_ways, fit
 from torch import nn
 
 from fedlight.callbacks.loop.parts.buffers import AveragedBuffers, LocalBuffers
@@ -76,27 +78,23 @@ class ClipsItself(Lora):
         pass
 
 
-class Deep(Lora):
-    """Three layers, whose adapters change the result."""
-
-    def read(self, x):
-        return self.net(x)
-
-
-class TokensFirst(Deep):
+class TokensFirst(Lora):
     """As many tokens as the batch has examples, so that no number of rows gives it away."""
 
     def example_losses(self, batch):
         tokens = torch.linspace(0.3, 3, 8)[:, None, None] * batch["x"]
-        return (self.read(tokens) - batch["y"]).square().mean(dim=(0, 2))
+        return (self.net(tokens) - batch["y"]).square().mean(dim=(0, 2))
 
 
-class Choices(Deep):
+class Choices(Lora):
     """Two rows of each example next to each other, as models for multiple choice have them."""
 
     def example_losses(self, batch):
         rows = torch.stack([batch["x"], batch["x"] / 2], dim=1).flatten(0, 1)
-        return (self.read(rows).view(-1, 2) - batch["y"]).square().mean(dim=1)
+        return (self.net(rows).view(-1, 2) - batch["y"]).square().mean(dim=1)
+
+
+LAMBDA = {"callbacks": [LambdaCallback(on_train_batch_end=lambda *args: None)]}
 
 
 class HidesItsStep(Lora):
@@ -145,12 +143,12 @@ class CentredPoints(Points):
         return {**batch, "x": batch["x"] - batch["x"].mean(dim=0)}
 
 
-def with_optimizer(make):
+def with_optimizer(kind):
     class Own(Lora):
         def configure_optimizers(self):
-            return make([p for p in self.parameters() if p.requires_grad])
+            return kind([p for p in self.parameters() if p.requires_grad], lr=0.1)
 
-    return Own()
+    return Own
 
 
 @pytest.mark.parametrize(
@@ -176,19 +174,11 @@ def with_optimizer(make):
         (Scalar, {}, r"Scalar\.example_losses gives losses of shape \(\) for a batch of 4 examples"),
         (VisitStarts, {}, r"VisitStarts\.on_visit_start would see a batch of several clients"),
         (ClipsItself, {}, r"ClipsItself\.configure_gradient_clipping would see"),
-        (lambda: with_optimizer(torch.optim.LBFGS), {}, "LBFGS is not known to step each number"),
-        (lambda: with_optimizer(torch.optim.Adafactor), {}, "Adafactor is not known to step each number"),
-        (
-            lambda: with_optimizer(lambda p: OwnStep(p, lr=0.1)),
-            {},
-            "OwnStep is not known .* take one of ASGD, Ada",
-        ),
+        (with_optimizer(torch.optim.LBFGS), {}, "LBFGS is not known to step each number"),
+        (with_optimizer(torch.optim.Adafactor), {}, "Adafactor is not known to step each number"),
+        (with_optimizer(OwnStep), {}, "OwnStep is not known .* take one of ASGD, Ada"),
         (Lora, {"callbacks": [Watches()]}, r"Watches\.on_before_optimizer_step would see"),
-        (
-            Lora,
-            {"callbacks": [LambdaCallback(on_train_batch_end=lambda *args: None)]},
-            r"LambdaCallback\.on_train_batch_end would see .* takes_stacked = True",
-        ),
+        (Lora, LAMBDA, r"LambdaCallback\.on_train_batch_end would see .* takes_stacked = True"),
         (Lora, {"parts": [AveragedBuffers()]}, "AveragedBuffers gives each client buffers of its own"),
         (Lora, {"parts": [LocalBuffers()]}, "LocalBuffers gives each client buffers"),
     ],
@@ -239,11 +229,8 @@ class Freezes(FedAvg):
 
 
 def test_what_all_clients_of_a_group_leave_out_is_moved_neither_by_momentum_nor_by_weight_decay():
-    kind = {"optimizer": "AdamW", "lr": 0.02, "weight_decay": 0.3}
-    alone, rows, *_ = fit(Lora(**kind), Points(), 1, algorithm=Freezes("abcd"))
-    beside, others, *_ = fit(Lora(**kind), Points(), 3, algorithm=Freezes("abcd"))
-    assert furthest(beside, alone) < 1e-5
-    assert_same_rows(others, rows)
+    made = partial(Lora, "AdamW", lr=0.02, weight_decay=0.3)
+    (alone, *_), _ = both_ways(made, most=1e-5, algorithm=Freezes("abcd"))
     start = {name: p.detach() for name, p in Lora().named_parameters() if p.requires_grad}
     for name, value in alone.items():
         assert torch.equal(value, start[name]) == ("lora_A" in name), name
@@ -272,9 +259,8 @@ class Logs(Lora):
 
 
 def test_what_training_step_logs_is_named_as_it_is_not_called():
-    with pytest.warns(
-        UserWarning, match=r"Logs\.training_step logs train/loss, train/twice, and is not called for"
-    ):
+    said = r"Logs\.training_step logs train/loss, train/twice, and is not called for"
+    with pytest.warns(UserWarning, match=said):
         fit(Logs(), Points(), 3, rounds=1)
     fit(Logs(), Points(), 1, rounds=1)
 
@@ -313,7 +299,7 @@ class Visits(L.LightningDataModule):
             ReadsOwn,
             OwnBatches,
             {},
-            "a batch of type OwnBatch cannot be divided among clients: give a dictionary, list or tuple .* set it to 1",
+            "type OwnBatch cannot be divided .*: give a dictionary, list or .* set it to 1",
         ),
         (
             Lora,
@@ -326,12 +312,12 @@ class Visits(L.LightningDataModule):
             Lora,
             Points,
             {"algorithm": Freezes("a")},
-            r"Freezes takes the gradient of net.*lora_A.* away for 1 of 2 clients",
+            r"Freezes takes the gradient of net.*lora_A.* for 1 of 2 cl",
         ),
     ],
 )
 def test_what_trains_one_client_at_a_time_is_refused_for_two(make, data, settings, message):
-    with pytest.raises(ValueError, match=message):
+    with refusal(message):
         fit(make(), data(), 2, **settings)
     fit(make(), data(), 1, rounds=1, **settings)
 

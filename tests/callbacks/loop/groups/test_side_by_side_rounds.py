@@ -1,15 +1,15 @@
+from contextlib import nullcontext
+from functools import partial
+
 import lightning as L
 import pytest
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import Metrics, States, assert_equal
-from stacked import Lora, Points, assert_same_rows, by_visit, fit, furthest
-from tiny_world import VOTES
+from plain_lightning import States, assert_equal
+from stacked import Lora, Points, assert_same_rows, both_ways, by_visit, fit, furthest, tiny_sft
 
-from fedlight import FedAdam, FedProx, Optimization, PreferenceDataModule, Scaffold, SFTModule
-from fedlight.datamodules.rows.split import Split
+from fedlight import FedAdam, FedProx, Scaffold
 from fedlight.federation.forward import ZerothOrder
-from fedlight.modules.language import adapters
 
 NAN, INF = float("nan"), float("inf")
 
@@ -19,15 +19,11 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_only_the_client_that_diverges_is_left_out(who, value, clip):
     """Clients a to c share a batch, in which c has fewer rows than the others."""
-    settings = {"gradient_clip_val": clip}
-    more = {"settings": settings, "rounds": 2, "algorithm": FedProx(0.1, "uniform")}
-    alone, rows, *_ = fit(Lora(), Points(broken={who: value}), 1, **more)
-    beside, others, groups, loop = fit(Lora(), Points(broken={who: value}), 3, **more)
+    more = {"settings": {"gradient_clip_val": clip}, "algorithm": FedProx(0.1, "uniform")}
+    _, (beside, rows, groups, loop) = both_ways(Lora, partial(Points, broken={who: value}), **more)
     assert groups[0] == [["a", "b", "c"], ["d"]]
-    assert [row["client"] for row in others if row["reason"] == "diverged"] == [who] * 2
-    assert furthest(beside, alone) < 1e-6
+    assert [row["client"] for row in rows if row["reason"] == "diverged"] == [who] * 2
     assert all(p.isfinite().all() for p in beside.values())
-    assert_same_rows(others, rows)
     assert loop.rounds_done == 2
 
 
@@ -63,22 +59,18 @@ class Stop(L.Callback):
 @pytest.mark.parametrize("how", ["stop", "error"])
 @pytest.mark.parametrize("algorithm", [FedProx, Scaffold])
 def test_a_run_that_is_stopped_inside_a_group_goes_on_bit_for_bit(how, algorithm, tmp_path):
-    def run(*callbacks, ckpt_path=None):
-        more = {"rounds": 3, "callbacks": callbacks, "server": FedAdam(0.05)}
-        return fit(Lora(), Points(), 3, algorithm=algorithm(), ckpt_path=ckpt_path, **more)
+    def run(module=None, rounds=3, **more):
+        more |= {"algorithm": algorithm(), "server": FedAdam(0.05)}
+        return fit(module or Lora(), Points(), 3, rounds, **more)
 
     whole, rows, *_ = run()
-    first, *_ = fit(Lora(), Points(), 3, rounds=1, algorithm=algorithm(), server=FedAdam(0.05))
+    first, *_ = run(rounds=1)
     save = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", every_n_train_steps=5, save_top_k=-1)
-    stop = Stop(how)
-    module = Lora()
+    stop, module = Stop(how), Lora()
     settings = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    more = {"rounds": 3, "settings": settings, "callbacks": [stop, save], "server": FedAdam(0.05)}
-    if how == "stop":
-        fit(module, Points(), 3, algorithm=algorithm(), **more)
-    else:
-        with pytest.raises(RuntimeError, match="the power went out"):
-            fit(module, Points(), 3, algorithm=algorithm(), **more)
+    error = pytest.raises(RuntimeError, match="the power went out")
+    with nullcontext() if how == "stop" else error:
+        run(module, settings=settings, callbacks=[stop, save])
     assert {*stop.shapes} == {3}
     left = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     assert_equal(left, first)  # the model of the round before, in its own shapes
@@ -110,23 +102,9 @@ def test_validation_of_a_run_that_is_stopped_inside_a_group_sees_the_global_mode
 
 
 def language(tmp_path, at_once, tiny_model, devices, batch_size=4, **loop):
-    module = SFTModule(
-        tiny_model,
-        lora=adapters.Lora(rank=2, dropout=0.1),
-        dtype="fp32",
-        optimizer=Optimization(name="SGD"),
-        lr=0.05,
-    )
-    data = PreferenceDataModule(
-        VOTES,
-        view="sft",
-        tokenizer=tiny_model,
-        max_tokens=128,
-        batch_size=batch_size,
-        split=Split(val_share=0),
-    )
     fleet = make_fleet(tmp_path / str(at_once), **devices)
-    return fit(module, data, at_once, **{"clients_per_round": 6, "local_steps": 2, "fleet": fleet, **loop})
+    loop = {"clients_per_round": 6, "local_steps": 2, "fleet": fleet, **loop}
+    return fit(*tiny_sft(tiny_model, batch_size), at_once, **loop)
 
 
 def test_clients_of_one_precision_share_a_batch_and_eight_bits_are_alone(tiny_model, tmp_path):
@@ -163,16 +141,10 @@ def test_cut_steps_are_alone_and_checkpointed_ones_share_a_batch(
 
 
 def test_clients_that_drop_out_are_in_no_group(tmp_path):
-    devices = {"moody": {"availability": 0.5}, "fine": {}}
-    runs = []
-    for at_once in (1, 3):
-        fleet = make_fleet(tmp_path / str(at_once), **devices)
-        runs.append(fit(Lora(), Points(), at_once, rounds=4, fleet=fleet))
-    (alone, rows, *_), (beside, others, groups, _) = runs
+    fleet = make_fleet(tmp_path, moody={"availability": 0.5}, fine={})
+    (_, rows, *_), (_, _, groups, _) = both_ways(Lora, rounds=4, fleet=fleet)
     assert "absent" in {row["reason"] for row in rows}
     assert {sum(map(len, each)) for each in groups} - {4}
-    assert furthest(beside, alone) < 1e-6
-    assert_same_rows(others, rows)
 
 
 def test_every_upload_is_seen_also_in_groups_and_none_of_a_client_that_diverged():
@@ -185,21 +157,6 @@ def test_every_upload_is_seen_also_in_groups_and_none_of_a_client_that_diverged(
     assert one.keys() == three.keys() == {(r, name) for r in (0, 1) for name in "acd"}
     assert max(furthest(one[key], three[key]) for key in one) < 1e-6
     assert furthest(one[0, "a"], one[0, "d"]) > 1e-2
-
-
-def test_training_metrics_are_means_over_the_examples_of_a_round(tiny_model):
-    metrics = Metrics("train/")
-    for at_once in (1, 3):
-        module = SFTModule(
-            tiny_model, lora=adapters.Lora(rank=2), dtype="fp32", optimizer=Optimization(name="SGD"), lr=0.05
-        )
-        data = PreferenceDataModule(
-            VOTES, view="sft", tokenizer=tiny_model, max_tokens=128, batch_size=4, split=Split(val_share=0)
-        )
-        fit(module, data, at_once, local_steps=2, rounds=1, callbacks=[metrics])
-    alone, beside = metrics.rounds
-    assert alone.keys() == beside.keys() == {"train/loss"}
-    assert beside == pytest.approx(alone, abs=1e-5)
 
 
 @pytest.mark.parametrize("forward", [None, ZerothOrder()])

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 from nested import nested
 from stacked import assert_same_rows, fit, furthest
@@ -19,31 +21,18 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_visits_side_by_side_are_on_what_each_client_has_chosen(name, tiny_model, tmp_path):
+    made = {"synthesis": Words(sizes=(6, 5, 4)), "keep": 2, "tokenizer": tiny_model, "batch_size": 2}
+    made = nested(
+        SyntheticInstructionDataModule, **SETTINGS, **made, partition=Partition("client"), val_share=0.0
+    )
+    source = "toy:instructions?num_clients=3&client_rows=6"
+    settings = {"lr": 0.02, "dtype": "fp32", "optimizer": Optimization(name="SGD")}
+
     def run(at_once):
-        data = SyntheticInstructionDataModule(
-            "toy:instructions?num_clients=3&client_rows=6",
-            **nested(
-                SyntheticInstructionDataModule,
-                **SETTINGS,
-                **{"synthesis": Words(sizes=(6, 5, 4)), "keep": 2, "tokenizer": tiny_model, "batch_size": 2},
-                **{"partition": Partition("client"), "val_share": 0.0},
-            ),
-        )
-        settings = {"default_root_dir": tmp_path / str(at_once)}
-        loop = {
-            "clients_per_round": 3,
-            "local_steps": 2,
-            "algorithm": ALGORITHMS[name](),
-            "settings": settings,
-        }
-        module = SFTModule(
-            tiny_model,
-            lr=0.02,
-            dtype="fp32",
-            lora=Lora(dropout=0.1, rank=2),
-            optimizer=Optimization(name="SGD"),
-        )
-        return fit(module, data, at_once, rounds=2, **loop)
+        data = SyntheticInstructionDataModule(source, **copy.deepcopy(made))
+        module = SFTModule(tiny_model, lora=Lora(dropout=0.1, rank=2), **settings)
+        loop = {"clients_per_round": 3, "local_steps": 2, "algorithm": ALGORITHMS[name]()}
+        return fit(module, data, at_once, settings={"default_root_dir": tmp_path / str(at_once)}, **loop)
 
     (alone, rows, _, own), (beside, others, groups, other) = run(1), run(3)
     clients = sorted({row["client"] for row in rows})
