@@ -103,46 +103,6 @@ def test_gradients_are_those_of_the_whole_batch(micro_batch, checkpointing):
     assert got["first.weight"].abs().max() > 0.01
 
 
-class Halves:
-    """Changes that halve each micro-batch's gradients and add 1 to the sum."""
-
-    def __init__(self):
-        self.shares, self.rows = [], []
-
-    def check_rows(self, batch, rows):
-        self.rows.append(rows)
-
-    def clipped(self, gradients, weights, share):
-        self.shares.append(share)
-        return [None if gradient is None else gradient / 2 for gradient in gradients]
-
-    def noised(self, gradients, weights, share):
-        assert share == self.shares[0]
-        return [torch.zeros_like(w) if g is None else g + 1 for g, w in zip(gradients, weights, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("examples", "shares"), [(1, [1.0]), (2, [1.0]), (4, [0.5, 0.5]), (5, [0.4, 0.4, 0.2])]
-)
-def test_gradients_are_changed_by_micro_batch_and_in_sum(examples, shares):
-    module = make()
-    _, expected = gradients(module, make_batch(examples))
-    changes = Halves()
-    fitted = FittedStep(module, changes)
-    fitted.enter(2, checkpointing=False)
-    module.zero_grad()
-    with pytest.warns(UserWarning, match="self.trainer"):
-        module.training_step(make_batch(examples), 0).backward()
-    fitted.leave()
-    assert changes.shares == shares
-    assert changes.rows == [examples]  # asked once for the batch, before it is cut
-    for name, weight in module.named_parameters():
-        if expected[name] is not None:
-            torch.testing.assert_close(weight.grad, expected[name] / 2 + 1, rtol=1e-5, atol=1e-6)
-        elif weight.requires_grad:  # no loss reaches it
-            assert (weight.grad == 0).all()
-
-
 def test_by_hand():
     """Loss (w x - y)^2 / 2: gradients of examples (1, 0), (2, 0), (3, 3) at w = 1 are 1, 4 and 0; their mean is 5/3."""
 

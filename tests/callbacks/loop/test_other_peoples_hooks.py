@@ -67,18 +67,25 @@ def fitted(model, before=(), after=(), data=None, rounds=3, **loop):
     return model.weight.item()
 
 
-class StepsLate(Line):
-    """Steps its schedule by hand when a batch is over."""
+class ByHand(Line):
+    """Steps its optimizer by hand."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, *optimizer):
+        super().__init__(*optimizer)
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
+        self.stepped(optimizer).step()
+
+    def stepped(self, optimizer):
+        return optimizer
+
+
+class StepsLate(ByHand):
+    """Steps its schedule by hand when a batch is over."""
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.lr_schedulers().step()
@@ -179,7 +186,7 @@ class Around(torch.optim.Optimizer):
 
 
 class Counts(torch.optim.Optimizer):
-    """Momentum in attributes of its own, and a rate by the number of its steps."""
+    """Momentum in an attribute of its own, and a rate by the number of its steps."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": LR})
@@ -189,13 +196,12 @@ class Counts(torch.optim.Optimizer):
     def step(self, closure=None):
         with torch.enable_grad():
             loss = closure()
-        parameters = [p for group in self.param_groups for p in group["params"]]
+        (p,) = self.param_groups[0]["params"]
         if not self.moments:
-            self.moments = [torch.zeros_like(p) for p in parameters]
+            self.moments = [torch.zeros_like(p)]
         self.number += 1
-        for p, moment in zip(parameters, self.moments, strict=True):
-            moment.mul_(0.9).add_(p.grad)
-            p.sub_(moment, alpha=LR / self.number)
+        self.moments[0].mul_(0.9).add_(p.grad)
+        p.sub_(self.moments[0], alpha=LR / self.number)
         return loss
 
 
@@ -218,23 +224,11 @@ def test_what_an_optimizer_remembers_in_attributes_is_no_other_clients(optimizer
     assert fitted(Line(optimizer)) == pytest.approx(by_hand(visit), rel=1e-5)
 
 
-class StepsInside(Line):
-    """Under manual optimization it steps the inner optimizer, so that nobody sees a step."""
+class StepsInside(ByHand):
+    """Steps the inner optimizer, so that nobody sees a step."""
 
-    def __init__(self):
-        super().__init__(Around)
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.inner.step()
-
-
-def test_steps_that_nobody_sees_are_refused():
-    with refusal("inside of another, where the outer one has to make the step"):
-        fitted(StepsInside())
+    def stepped(self, optimizer):
+        return optimizer.inner
 
 
 class Broken(TensorDataset):
@@ -272,29 +266,18 @@ class Decays(Line):
             group["weight_decay"] = 0.1 * self.trainer.global_step
 
 
-def test_weight_decay_that_runs_on_through_the_clients_is_refused():
-    with refusal("weight_decay"):
-        fitted(Decays())
-
-
 class Lookahead(Around):
-    """Keeps copies of the weights in an attribute."""
+    """Keeps a copy of the weight in an attribute."""
 
     def __init__(self, parameters):
         super().__init__(parameters)
-        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
 
     def step(self, closure=None):
         loss = super().step(closure)
-        for group in self.param_groups:
-            for p, slow in zip(group["params"], self.slow, strict=True):
-                p.data.copy_(slow.add_(p.data - slow, alpha=0.5))
+        (p,), (slow,) = self.param_groups[0]["params"], self.slow
+        p.data.copy_(slow.add_(p.data - slow, alpha=0.5))
         return loss
-
-
-def test_tensors_that_an_optimizer_changes_in_attributes_are_refused():
-    with refusal(r"Lookahead changes tensors in its attribute slow.*Optimizer\.state"):
-        fitted(Line(Lookahead))
 
 
 class CodeBook(Line):
@@ -312,9 +295,19 @@ class CodeBook(Line):
         return self.optimizer([self.weight])
 
 
-def test_a_row_of_a_frozen_parameter_that_training_moves_is_found():
-    with refusal("training changes codes"):
-        fitted(CodeBook())
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StepsInside(Around), "inside of another, where the outer one has to make the step"),
+        (Decays, "weight_decay"),
+        (lambda: Line(Lookahead), r"Lookahead changes tensors in its attribute slow.*Optimizer\.state"),
+        (CodeBook, "training changes codes"),
+    ],
+    ids=["steps that nobody sees", "decay by all steps", "tensors in an attribute", "a row that moves"],
+)
+def test_what_runs_on_through_the_clients_or_is_seen_by_nobody_is_refused(make, message):
+    with refusal(message):
+        fitted(make())
 
 
 class Mines(L.Callback):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from plain_lightning import assert_equal
-from stacked import CLIENTS, Lora, Points, fit
+from stacked import CLIENTS, Points, fit
 from two_parts import Recorder, TwoParts, close, mean, share_of, trained, weights
 
 from fedlight.federation.algorithms import FedRep
@@ -155,18 +155,6 @@ def test_the_head_is_sent_once_and_the_body_alone_comes_back():
     _, rows, *_ = fit(TwoParts(), Points(), rounds=2, algorithm=FedRep(together=True))
     sizes = {(row["round"], row["bytes_down"], row["bytes_up"]) for row in rows}
     assert sizes == {(0, whole, body), (1, body, body)}
-
-
-def test_parts_of_lora_stay_with_the_clients():
-    module = Lora()
-    start = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
-    after, *_, loop = fit(module, Points(), rounds=2, algorithm=FedRep(private=["lora_B"]))
-    for name, value in after.items():
-        assert torch.equal(value, start[name]) == ("lora_B" in name), name
-    for client in CLIENTS:
-        own = loop.own_state(client)
-        assert {name for name in after if "lora_B" in name} == own.keys()
-        assert all(not torch.equal(value, start[name]) for name, value in own.items())
 
 
 @pytest.mark.parametrize(

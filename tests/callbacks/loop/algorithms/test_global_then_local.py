@@ -3,7 +3,7 @@ from plain_lightning import assert_equal
 from stacked import CLIENTS, Points, fit
 from two_parts import Recorder, TwoParts, close, trained, weights
 
-from fedlight import FedAdam, FedAvg, FedAvgM
+from fedlight import FedAdam, FedAvg
 from fedlight.federation.algorithms import GlobalThenLocal
 from fedlight.federation.client import serialized_bytes
 
@@ -34,13 +34,6 @@ def test_global_rounds_are_fedavg_and_local_rounds_go_on_from_there():
         met |= {row["client"]} if is_local else set()
         assert row["bytes_up"] == (0 if is_local else whole)
         assert row["bytes_down"] == (whole if first or not is_local else 0)
-
-
-def test_a_momentum_of_the_server_does_not_coast_in_local_rounds():
-    two, five = TwoParts(), TwoParts()
-    fit(two, Points(), rounds=2, algorithm=GlobalThenLocal(1), server=FedAvgM())
-    fit(five, Points(), rounds=5, algorithm=GlobalThenLocal(1), server=FedAvgM())
-    assert_equal(weights(two), weights(five))
 
 
 def test_runs_without_a_round_of_either_kind_are_refused():

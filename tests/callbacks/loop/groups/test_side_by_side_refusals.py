@@ -4,7 +4,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from peft import LoraConfig, get_peft_model
 from refusals import refusal
 from stacked import Lora, Points, both_ways, fit
 from torch import nn
@@ -27,13 +26,6 @@ class Whole(Lora):
     def configure_optimizers(self):
         self.extra = nn.LayerNorm(8)
         return torch.optim.SGD([*self.extra.parameters(), *self.net.parameters()], lr=0.1)
-
-
-class Dora(Lora):
-    def __init__(self):
-        super().__init__()
-        net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 1))
-        self.net = get_peft_model(net, LoraConfig(r=2, target_modules=["0"], use_dora=True))
 
 
 class Coupled(Lora):
@@ -157,7 +149,6 @@ def with_optimizer(kind):
         (Without, {}, r"Without has no example_losses\(batch\) -> \(examples,\).*: add this method"),
         (Manual, {}, "Manual has automatic_optimization=False"),
         (Whole, {}, "extra.weight is trained, the weight of a layer of type LayerNorm"),
-        (Dora, {}, "Dora"),
         (Coupled, {}, r"Coupled\.example_losses gives an example another loss beside other examples"),
         (OtherStep, {}, r"OtherStep\.training_step returns a loss of .* where the mean of example_losses"),
         (TokensFirst, {}, "TokensFirst gives its layers with adapters another input than the examples"),
@@ -329,5 +320,5 @@ def test_a_callback_that_says_so_sees_the_stacked_gradients():
 
 
 def test_one_client_at_a_time_goes_on_with_all_of_them():
-    for make in (Whole, Dora, Coupled, OtherStep, Scalar, VisitStarts, ClipsItself, GradientHook, StepHook):
+    for make in (Whole, Coupled, OtherStep, Scalar, VisitStarts, ClipsItself, GradientHook, StepHook):
         fit(make(), Points(), 1, rounds=1)

@@ -32,31 +32,6 @@ def test_an_upload_is_what_the_client_sent_and_is_seen_once():
         assert new_uploads(wire) == []
 
 
-def test_two_visits_under_way_at_once_give_what_they_give_one_after_the_other():
-    """Controls of 1 and of 10: each client is corrected by its own."""
-    found = {}
-    for at_once in (False, True):
-        wire = exchange(Scaffold())
-        clients = [
-            Client(name, 1, 0.5, {"control": {"w": torch.full((2,), c)}})
-            for name, c in (("a", 1.0), ("b", 10.0))
-        ]
-
-        def begin(client, wire=wire):
-            return wire.down(Visit(client.id, 1), client, None)[0]
-
-        def finish(visiting, wire=wire):
-            w, gradients = visiting.start["w"].clone(), {"w": torch.zeros(2)}
-            wire.algorithm.adjust_gradients(visiting, {"w": w}, gradients)
-            return wire.up(visiting, {"w": w - gradients["w"]}, WORK)[0].movement["w"].tolist()
-
-        if at_once:
-            found[at_once] = [finish(visiting) for visiting in [begin(client) for client in clients]]
-        else:
-            found[at_once] = [finish(begin(client)) for client in clients]
-    assert found[True] == found[False] == [[1.0, 1.0], [10.0, 10.0]]
-
-
 def test_of_controls_beside_the_parameters_the_upload_has_none():
     wire = exchange(Scaffold())
     visiting, _ = wire.down(Visit("a", 1), Client("a", 1, 1.0), None)
