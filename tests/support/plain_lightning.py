@@ -118,6 +118,12 @@ def module(seed=0, **kwargs):
     return Regression(**kwargs)
 
 
+def seeded(kind, *args, **kwargs):
+    """A module whose first weights follow from seed 0."""
+    L.seed_everything(0, verbose=False)
+    return kind(*args, **kwargs)
+
+
 def weights(of):
     return {name: p.detach().clone() for name, p in of.named_parameters()}
 

@@ -1,3 +1,4 @@
+from collections import Counter
 from types import SimpleNamespace
 
 import lightning as L
@@ -5,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from fleets import make_fleet
-from memories import kept, loop_with
-from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
+from memories import kept
+from plain_lightning import Regression, assert_equal, federate, module, ten_clients, weights
 from refusals import refusal
 from torch import nn
+from two_parts import Recorder
 
-from fedlight import FedAvg, FedBiscuit, FederatedWrapper, FewFedPIT, LocalOnly, Wire
+from fedlight import FedAvg, FedBiscuit, FewFedPIT, LocalOnly, Wire
 from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
 from fedlight.callbacks.loop.parts import AveragedBuffers, LocalBuffers
 from fedlight.federation import ClipAndNoise, CoordinateMedian, FedAvgM, PrivateMean, Quantize
@@ -25,26 +27,21 @@ def state_of(of):
     return {name: value.detach().clone() for name, value in of.state_dict().items()}
 
 
-class Seen(L.Callback):
-    """Batches by round and client, and what validation saw: round -> state."""
+class Seen(Recorder):
+    """Also what validation saw: number of rounds -> state."""
 
-    def __init__(self, loop):
-        self.loop, self.batches, self.validated = loop, {}, {}
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.batches.setdefault((self.loop.rounds_done, self.loop.visit.client_id), []).append(batch)
+    def __init__(self):
+        super().__init__()
+        self.validated = {}
 
     def on_validation_start(self, trainer, pl_module):
         if not trainer.sanity_checking:
-            self.validated[self.loop.rounds_done] = state_of(pl_module)
+            self.validated[len(self.visits)] = state_of(pl_module)
 
 
-def run(rounds=3, model=None, callbacks=(), ckpt_path=None, clients=ten_clients, settings=None, **loop):
-    loop = loop_with(**({"clients_per_round": 3, "local_steps": 2} | loop))
-    seen = Seen(loop)
-    model = model or module(**PLAIN)
-    t = trainer(rounds, [loop, seen, *callbacks], **(settings or {}))
-    t.fit(model, FederatedWrapper(Numbers(), clients), ckpt_path=ckpt_path, weights_only=True)
+def run(rounds=3, model=None, clients=ten_clients, **loop):
+    seen = Seen()
+    model, loop = federate(rounds, clients, model or module(**PLAIN), [seen], **loop)
     return model, loop, seen
 
 
@@ -61,7 +58,7 @@ def trained_on(start, batches):
 
 
 def of_round(seen, round_idx):
-    return {client: batches for (number, client), batches in seen.batches.items() if number == round_idx}
+    return {visit.client_id: batches for visit, batches in seen.visits[round_idx]}
 
 
 def moved(value, ends):
@@ -151,7 +148,7 @@ def test_a_lossy_wire_leaves_buffers_as_they_are():
     """With one client the server's statistics are exactly the client's."""
     one = {"clients": lambda d: {"all": np.arange(120)}, "clients_per_round": 1, "parts": [AveragedBuffers()]}
     model, _, seen = run(1, channel=Wire(up=Quantize("nf4")), **one)
-    expected = trained_on(state_of(module(**PLAIN)), seen.batches[0, "all"])
+    expected = trained_on(state_of(module(**PLAIN)), of_round(seen, 0)["all"])
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(getattr(model.net[1], name), expected[f"net.1.{name}"])
 
@@ -195,9 +192,7 @@ class Least(Regression):
 
 def test_the_mean_of_a_buffer_that_started_at_infinity():
     model, _, seen = run(rounds=1, model=Least(), parts=[AveragedBuffers()])
-    least = {
-        client: torch.cat([x for x, *_ in batches]).amin(0) for (_, client), batches in seen.batches.items()
-    }
+    least = {client: torch.cat([x for x, _ in own]).amin(0) for client, own in of_round(seen, 0).items()}
     total = sum(SIZES[client] * value.double() for client, value in least.items())
     assert torch.equal(model.least, (total / sum(SIZES[client] for client in least)).float())
 
@@ -364,12 +359,14 @@ def test_what_has_no_mean_or_is_not_sent_is_refused_under_average(make, message)
 def test_local_keeps_what_changes_its_size_or_is_in_no_state_dict(make):
     L.seed_everything(0, verbose=False)
     model, loop, seen = run(3, make(), parts=[LocalBuffers()])
-    visits = {client: sum(len(b[0]) for (_, c), own in seen.batches.items() if c == client for b in own)
-              for _, client in seen.batches}  # fmt: skip
-    for client, examples in visits.items():
+    examples = Counter()
+    for visits in seen.visits.values():
+        for visit, batches in visits:
+            examples[visit.client_id] += sum(len(x) for x, _ in batches)
+    for client, number in examples.items():
         own = loop.own_state(client)
         if isinstance(model, Queue):
-            assert own["queue"].shape == (examples, 4)
+            assert own["queue"].shape == (number, 4)
         else:
             assert own.keys() == {"declared", "new"}
     assert dict(model.named_buffers()).get("queue", torch.zeros(0)).numel() == 0

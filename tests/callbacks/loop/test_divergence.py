@@ -5,7 +5,7 @@ import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from memories import kept, loop_with
-from plain_lightning import Metrics, Numbers, Regression, assert_equal, ten_clients, trainer, weights
+from plain_lightning import Metrics, Numbers, Regression, assert_equal, seeded, ten_clients, trainer, weights
 from refusals import refusal
 from synthesizing import Synthesizing
 from tastes import Adapters
@@ -64,9 +64,8 @@ def run(model, algorithm=None, rounds=3, data=None, callbacks=(), ckpt_path=None
     return model, loop
 
 
-def bomb(*args, **kwargs):
-    L.seed_everything(0, verbose=False)
-    return Bomb(*args, **kwargs)
+def bomb(*args):
+    return seeded(Bomb, *args)
 
 
 def cohorts(rounds=3):
@@ -297,8 +296,7 @@ def test_a_loss_that_weights_a_client_must_be_a_number(out):
                 return loss + (NAN - loss.detach())  # the gradient is that of the loss
             return loss
 
-    L.seed_everything(0, verbose=False)
-    model, loop = run(Quiet(those({1: [out]})), FewFedWeight(), 2, Synthesizing())
+    model, loop = run(seeded(Quiet, those({1: [out]})), FewFedWeight(), 2, Synthesizing())
     assert [client for client, _ in left_out(loop)] == [out]
     assert all(value.isfinite().all() for value in weights(model).values())
 
@@ -349,9 +347,8 @@ def test_buffers_of_who_diverges_are_left_out_too(policy, bad):
 
     runs = []
     for when, algorithm in ((those(bad), FedAvg()), (never, without(FedAvg(), those(bad)))):
-        L.seed_everything(0, verbose=False)
         data = FederatedWrapper(Numbers(), twelve_each)
-        model, loop = run(Dirty(when, norm=True), algorithm, 5, data, parts=kept(policy))
+        model, loop = run(seeded(Dirty, when, norm=True), algorithm, 5, data, parts=kept(policy))
         runs.append((model.state_dict(), numbers(loop)))
     torch.testing.assert_close(*runs, rtol=0, atol=0)
 

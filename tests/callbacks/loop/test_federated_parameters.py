@@ -3,7 +3,7 @@ import pytest
 import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
-from plain_lightning import Numbers, assert_equal, federate, ten_clients, trainer, weights
+from plain_lightning import Numbers, assert_equal, federate, seeded, ten_clients, trainer, weights
 from refusals import refusal
 from torch import nn
 from torch.func import functional_call
@@ -35,9 +35,8 @@ class Transfer(L.LightningModule):
         return torch.optim.SGD(self.head.parameters(), lr=LR)
 
 
-def transfer(kind=Transfer):
-    L.seed_everything(0, verbose=False)
-    return kind()
+def transfer():
+    return seeded(Transfer)
 
 
 def unfreezing(epoch=2):
@@ -162,7 +161,7 @@ def test_saved_inside_the_round_in_which_it_joins_resumes_before_it(tmp_path, mo
 
     def run(folder, ckpt_path=None):
         loop = {"clients_per_round": 2, "local_steps": 2}
-        return fitted(transfer(Falling), 3, order, 1, folder, every=1, ckpt_path=ckpt_path, **loop)
+        return fitted(seeded(Falling), 3, order, 1, folder, every=1, ckpt_path=ckpt_path, **loop)
 
     whole = run(tmp_path / "whole")
     for step in ("5", "6", "7") if large else ("1", "5", "6", "7", "10"):

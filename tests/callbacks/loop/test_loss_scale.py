@@ -1,7 +1,6 @@
-import lightning as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from plain_lightning import Regression, federate, trainer, weights
+from plain_lightning import Regression, federate, seeded, trainer, weights
 from refusals import refusal
 
 from fedlight import FedProx
@@ -15,10 +14,9 @@ def run(algorithm=None, scale=2.0**18, rounds=3, fused=None):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.05, fused=fused)
 
-    L.seed_everything(0, verbose=False)
     half = MixedPrecision("16-mixed", device="cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))
     loop = {"algorithm": algorithm, "clients_per_round": 4, "local_steps": 3}
-    return federate(rounds, model=Model(dropout=0.0), settings={"plugins": [half]}, **loop)
+    return federate(rounds, model=seeded(Model, dropout=0.0), settings={"plugins": [half]}, **loop)
 
 
 def test_steps_that_were_left_out_are_not_counted():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from plain_lightning import Metrics, Regression, assert_equal, federate, module, weights
+from plain_lightning import Metrics, Regression, assert_equal, federate, module, seeded, weights
 from stacked import Lora, Points, both_ways, fit, furthest
 from tastes import Adapters, run
 from two_parts import Recorder
@@ -86,8 +86,7 @@ CASES = {
 def test_a_visit_is_mezo_written_out(case):
     own, reference, loop = copy.deepcopy(CASES[case])
     seen = Recorder()
-    L.seed_everything(0, verbose=False)
-    model = Scheduled(gamma=loop.pop("gamma", 1.0))
+    model = seeded(Scheduled, gamma=loop.pop("gamma", 1.0))
     start = weights(model)
     loop = {"algorithm": FedAvg("uniform"), "clients_per_round": 1, "local_steps": 3, **loop}
     trained, made = federate(1, model=model, callbacks=[seen], forward=ZerothOrder(EPS, **own), **loop)
@@ -170,8 +169,7 @@ class Recording(Regression):
 
 def test_all_passes_of_a_step_see_the_same_random_numbers_and_the_next_step_those_of_backpropagation():
     def draws(**settings):
-        L.seed_everything(0, verbose=False)
-        model = Recording(optimizer="SGD")
+        model = seeded(Recording, optimizer="SGD")
         federate(2, model=model, **settings)
         return model.drawn
 
@@ -203,8 +201,7 @@ def test_parameters_are_given_back_bit_for_bit():
 
 
 def test_what_an_algorithm_holds_fixed_is_not_perturbed():
-    L.seed_everything(0, verbose=False)
-    model = Recording(optimizer="SGD", dropout=0.0)
+    model = seeded(Recording, optimizer="SGD", dropout=0.0)
     loop = {"clients_per_round": 1, "algorithm": FedRep(["net.3"]), "forward": ZerothOrder()}
     _, made = federate(1, model=model, **loop)
     assert [row["split"] for row in made.visit_records] == ["head", "train"]

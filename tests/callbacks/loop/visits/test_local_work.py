@@ -1,20 +1,14 @@
 from contextlib import nullcontext
 
-import lightning as L
 import pytest
 import torch
-from plain_lightning import Regression, assert_equal, federate, module, weights
+from plain_lightning import Regression, assert_equal, federate, module, seeded, weights
 from refusals import refusal
 from tiny_world import table
 from torch import nn
 from written_out import LR, assert_close, combined, doubled, gradients, recorded, scaffold
 
 from fedlight import FedAvg, FedProx, RoundProgress, Scaffold, VisitLog
-
-
-def seeded(kind, *args):
-    L.seed_everything(0, verbose=False)
-    return kind(*args)
 
 
 class Manual(Regression):
