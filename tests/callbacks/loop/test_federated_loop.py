@@ -4,6 +4,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from plain_lightning import Numbers, Regression, assert_equal, federate, module, ten_clients, trainer, weights
+from refusals import refusal
 from torch.utils.data import DataLoader
 from written_out import assert_close, combined, local, recorded
 
@@ -113,3 +114,82 @@ def test_a_run_whose_rounds_are_all_done_says_so(tmp_path, caplog):
         assert ("all 2 rounds are done" in caplog.text) == (ckpt_path is not None)
         t.save_checkpoint(tmp_path / "done.ckpt")
     assert "raise trainer.max_epochs=2" in caplog.text
+
+
+class Told(L.Callback):
+    """Notes when it is called, with the weights and the random stream of that moment."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_visit_start(self, client_id):
+        self.seen.append((client_id, weights(self.module), torch.get_rng_state()))
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.module = pl_module
+        self.seen.append(("round", weights(pl_module), None))
+
+
+def test_module_and_callbacks_are_told_before_the_first_batch_of_each_visit():
+    order = []
+
+    class Model(Regression):
+        def on_visit_start(self, client_id):
+            order.append(("module", client_id))
+
+        def training_step(self, batch, batch_idx):
+            order.append("batch")
+            return super().training_step(batch, batch_idx)
+
+    class Callback(L.Callback):
+        def on_visit_start(self, client_id):
+            order.append(("callback", client_id))
+
+    _, loop = federate(2, model=Model(), callbacks=[Callback()])
+    visited = [entry[1] for entry in order if entry[0] == "module"]
+    assert len(visited) == 6
+    assert visited[3:] == [row["client"] for row in loop.visit_records]
+    told = [[("module", client), ("callback", client), "batch", "batch"] for client in visited]
+    assert order == sum(told, [])
+
+
+def test_parameters_are_the_global_ones_and_streams_are_the_clients_own():
+    told = Told()
+    federate(2, callbacks=[told])
+    for start in (0, 4):
+        (_, given, _), *visits = told.seen[start : start + 4]
+        for _, found, _ in visits:
+            assert_equal(found, given)
+    streams = [stream for _, _, stream in told.seen if stream is not None]
+    assert len({stream.numpy().tobytes() for stream in streams}) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: trainer(1, [federate(1)[1]]).fit(module(), wrapped()), "make a new one"),
+        (lambda: FederatedLoop(clients_per_round=0), "clients_per_round=0 must be at least 1"),
+        (lambda: FederatedLoop(local_steps=0), "local_steps=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make, message):
+    with refusal(message):
+        make()
+
+
+def wrapped():
+    return FederatedWrapper(Numbers(), ten_clients)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_checkpoint_of_central_training_is_refused_on_resume(inside, tmp_path):
+    """Also one from the middle of its epoch, where a validation is over."""
+    file = tmp_path / "central.ckpt"
+    save = LambdaCallback(on_validation_end=lambda trainer, _: trainer.save_checkpoint(file))
+    central = trainer(1, [save] if inside else [])
+    central.fit(module(), Numbers())
+    if not inside:
+        central.save_checkpoint(file)
+    t = trainer(2, [FederatedLoop(clients_per_round=3, local_steps=2)])
+    with refusal("not of a federated run"):
+        t.fit(module(), wrapped(), ckpt_path=file, weights_only=True)

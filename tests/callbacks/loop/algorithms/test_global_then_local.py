@@ -1,9 +1,9 @@
 import pytest
-from plain_lightning import assert_equal
+from plain_lightning import assert_equal, federate
 from stacked import CLIENTS, Points, fit
 from two_parts import Recorder, TwoParts, close, trained, weights
 
-from fedlight import FedAdam, FedAvg
+from fedlight import FedAdam, FedAvg, LocalOnly
 from fedlight.federation.algorithms import GlobalThenLocal
 from fedlight.federation.client import serialized_bytes
 
@@ -41,3 +41,11 @@ def test_runs_without_a_round_of_either_kind_are_refused():
         GlobalThenLocal(0)
     with pytest.raises(ValueError, match="global_rounds=2 of the run's 2 rounds leave no local round"):
         fit(TwoParts(), Points(), rounds=2, algorithm=GlobalThenLocal(2))
+
+
+def test_the_model_is_sent_once_and_nothing_comes_back():
+    _, loop = federate(rounds=1, algorithm=LocalOnly(), clients_per_round=10)
+    assert all(r["bytes_down"] > 0 and r["bytes_up"] == 0 for r in loop.visit_records)
+    _, loop = federate(rounds=2, algorithm=LocalOnly(), clients_per_round=10)
+    assert all(r["bytes_down"] == r["bytes_up"] == 0 for r in loop.visit_records)
+    assert federate(rounds=1, algorithm=LocalOnly(), clients_per_round=1)[1].own_state("c5") is None

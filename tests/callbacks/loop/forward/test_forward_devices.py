@@ -1,6 +1,6 @@
 import pytest
 import torch
-from fleets import make_fleet, rounds_of, without_wall
+from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import LambdaCallback
 from plain_lightning import Regression, assert_equal, federate, module, weights
 from stacked import fit, tiny_sft
@@ -153,14 +153,3 @@ def test_groups_hold_one_kind_of_training(tiny_model, tmp_path):
     assert any(len(group) > 1 for group in groups[0])
     for name, value in beside.items():
         torch.testing.assert_close(value, alone[name], rtol=0, atol=1e-4)
-
-
-def test_the_same_round_gives_the_same_rows(tmp_path, peaks):
-    def run(folder):
-        loop = {"fleet": fleet_of_three(tmp_path / folder, peaks), "clients_per_round": 10, **SETTINGS}
-        rows, model, _, _ = rounds_of(2, model=module(), **loop)
-        return without_wall(rows), weights(model)
-
-    (rows, first), (others, second) = run("a"), run("b")
-    assert rows == others
-    assert_equal(first, second)

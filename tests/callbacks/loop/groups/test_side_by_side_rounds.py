@@ -27,16 +27,6 @@ def test_only_the_client_that_diverges_is_left_out(who, value, clip):
     assert loop.rounds_done == 2
 
 
-def test_a_diverged_client_is_as_if_it_had_not_been_asked():
-    class Without(FedProx):
-        def plan(self, *args):
-            return [visit for visit in super().plan(*args) if visit.client_id != "a"]
-
-    left_out, *_ = fit(Lora(), Points(broken={"a": NAN}), 3, algorithm=FedProx(0.1, "uniform"), rounds=1)
-    without, *_ = fit(Lora(), Points(broken={"a": NAN}), 3, algorithm=Without(0.1, "uniform"), rounds=1)
-    assert furthest(left_out, without) < 1e-6
-
-
 class Stop(L.Callback):
     """Ends the run inside a round, in a way that is said."""
 

@@ -1,14 +1,18 @@
 from contextlib import nullcontext
 
+import lightning as L
 import pytest
 import torch
-from plain_lightning import Regression, assert_equal, federate, module, seeded, weights
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.plugins import MixedPrecision
+from plain_lightning import Regression, assert_equal, federate, module, seeded, trainer, weights
 from refusals import refusal
 from tiny_world import table
 from torch import nn
 from written_out import LR, assert_close, combined, doubled, gradients, recorded, scaffold
 
 from fedlight import FedAvg, FedProx, RoundProgress, Scaffold, VisitLog
+from fedlight.callbacks.loop.parts.optimizers import scaler_of
 
 
 class Manual(Regression):
@@ -310,3 +314,106 @@ def test_an_optimizer_without_a_rate_trains_and_scaffold_refuses_it():
 def test_an_optimizer_whose_steps_cannot_be_counted_is_refused():
     with refusal(r"Around does not call torch.optim.Optimizer.__init__"):
         federate(model=with_optimizer(Around))
+
+
+class Partly(Regression):
+    """Steps by hand, the second layer alone."""
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net[3].parameters(), lr=LR)
+
+
+def test_gradients_of_parameters_outside_the_optimizer_are_cleared_as_well():
+    left = []
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            left.append(pl_module.net[0].weight.grad)
+
+    recorded(rounds=1, local_steps=1, model=Partly(), after=[Watch()])
+    assert left == [None] * 3
+
+
+def accumulating(state, batches, number):
+    """A visit whose steps have ``number`` batches each, in fp64."""
+    now = dict(state)
+    for first in range(0, len(batches), number):
+        step = [gradients(now, batch) for batch in batches[first : first + number]]
+        now = {name: now[name] - LR * sum(one[name] for one in step) / number for name in now}
+    return now
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_scheduled_accumulation_equals_a_loop_written_out(first):
+    """1 batch a step in rounds 0 and 1, 3 in round 2, 2 in round 3; the scheduler stands on either side of the loop."""
+    scheduler = GradientAccumulationScheduler({2: 3, 3: 2})
+    place = {"before": [scheduler]} if first else {"after": [scheduler]}
+    state, found, rounds = recorded(rounds=4, local_steps=2, **place)
+    for number, of_clients in zip((1, 1, 3, 2), rounds, strict=True):
+        assert {len(own) for own in of_clients.values()} == {2 * number}
+        trained = {client: accumulating(state, own, number) for client, own in of_clients.items()}
+        state = {name: state[name] + value for name, value in combined(state, trained).items()}
+    assert_close(found, state)
+
+
+def test_a_round_without_visits_under_scheduled_accumulation():
+    class NobodyFirst(FedAvg):
+        def plan(self, round_idx, cohort, num_batches):
+            return super().plan(round_idx, cohort, num_batches)[: round_idx * 3]
+
+    scheduler = GradientAccumulationScheduler({0: 3, 1: 2})
+    _, loop = federate(rounds=2, algorithm=NobodyFirst(), callbacks=[scheduler])
+    assert [row["steps"] for row in loop.visit_records] == [2, 2, 2]
+
+
+def test_accumulation_that_a_callback_changes_unannounced_is_refused():
+    class Changes(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            trainer.accumulate_grad_batches = 1 + trainer.current_epoch
+
+    with refusal(r"is 2, but .* planned with 1: .* GradientAccumulationScheduler"):
+        federate(callbacks=[Changes()])
+
+
+def run(algorithm=None, scale=2.0**18, rounds=3, fused=None):
+    """A scale of 2**18 overflows in the first steps; one of 2**4 never does."""
+
+    class Model(Regression):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05, fused=fused)
+
+    half = MixedPrecision("16-mixed", device="cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))
+    loop = {"algorithm": algorithm, "clients_per_round": 4, "local_steps": 3}
+    return federate(rounds, model=seeded(Model, dropout=0.0), settings={"plugins": [half]}, **loop)
+
+
+def test_steps_that_were_left_out_are_not_counted():
+    _, first = run(rounds=1)
+    assert {row["steps"] for row in first.visit_records} <= {0, 1, 2}
+    _, plain = run(rounds=1, scale=16.0)
+    assert [row["steps"] for row in plain.visit_records] == [3] * 4
+
+
+def test_algorithms_see_gradients_that_are_not_multiplied():
+    """Lightning divides by the scale before its hook: a scale of 2**4 or 2**8, powers of 2, changes nothing."""
+    found = [weights(run(FedProx(0.5), scale=scale)[0]) for scale in (2.0**4, 2.0**8)]
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=2e-3, atol=2e-4)
+
+
+def test_optimizers_that_divide_by_the_scale_themselves_are_refused_where_gradients_are_changed():
+    with refusal(r"SGD with fused=True divides .* after FedProx has added .* leave fused out"):
+        run(FedProx(0.5), fused=True)
+
+
+def test_other_precisions_have_no_scale():
+    assert scaler_of(trainer(1)) is None
