@@ -8,6 +8,7 @@ The column is the kind of proof, and there are three kinds of proof:
     Works    the meaning that the row states is asserted
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -144,7 +145,12 @@ class Row:
 
 
 def row(kind: str, subject: str, proof: Proof, means: str = "", covers: str | None = None) -> Row:
-    """A row that covers the names in its subject, with blanks between them, unless others are given."""
+    """A row that covers the names in its subject, with blanks between them, unless others are given.
+
+    What works means what the docstring of its assertions says, unless ``means`` is given.
+    """
+    if isinstance(proof, Works):
+        means = means or inspect.getdoc(proof.assertions) or ""
     return Row(kind, subject, proof, means, tuple((subject if covers is None else covers).split()))
 
 

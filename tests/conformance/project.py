@@ -53,6 +53,7 @@ class Net(L.LightningModule):
         optimizer: parameters -> optimizer.
         scheduler: optimizer -> schedule, or None.
         interval: of the schedule.
+        schedule: what else is said of it to Lightning.
     """
 
     def __init__(
@@ -60,10 +61,15 @@ class Net(L.LightningModule):
         optimizer: Callable[..., Any] = lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         scheduler: Callable[..., Any] | None = None,
         interval: str = "epoch",
+        **schedule: Any,
     ) -> None:
         super().__init__()
         self.net: nn.Module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        self.optimizer, self.scheduler, self.interval = optimizer, scheduler, interval
+        self.optimizer, self.scheduler, self.schedule = (
+            optimizer,
+            scheduler,
+            {"interval": interval, **schedule},
+        )
 
     def loss(self, batch):
         x, y = batch
@@ -76,8 +82,23 @@ class Net(L.LightningModule):
         optimizer = self.optimizer(self.parameters())
         if self.scheduler is None:
             return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer), "interval": self.interval}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.scheduler(optimizer), **self.schedule},
+        }
+
+
+def changed(
+    change: Callable[[nn.Sequential], Any], kind: type[Net] = Net, **settings: Any
+) -> Callable[[], Net]:
+    """Makes a module whose two layers, with a tanh between them, ``change`` has changed."""
+
+    def make() -> Net:
+        made = kind(**settings)
+        change(made.net)
+        return made
+
+    return make
 
 
 class Validated(Net):

@@ -5,30 +5,27 @@ from functools import partial
 import pytest
 import torch
 from matrix import Equals, Refused, Row, Works, kind
-from memories import kept
 from probes import Lines, same
-from project import SIZES, Net, Project, Run, examples, loader, rows_of_clients, weights
+from project import SIZES, Net, Project, Run, changed, examples, loader, rows_of_clients, weights
 from reference import clipped_by_norm, federated_averaging, local_training, stepped
 from torch import nn
+
+from fedlight.callbacks.loop.parts import AveragedBuffers, LocalBuffers
 
 module = kind("Modules")
 
 
-class Running(Net):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+def normed(net):
+    net.insert(1, nn.BatchNorm1d(4))
 
 
-class FrozenNorm(Running):
+Running = changed(normed)
+Spectral = changed(lambda net: nn.utils.spectral_norm(net[0]))
+
+
+class FrozenNorm(Net):
     def on_train_epoch_start(self):
         self.net[1].eval()
-
-
-class Spectral(Net):
-    def __init__(self):
-        super().__init__()
-        nn.utils.spectral_norm(self.net[0])
 
 
 class Instance(Net):
@@ -222,6 +219,7 @@ class Stops(Net):
 
 
 def who_stops_inside_a_round_has_the_last(folder):
+    """the round under way does not count: the model is that of the last whole round"""
     one = Run(Project(Net, rounds=1), folder).fit().weights()
     run = Run(Project(Stops, rounds=3), folder).fit()
     assert run.loop.rounds_done == 1
@@ -229,6 +227,7 @@ def who_stops_inside_a_round_has_the_last(folder):
 
 
 def a_compiled_lightning_module(folder):
+    """trains the same, bit for bit"""
     run, plain = Run(Project(), folder), Run(Project(), folder).fit()
     run.fit(model=torch.compile(run.module, backend="eager"))
     assert same(run.weights(), plain.weights())
@@ -245,7 +244,8 @@ def full():
 
 
 def held(made, policy, **settings):
-    return Equals(Project(made, full, loop={"parts": kept(policy)}), buffers=policy, **settings)
+    part = {"average": AveragedBuffers, "local": LocalBuffers}[policy]
+    return Equals(Project(made, full, loop={"parts": [part()]}), buffers=policy, **settings)
 
 
 def refused_buffer(made, name):
@@ -257,6 +257,8 @@ def plain_network():
 
 
 def a_step_may_be_left_out(folder):
+    """the step is left out: neither its loss nor a step is counted"""
+
     class Skips(Net):
         def training_step(self, batch, batch_idx):
             return None if batch_idx % 3 == 1 else self.loss(batch)
@@ -313,6 +315,7 @@ class Logs(Net):
 
 
 def means_are_of_the_round(folder):
+    """by step each client's, by epoch the mean over the batches of all clients of a round"""
     lines = Lines()
     run = Run(Project(Logs, trainer={"logger": lines}), folder).fit()
     steps = [value for _, value in lines.of("loss_step")]
@@ -356,16 +359,8 @@ ROWS: list[Row] = [
         Equals(Project(ClampsBehind), clamping),
         "a callback of one's own that does so has to stand in front of FederatedLoop, or is refused",
     ),
-    module(
-        "self.log in the training step",
-        Works(means_are_of_the_round),
-        "by step each client's, by epoch the mean over the batches of all clients of a round",
-    ),
-    module(
-        "a training_step that gives None",
-        Works(a_step_may_be_left_out),
-        "the step is left out: neither its loss nor a step is counted",
-    ),
+    module("self.log in the training step", Works(means_are_of_the_round)),
+    module("a training_step that gives None", Works(a_step_may_be_left_out)),
     module("batch norm", refused_buffer(Running, "net.1.running_mean")),
     module(
         "batch norm, `AveragedBuffers`",
@@ -377,7 +372,7 @@ ROWS: list[Row] = [
         held(Running, "local"),
         "FedBN: statistics, weights and biases of the norm stay with each client",
     ),
-    module("batch norm in eval()", Equals(Project(FrozenNorm), norm_in_eval)),
+    module("batch norm in eval()", Equals(Project(changed(normed, FrozenNorm)), norm_in_eval)),
     module("InstanceNorm1d(track_running_stats=True)", refused_buffer(Instance, "norm.running_mean")),
     module(
         "InstanceNorm1d(track_running_stats=True), LocalBuffers", held(Instance, "local"), "as for batch norm"
@@ -429,11 +424,7 @@ ROWS: list[Row] = [
     module(
         "backward, optimizer_step and optimizer_zero_grad of one's own", Equals(Project(OwnBackward), doubled)
     ),
-    module(
-        "torch.compile(module), given to fit",
-        Works(a_compiled_lightning_module),
-        "trains the same, bit for bit",
-    ),
+    module("torch.compile(module), given to fit", Works(a_compiled_lightning_module)),
     module(
         "a plain nn.Module",
         Refused(Project(plain_network), "`model` must be a `LightningModule`", "LightningModule"),
@@ -443,11 +434,7 @@ ROWS: list[Row] = [
         Works(who_diverges_is_left_out),
         "who ends in NaN or Inf is left out of the round, as if it had not been asked",
     ),
-    module(
-        "trainer.should_stop, set inside a round",
-        Works(who_stops_inside_a_round_has_the_last),
-        "the round under way does not count: the model is that of the last whole round",
-    ),
+    module("trainer.should_stop, set inside a round", Works(who_stops_inside_a_round_has_the_last)),
     module(
         "on_train_batch_start that gives -1",
         Refused(

@@ -60,6 +60,7 @@ class Tunable(Net):
 
 
 def early_stopping_waits_rounds(folder):
+    """patience=3 waits three rounds; what is monitored is the new global model's"""
     stop = EarlyStopping("val/loss", patience=3, min_delta=100.0)
     run = Run(Project(Validated, rounds=10, trainer={"num_sanity_val_steps": 0}), folder, [stop])
     run.fit(val_dataloaders=loader(shuffle=False))
@@ -68,11 +69,13 @@ def early_stopping_waits_rounds(folder):
 
 
 def early_stopping_hears_of_the_federation(folder):
+    """fed/loss and the like can be monitored"""
     stop = EarlyStopping("fed/loss", patience=1, min_delta=100.0)
     assert Run(Project(rounds=10), folder, [stop]).fit().loop.rounds_done == 2
 
 
 def checkpoints_hold_the_global_model(folder):
+    """a checkpoint is a finished round with the global model"""
     seen = Watch("on_train_epoch_end")
     save = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     Run(Project(rounds=3, trainer={"enable_checkpointing": True}), folder, [seen, save]).fit()
@@ -84,6 +87,7 @@ def checkpoints_hold_the_global_model(folder):
 
 
 def the_best_round_is_kept(folder):
+    """keeps the best round"""
     save = ModelCheckpoint(folder, "best", monitor="val/loss", mode="max")
     losses = Watch("on_train_epoch_end", lambda trainer, module: float(trainer.callback_metrics["val/loss"]))
     run = Run(
@@ -107,15 +111,19 @@ def rates_logged(folder, interval, **settings):
 
 
 def rates_are_logged_for_each_round(folder):
+    """by epoch it logs the round's rate"""
     assert rates_logged(folder, "epoch", rounds=3) == [0.1, 0.05, 0.025]
 
 
 def rates_are_logged_for_each_step(folder):
+    """by step it logs what each client's step has; all clients of a round have the same"""
     of_visits = [[0.1, 0.05, 0.025]] * 2 + [[0.0125, 0.00625, 0.003125]] * 2
     assert rates_logged(folder, "step") == pytest.approx(sum(of_visits, []))
 
 
 def predictions_are_the_global_models(folder):
+    """what is written are predictions of the global model"""
+
     class Kept(BasePredictionWriter):
         def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
             self.kept = torch.cat(predictions)
@@ -130,12 +138,14 @@ def predictions_are_the_global_models(folder):
 
 
 def device_is_watched_in_every_step(folder):
+    """watches this machine in every client's steps; an emulated device's figures are in the VisitLog"""
     lines = Lines()
     Run(Project(trainer={"logger": lines}), folder, [DeviceStatsMonitor()]).fit()
     assert len(lines.of("DeviceStatsMonitor.on_train_batch_end/cpu_percent")) == 2 * 2 * 3
 
 
 def lambdas_see_the_rounds(folder):
+    """an epoch's end is a round's end, with the global model"""
     seen = []
     watch = LambdaCallback(on_train_epoch_end=lambda trainer, module: seen.append(weights(module)))
     run = Run(Project(), folder, [watch]).fit()
@@ -156,6 +166,8 @@ def a_bar_counts_batches(folder, kind):
 
 
 def a_bar_of_ones_own(folder):
+    """counts the batches of all visits of a round"""
+
     class Counting(lightning_callbacks.ProgressBar):
         batches = 0
 
@@ -191,6 +203,8 @@ def spikes_end_the_run(folder):
 
 
 def throughput_is_of_the_whole_round(folder):
+    """counts this machine's work for all clients"""
+
     class Counted(Net):
         flops_per_batch = 10
 
@@ -202,12 +216,14 @@ def throughput_is_of_the_whole_round(folder):
 
 
 def a_timer_by_epoch_ends_after_a_round(folder):
+    """ends the run after a round"""
     run = Run(Project(rounds=5), folder, [Timer({"microseconds": 1}, interval="epoch")]).fit()
     assert run.loop.rounds_done == 1
     assert len(run.rounds) == 1
 
 
 def pruned_are_the_global_models_weights(folder):
+    """prunes the global model when a round is over"""
     prune = ModelPruning(
         "l1_unstructured", amount=0.5, use_lottery_ticket_hypothesis=False, make_pruning_permanent=True
     )
@@ -259,6 +275,7 @@ class ThawInside(L.Callback):
 
 
 def checkpoints_inside_a_round_are_of_its_start(folder):
+    """inside a round it holds the state from before it; a resumed run does the round again, bit for bit"""
     at_start = Watch("on_train_epoch_start")
     save = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
     Run(Project(trainer={"enable_checkpointing": True}), folder, [at_start, save]).fit()
@@ -272,6 +289,8 @@ def checkpoints_inside_a_round_are_of_its_start(folder):
 
 
 def an_exception_leaves_the_state_before_the_round(folder):
+    """holds the state from before the round that broke"""
+
     class Breaks(L.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if trainer.global_step == 8:
@@ -291,6 +310,8 @@ def an_exception_leaves_the_state_before_the_round(folder):
 
 
 def a_checkpoint_callback_of_ones_own(folder):
+    """a finished round with the global model"""
+
     class Own(Checkpoint):
         def on_train_epoch_end(self, trainer, pl_module):
             trainer.save_checkpoint(folder / f"{trainer.current_epoch}.ckpt")
@@ -327,11 +348,7 @@ def tuned(find):
 
 
 ROWS: list[Row] = [
-    callback(
-        'LearningRateMonitor("step"), a schedule by step',
-        Works(rates_are_logged_for_each_step),
-        "by step it logs what each client's step has; all clients of a round have the same",
-    ),
+    callback('LearningRateMonitor("step"), a schedule by step', Works(rates_are_logged_for_each_step)),
     *(
         callback(
             f"Tuner(trainer).{find}",
@@ -376,22 +393,9 @@ ROWS: list[Row] = [
             moved=("backbone.weight", "backbone.bias"),
         ),
     ),
-    callback(
-        "ModelCheckpoint(every_n_train_steps=4)",
-        Works(checkpoints_inside_a_round_are_of_its_start),
-        "inside a round it holds the state from before it; a resumed run does the round again, bit for bit",
-    ),
-    callback(
-        "OnExceptionCheckpoint",
-        Works(an_exception_leaves_the_state_before_the_round),
-        "holds the state from before the round that broke",
-    ),
-    callback(
-        "a Checkpoint of one's own",
-        Works(a_checkpoint_callback_of_ones_own),
-        "a finished round with the global model",
-        covers="Checkpoint",
-    ),
+    callback("ModelCheckpoint(every_n_train_steps=4)", Works(checkpoints_inside_a_round_are_of_its_start)),
+    callback("OnExceptionCheckpoint", Works(an_exception_leaves_the_state_before_the_round)),
+    callback("a Checkpoint of one's own", Works(a_checkpoint_callback_of_ones_own), covers="Checkpoint"),
     callback(
         "Timer(interval='step')",
         Works(time_runs_out_inside_a_round),
@@ -409,40 +413,14 @@ ROWS: list[Row] = [
         Equals(Project(callbacks=lambda folder: [L.Callback()])),
         covers="Callback",
     ),
-    callback(
-        "EarlyStopping",
-        Works(early_stopping_waits_rounds),
-        "patience=3 waits three rounds; what is monitored is the new global model's",
-    ),
-    callback(
-        'EarlyStopping("fed/loss")',
-        Works(early_stopping_hears_of_the_federation),
-        "fed/loss and the like can be monitored",
-    ),
-    callback(
-        "ModelCheckpoint",
-        Works(checkpoints_hold_the_global_model),
-        "a checkpoint is a finished round with the global model",
-    ),
-    callback("ModelCheckpoint(monitor=...)", Works(the_best_round_is_kept), "keeps the best round"),
-    callback(
-        "LearningRateMonitor", Works(rates_are_logged_for_each_round), "by epoch it logs the round's rate"
-    ),
-    callback(
-        "BasePredictionWriter",
-        Works(predictions_are_the_global_models),
-        "what is written are predictions of the global model",
-    ),
-    callback(
-        "DeviceStatsMonitor",
-        Works(device_is_watched_in_every_step),
-        "watches this machine in every client's steps; an emulated device's figures are in the VisitLog",
-    ),
-    callback(
-        "LambdaCallback",
-        Works(lambdas_see_the_rounds),
-        "an epoch's end is a round's end, with the global model",
-    ),
+    callback("EarlyStopping", Works(early_stopping_waits_rounds)),
+    callback('EarlyStopping("fed/loss")', Works(early_stopping_hears_of_the_federation)),
+    callback("ModelCheckpoint", Works(checkpoints_hold_the_global_model)),
+    callback("ModelCheckpoint(monitor=...)", Works(the_best_round_is_kept)),
+    callback("LearningRateMonitor", Works(rates_are_logged_for_each_round)),
+    callback("BasePredictionWriter", Works(predictions_are_the_global_models)),
+    callback("DeviceStatsMonitor", Works(device_is_watched_in_every_step)),
+    callback("LambdaCallback", Works(lambdas_see_the_rounds)),
     *(
         callback(
             kind.__name__,
@@ -451,12 +429,7 @@ ROWS: list[Row] = [
         )
         for kind in (ModelSummary, RichModelSummary)
     ),
-    callback(
-        "a ProgressBar of one's own",
-        Works(a_bar_of_ones_own),
-        "counts the batches of all visits of a round",
-        covers="ProgressBar",
-    ),
+    callback("a ProgressBar of one's own", Works(a_bar_of_ones_own), covers="ProgressBar"),
     *(
         callback(
             kind.__name__,
@@ -470,17 +443,8 @@ ROWS: list[Row] = [
         Works(spikes_end_the_run),
         "compares a batch with those before it, of other clients too; a spike ends the run with the last round's model",
     ),
-    callback(
-        "ThroughputMonitor",
-        Works(throughput_is_of_the_whole_round),
-        "counts this machine's work for all clients",
-    ),
-    callback(
-        'Timer(interval="epoch")',
-        Works(a_timer_by_epoch_ends_after_a_round),
-        "ends the run after a round",
-        covers="Timer",
-    ),
+    callback("ThroughputMonitor", Works(throughput_is_of_the_whole_round)),
+    callback('Timer(interval="epoch")', Works(a_timer_by_epoch_ends_after_a_round), covers="Timer"),
     *(
         callback(
             kind.__name__,
@@ -503,9 +467,5 @@ ROWS: list[Row] = [
         )
         for kind in (LearningRateFinder, BatchSizeFinder)
     ),
-    callback(
-        "ModelPruning",
-        Works(pruned_are_the_global_models_weights),
-        "prunes the global model when a round is over",
-    ),
+    callback("ModelPruning", Works(pruned_are_the_global_models_weights)),
 ]

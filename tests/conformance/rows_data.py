@@ -69,16 +69,9 @@ def a_pass_has_each_once(run):
         assert len(set(of_pass)) == len(of_pass)
 
 
-def in_the_order_of_the_set(run):
+def in_the_order_of_the_set(run, reverse=False):
     for client, batches in positions(run):
-        rows = sorted(own(client))
-        one_pass = [rows[start : start + 2] for start in range(0, len(rows), 2)]
-        assert batches == (one_pass + one_pass)[:3]
-
-
-def backwards(run):
-    for client, batches in positions(run):
-        rows = sorted(own(client), reverse=True)
+        rows = sorted(own(client), reverse=reverse)
         one_pass = [rows[start : start + 2] for start in range(0, len(rows), 2)]
         assert batches == (one_pass + one_pass)[:3]
 
@@ -223,11 +216,14 @@ class InSetup(Net):
 
 
 def validation_may_stream(folder):
+    """rounds are validated on it as epochs are"""
     run = Run(Project(Validated), folder).fit(val_dataloaders=DataLoader(Stream(), batch_size=4))
     assert run.loop.rounds_done == 2
 
 
 def several_validation_loaders(folder):
+    """each is logged by its number"""
+
     class Two(Net):
         def validation_step(self, batch, batch_idx, dataloader_idx):
             self.log("val/loss", self.loss(batch))
@@ -295,7 +291,7 @@ ROWS: list[Row] = [
     ),
     sampler(
         "a Sampler of one's own",
-        sampled(Backwards, also=backwards),
+        sampled(Backwards, also=partial(in_the_order_of_the_set, reverse=True)),
         "each client's examples in the order in which they come",
         covers="Sampler",
     ),
@@ -372,13 +368,8 @@ ROWS: list[Row] = [
             "give a torch DataLoader over a map-style",
         ),
     ),
-    loaders(
-        "validation over an IterableDataset",
-        Works(validation_may_stream),
-        "rounds are validated on it as epochs are",
-        covers="",
-    ),
-    loaders("several validation loaders", Works(several_validation_loaders), "each is logged by its number"),
+    loaders("validation over an IterableDataset", Works(validation_may_stream), covers=""),
+    loaders("several validation loaders", Works(several_validation_loaders)),
     clients(
         "a LightningDataModule",
         Equals(Project(data=Hooked, module=Net)),

@@ -4,31 +4,11 @@ from functools import partial
 
 import torch
 from matrix import Equals, Refused, Row, kind
-from project import Net, Project, loader
+from project import Net, Project, changed, loader
 from reference import clipped_by_norm, local_training
 from torch import nn
 
 module = kind("Modules")
-
-
-class Dropout(Net):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-
-
-class Normalized(Net):
-    def __init__(self):
-        super().__init__()
-        parts = [nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 1)]
-        self.net = nn.Sequential(*parts)
-
-
-class Momentary(Net):
-    def __init__(self):
-        super().__init__()
-        norm = nn.BatchNorm1d(4, track_running_stats=False)
-        self.net = nn.Sequential(nn.Linear(3, 4), norm, nn.Linear(4, 1))
 
 
 class Tied(Net):
@@ -36,20 +16,6 @@ class Tied(Net):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
         self.net[2].weight = self.net[0].weight
-
-
-class Frozen(Net):
-    def __init__(self):
-        super().__init__()
-        self.net[0].requires_grad_(False)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.05)
-
-
-class FrozenInOptimizer(Frozen):
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=0.05)
 
 
 class HalfBase(Net):
@@ -79,12 +45,6 @@ class Constant(Net):
 
     def loss(self, batch):
         return super().loss((batch[0] * self.scale, batch[1]))
-
-
-class Compiled(Net):
-    def __init__(self):
-        super().__init__()
-        self.net.compile(backend="eager")
 
 
 class LossInDict(Net):
@@ -138,12 +98,6 @@ class Complex(Net):
         return (self.net(x.to(torch.complex64)) - y).abs().square().mean()
 
 
-class Half(Net):
-    def __init__(self):
-        super().__init__()
-        self.net.bfloat16()
-
-
 class OwnLoaders(Net):
     def train_dataloader(self):
         return loader()
@@ -156,47 +110,53 @@ class Checkpointed(Net):
         return nn.functional.mse_loss(self.net[2](hidden), y)
 
 
-class WeightNormed(Net):
-    def __init__(self):
-        super().__init__()
-        nn.utils.parametrizations.weight_norm(self.net[0])
-
-
-class PartlyHeld(Net):
-    """The optimizer holds a tensor that is no parameter of the module."""
-
-    def configure_optimizers(self):
-        return torch.optim.SGD([*self.parameters(), torch.zeros(3, requires_grad=True)], lr=0.1)
-
-
-class NoOptimizer(Net):
-    def configure_optimizers(self):
-        return None
-
-
 def trained(made, **settings):
     return Equals(Project(made), **settings)
 
 
+def freeze(net):
+    net[0].requires_grad_(False)
+
+
 ROWS: list[Row] = [
-    module("dropout", trained(Dropout)),
+    module("dropout", trained(changed(lambda net: net.insert(1, nn.Dropout(0.5))))),
     module("random numbers in the training step", trained(ThreeDice)),
-    module("group norm and layer norm", trained(Normalized)),
-    module("batch norm with track_running_stats=False", trained(Momentary)),
+    module(
+        "group norm and layer norm",
+        trained(changed(lambda net: net.insert(1, nn.GroupNorm(2, 4)).insert(3, nn.LayerNorm(4)))),
+    ),
+    module(
+        "batch norm with track_running_stats=False",
+        trained(changed(lambda net: net.insert(1, nn.BatchNorm1d(4, track_running_stats=False)))),
+    ),
     module("tied weights", trained(Tied), "a tied matrix is sent once"),
-    module("frozen parts", trained(Frozen), "what is frozen stays as it is and is not sent"),
-    module("frozen parts that the optimizer holds", trained(FrozenInOptimizer)),
+    module(
+        "frozen parts",
+        trained(
+            changed(
+                freeze,
+                optimizer=lambda given: torch.optim.AdamW([p for p in given if p.requires_grad], lr=0.05),
+            )
+        ),
+        "what is frozen stays as it is and is not sent",
+    ),
+    module(
+        "frozen parts that the optimizer holds",
+        trained(changed(freeze, optimizer=partial(torch.optim.AdamW, lr=0.05))),
+    ),
     module("a frozen base in bfloat16", trained(HalfBase)),
     module("parameters that no loss reaches", trained(Unused)),
     module("buffers that training only reads", trained(Constant)),
-    module("a network compiled with torch.compile", trained(Compiled)),
+    module(
+        "a network compiled with torch.compile", trained(changed(lambda net: net.compile(backend="eager")))
+    ),
     module("a training_step that gives a dict", trained(LossInDict)),
     module("layers made in configure_model", trained(LateLayers)),
     module("lazy layers whose size is known before fit", trained(Lazy)),
     module("activation checkpointing", trained(Checkpointed)),
     module(
         "parametrizations, such as weight_norm",
-        trained(WeightNormed),
+        trained(changed(lambda net: nn.utils.parametrizations.weight_norm(net[0]))),
         "length and direction are averaged each",
     ),
     module(
@@ -206,7 +166,11 @@ ROWS: list[Row] = [
     module(
         "an optimizer over tensors that are no parameters of the module",
         Refused(
-            Project(PartlyHeld),
+            Project(
+                partial(
+                    Net, lambda given: torch.optim.SGD([*given, torch.zeros(3, requires_grad=True)], lr=0.1)
+                )
+            ),
             "1 of the optimizer's 5 parameters are not parameters of the LightningModule",
             "make what is trained a submodule of it",
         ),
@@ -217,13 +181,20 @@ ROWS: list[Row] = [
     ),
     module(
         "parameters in bfloat16",
-        Refused(Project(Half), "is trained in bfloat16", "keep what is trained in float32"),
+        Refused(
+            Project(changed(lambda net: net.bfloat16())),
+            "is trained in bfloat16",
+            "keep what is trained in float32",
+        ),
     ),
     module("train_dataloader of the module", Equals(Project(OwnLoaders, data=lambda: None))),
     module(
         "configure_optimizers that gives None",
         Refused(
-            Project(NoOptimizer, warns=("`LightningModule.configure_optimizers` returned `None`",)),
+            Project(
+                partial(Net, lambda given: None),
+                warns=("`LightningModule.configure_optimizers` returned `None`",),
+            ),
             "configure_optimizers gives no optimizer that holds a parameter",
             "have it return one over what is to be trained",
         ),

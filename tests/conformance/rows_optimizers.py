@@ -79,6 +79,7 @@ class CountsInGroup(torch.optim.SGD):
 
 
 def groups_go_on_as_schedules_do(folder):
+    """as schedules by step: every visit starts at the round's value, the next round where the furthest visit came to"""
     counts = Watch(
         "on_train_batch_start", lambda trainer, module: trainer.optimizers[0].param_groups[0]["count"]
     )
@@ -125,10 +126,7 @@ ROWS: list[Row] = [
         covers="",
     ),
     optimizer(
-        "an Optimizer of one's own that counts in its groups",
-        Works(groups_go_on_as_schedules_do),
-        "as schedules by step: every visit starts at the round's value, the next round where the furthest visit came to",
-        covers="",
+        "an Optimizer of one's own that counts in its groups", Works(groups_go_on_as_schedules_do), covers=""
     ),
     optimizer("parameter groups with settings of their own", Equals(Project(TwoGroups))),
     optimizer(

@@ -12,8 +12,8 @@ from lightning.pytorch.demos.lstm import LightningLSTM, SequenceSampler, SimpleL
 from lightning.pytorch.demos.transformer import LightningTransformer, Transformer
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, same
-from project import SIZES, Project, Run, loader, rows_of_clients, weights
-from reference import federated_averaging, in_one_call, local_training, stepped
+from project import Project, Run, loader, rows_of_clients
+from reference import in_one_call, local_training, stepped
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MinMetric
@@ -310,21 +310,17 @@ class SmallTransformer(LightningTransformer):
 
 
 class SmallLSTM(LightningLSTM):
-    """The demo of Lightning's documentation: its hidden state lives in an attribute, from batch to batch."""
+    """The demo of Lightning's documentation, told of visits: its hidden state lives in an attribute, from batch to batch."""
 
     def __init__(self):
         super().__init__(vocab_size=WORDS)
         self.model = SimpleLSTM(WORDS, ninp=4, nhid=4, nlayers=1, dropout=0.0)
 
-    def prepare_data(self):
-        """Without the download."""
-
-
-class ResetLSTM(SmallLSTM):
-    """The same, told of visits."""
-
     def on_visit_start(self, client_id):
         self.hidden = None
+
+    def prepare_data(self):
+        """Without the download."""
 
 
 def sequences(loop):
@@ -343,23 +339,6 @@ def of_demo(model, batches, round_idx):
     """As the demo, from an empty hidden state."""
     model.hidden = None
     local_training(model, batches, round_idx)
-
-
-def hidden_state_goes_on(folder):
-    """Not told of visits, a client starts with the hidden state of the one before it in the round."""
-    run = Run(Project(SmallLSTM, lstm_data, federation=sequences), folder).fit()
-    hidden = [None]
-
-    def handed_on(model, batches, round_idx):
-        model.hidden = hidden[0]
-        local_training(model, batches, round_idx)
-        hidden[0] = model.hidden
-
-    expected = run.project.make_module()
-    for visits in run.rounds:
-        hidden[0] = None  # the demo's on_train_epoch_end
-        expected = federated_averaging(expected, [visits], handed_on, SIZES)
-    assert same(run.weights(), weights(expected))
 
 
 class TransferLearning(L.LightningModule):
@@ -436,6 +415,7 @@ def an_average_of_all_clients_steps(folder):
 
 
 def an_average_of_global_models(folder):
+    """averages the global models: update it where validation starts"""
     ema, states = EMAOfRounds(), []
 
     class Validated(LitAutoEncoder):
@@ -461,13 +441,8 @@ ROWS: list[Row] = [
     project("the transformer of Lightning's examples", Equals(Project(SmallTransformer, text_loader))),
     project(
         "the LSTM of Lightning's examples",
-        Equals(Project(ResetLSTM, lstm_data, federation=sequences), of_demo),
+        Equals(Project(SmallLSTM, lstm_data, federation=sequences), of_demo),
         "its batch sampler is made for each client, its hidden state is reset in on_visit_start",
-    ),
-    project(
-        "the LSTM of Lightning's examples, without on_visit_start",
-        Works(hidden_state_goes_on),
-        "a client begins with the hidden state of the client before it",
     ),
     project(
         "the lightning-hydra-template, whose network has batch norm",
@@ -516,9 +491,5 @@ ROWS: list[Row] = [
         Works(an_average_of_all_clients_steps),
         "runs through the steps of all clients one after the other; the federation does not notice it",
     ),
-    project(
-        "an EMA callback of one's own, by round",
-        Works(an_average_of_global_models),
-        "averages the global models: update it where validation starts",
-    ),
+    project("an EMA callback of one's own, by round", Works(an_average_of_global_models)),
 ]

@@ -62,20 +62,17 @@ def epochs(name):
     return Project(partial(Net, momentum_sgd, SCHEDULES[name]), rounds=3, warns=warns)
 
 
-class Plateau(Validated):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        lowers = lr_scheduler.ReduceLROnPlateau(
-            optimizer, factor=0.1, patience=1, threshold=9.0, threshold_mode="abs"
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lowers, "monitor": "val/loss"}}
-
-
 def a_plateau_is_of_rounds(folder):
+    """patience counts rounds; what it watches is the global model's"""
     rates = Watch("on_train_epoch_start", lambda trainer, module: trainer.optimizers[0].param_groups[0]["lr"])
-    Run(Project(Plateau, rounds=5, trainer={"num_sanity_val_steps": 0}), folder, [rates]).fit(
-        val_dataloaders=loader(shuffle=False)
+    settings = {"factor": 0.1, "patience": 1, "threshold": 9.0, "threshold_mode": "abs"}
+    plateau = partial(lr_scheduler.ReduceLROnPlateau, **settings)
+    made = Project(
+        partial(Validated, scheduler=plateau, monitor="val/loss"),
+        rounds=5,
+        trainer={"num_sanity_val_steps": 0},
     )
+    Run(made, folder, [rates]).fit(val_dataloaders=loader(shuffle=False))
     # the first is the best; two rounds are not better
     assert rates.seen == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.01])
 
@@ -98,19 +95,6 @@ class Warming(Net):
             group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 10)
 
 
-class PlateauByStep(Net):
-    """Lightning is to lower the rate within a round."""
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        lowers = {
-            "scheduler": lr_scheduler.ReduceLROnPlateau(optimizer),
-            "monitor": "loss",
-            "interval": "step",
-        }
-        return {"optimizer": optimizer, "lr_scheduler": lowers}
-
-
 class LambdaWarmup(Net):
     """As transformers' schedules: by all steps that there will be."""
 
@@ -122,6 +106,7 @@ class LambdaWarmup(Net):
 
 
 def all_steps_are_those_of_a_client(folder):
+    """rounds times the steps of the longest visit, which is as far as a schedule gets"""
     rates = Watch("on_train_batch_start", lambda trainer, module: trainer.optimizers[0].param_groups[0]["lr"])
     run = Run(Project(LambdaWarmup), folder, [rates]).fit()
     assert run.module.asked == 2 * 3  # rounds x steps of a visit
@@ -129,21 +114,10 @@ def all_steps_are_those_of_a_client(folder):
     assert rates.seen == pytest.approx([0.1 * left / 6 for visit in of_visits for left in visit])
 
 
-class EverySecond(Net):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        falls = lr_scheduler.ExponentialLR(optimizer, 0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": falls, "frequency": 2}}
-
-
 by_step = kind("Schedules of the learning rate, by step")
 
 ROWS: list[Row] = [
-    by_epoch(
-        "ReduceLROnPlateau",
-        Works(a_plateau_is_of_rounds),
-        "patience counts rounds; what it watches is the global model's",
-    ),
+    by_epoch("ReduceLROnPlateau", Works(a_plateau_is_of_rounds)),
     *(
         by_epoch(
             "an LRScheduler of one's own" if name == "LRScheduler" else name,
@@ -163,7 +137,8 @@ ROWS: list[Row] = [
     by_epoch(
         "frequency=2",
         Equals(
-            Project(EverySecond, rounds=4), partial(local_training, before=lambda round_idx: round_idx // 2)
+            Project(partial(Net, scheduler=SCHEDULES["ExponentialLR"], frequency=2), rounds=4),
+            partial(local_training, before=lambda round_idx: round_idx // 2),
         ),
     ),
     by_step(
@@ -175,9 +150,7 @@ ROWS: list[Row] = [
         "each visit goes through the first steps of the schedule",
     ),
     by_step(
-        "trainer.estimated_stepping_batches in configure_optimizers",
-        Works(all_steps_are_those_of_a_client),
-        "rounds times the steps of the longest visit, which is as far as a schedule gets",
+        "trainer.estimated_stepping_batches in configure_optimizers", Works(all_steps_are_those_of_a_client)
     ),
     by_step(
         "a warm-up by trainer.global_step in optimizer_step",
@@ -191,7 +164,7 @@ ROWS: list[Row] = [
     by_step(
         'ReduceLROnPlateau, interval="step"',
         Refused(
-            Project(PlateauByStep),
+            Project(partial(Net, scheduler=lr_scheduler.ReduceLROnPlateau, interval="step", monitor="loss")),
             "ReduceLROnPlateau with interval 'step' would compare one client's values with another's",
             "set interval 'epoch'",
         ),

@@ -66,6 +66,7 @@ def keeps_what_it_is_given(kind):
 
 
 def csv_has_a_row_for_each_round(folder):
+    """one row for each round, at the round's last step"""
     run = Run(given(logger=loggers.CSVLogger(folder)), folder).fit()
     with open(f"{run.trainer.logger.log_dir}/metrics.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["fed/loss"]]
@@ -76,6 +77,7 @@ def csv_has_a_row_for_each_round(folder):
 
 
 def tensorboard_has_an_event_for_each_round(folder):
+    """one point for each round, at the round's last step"""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -100,6 +102,7 @@ def every_training_batch_is_profiled(folder):
 
 
 def operations_are_profiled(folder):
+    """training is the same, bit for bit"""
     operations = profilers.PyTorchProfiler(dirpath=folder, filename="operations", schedule=None)
     run = Run(given(profiler=operations), folder).fit()
     assert same(run.weights(), Run(Project(), folder).fit().weights())
@@ -108,6 +111,8 @@ def operations_are_profiled(folder):
 
 
 def a_profiler_of_ones_own_hears_of_all(folder):
+    """hears of the batches of all clients"""
+
     class Counting(profilers.Profiler):
         started = 0
 
@@ -123,6 +128,7 @@ def a_profiler_of_ones_own_hears_of_all(folder):
 
 
 def checkpoints_are_written_behind(folder):
+    """a checkpoint is a finished round with the global model"""
     trainer = {"enable_checkpointing": True, "plugins": plugins.AsyncCheckpointIO()}
     run = Run(Project(trainer=trainer), folder).fit()
     (found,) = folder.rglob("*.ckpt")
@@ -130,6 +136,8 @@ def checkpoints_are_written_behind(folder):
 
 
 def a_checkpoint_io_of_ones_own(folder):
+    """gets the checkpoint of a finished round"""
+
     class Kept(plugins.CheckpointIO):
         def save_checkpoint(self, checkpoint, path, storage_options=None):
             self.saved = checkpoint
@@ -294,14 +302,8 @@ ROWS: list[Row] = [
         ),
         "fedlight's own language models have quantized bases on a CPU as well",
     ),
-    logger(
-        "CSVLogger", Works(csv_has_a_row_for_each_round), "one row for each round, at the round's last step"
-    ),
-    logger(
-        "TensorBoardLogger",
-        Works(tensorboard_has_an_event_for_each_round),
-        "one point for each round, at the round's last step",
-    ),
+    logger("CSVLogger", Works(csv_has_a_row_for_each_round)),
+    logger("TensorBoardLogger", Works(tensorboard_has_an_event_for_each_round)),
     logger(
         "a Logger of one's own",
         Works(keeps_what_it_is_given(loggers.Logger)),
@@ -323,26 +325,12 @@ ROWS: list[Row] = [
             ("AdvancedProfiler", every_training_batch_is_profiled),
         )
     ),
-    profiler("PyTorchProfiler", Works(operations_are_profiled), "training is the same, bit for bit"),
+    profiler("PyTorchProfiler", Works(operations_are_profiled)),
     profiler("PassThroughProfiler", Equals(given(profiler=profilers.PassThroughProfiler()))),
-    profiler(
-        "a Profiler of one's own",
-        Works(a_profiler_of_ones_own_hears_of_all),
-        "hears of the batches of all clients",
-        covers="Profiler",
-    ),
-    plugin(
-        "AsyncCheckpointIO",
-        Works(checkpoints_are_written_behind),
-        "a checkpoint is a finished round with the global model",
-    ),
+    profiler("a Profiler of one's own", Works(a_profiler_of_ones_own_hears_of_all), covers="Profiler"),
+    plugin("AsyncCheckpointIO", Works(checkpoints_are_written_behind)),
     plugin("TorchCheckpointIO", Equals(Project(trainer={"plugins": plugins.TorchCheckpointIO()}))),
-    plugin(
-        "a CheckpointIO of one's own",
-        Works(a_checkpoint_io_of_ones_own),
-        "gets the checkpoint of a finished round",
-        covers="CheckpointIO",
-    ),
+    plugin("a CheckpointIO of one's own", Works(a_checkpoint_io_of_ones_own), covers="CheckpointIO"),
     plugin(
         "TorchSyncBatchNorm",
         Equals(given(plugins=plugins.TorchSyncBatchNorm())),

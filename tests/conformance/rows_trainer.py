@@ -35,24 +35,28 @@ def validated(folder, more=(), rounds=2, **trainer):
 
 
 def epochs_are_rounds(folder):
+    """counts rounds of communication"""
     run = Run(Project(rounds=3), folder).fit()
     assert run.loop.rounds_done == len(run.rounds) == 3
     assert run.trainer.current_epoch == 3
 
 
 def min_epochs_hold_up_early_stopping(folder):
+    """so many rounds are trained whatever early stopping says"""
     stop = Watch("on_train_epoch_end", lambda trainer, module: setattr(trainer, "should_stop", True))
     run = Run(Project(rounds=5, trainer={"min_epochs": 3}), folder, [stop]).fit()
     assert run.loop.rounds_done == 3
 
 
 def validation_is_limited(folder):
+    """limits the validation of each round"""
     batches = Watch("on_validation_batch_end", lambda *_: 1)
     validated(folder, [batches], limit_val_batches=2, num_sanity_val_steps=0)
     assert len(batches.seen) == 2 * 2  # two batches in each of two rounds
 
 
 def test_is_limited(folder):
+    """limits the test of the global model"""
     run = validated(folder, limit_test_batches=2)
     batches = Watch("on_test_batch_end")
     run.trainer.callbacks.append(batches)
@@ -62,17 +66,20 @@ def test_is_limited(folder):
 
 
 def prediction_is_limited(folder):
+    """limits what the global model predicts"""
     run = validated(folder, limit_predict_batches=3)
     assert len(run.trainer.predict(run.module, loader(shuffle=False))) == 3
 
 
 def validation_every_second_round(folder):
+    """validates every n-th round"""
     rounds = Watch("on_validation_start", lambda trainer, module: trainer.current_epoch)
     validated(folder, [rounds], rounds=4, check_val_every_n_epoch=2, num_sanity_val_steps=0)
     assert rounds.seen == [1, 3]
 
 
 def sanity_check_sees_the_start(folder):
+    """checks the model as it is before the first round; later validations see the new global model"""
     seen = Watch("on_validation_start")
     run = validated(folder, [seen], num_sanity_val_steps=2)
     assert len(seen.seen) == 3
@@ -81,6 +88,7 @@ def sanity_check_sees_the_start(folder):
 
 
 def steps_are_those_of_all_clients(folder):
+    """steps are counted through all clients' visits; what the loop logs as fed/... comes once for each round"""
     lines = Lines()
 
     class Logged(Net):
@@ -96,6 +104,7 @@ def steps_are_those_of_all_clients(folder):
 
 
 def checkpoint_is_the_round(folder):
+    """Lightning's own checkpoint of a finished round, with the global model"""
     run = Run(Project(trainer={"enable_checkpointing": True}), folder).fit()
     (found,) = folder.rglob("*.ckpt")
     saved = torch.load(found, weights_only=True)
@@ -104,18 +113,21 @@ def checkpoint_is_the_round(folder):
 
 
 def bar_counts_the_batches_of_the_round(folder):
+    """the bar of an epoch counts the batches of all visits of a round; RoundProgress tells the clients apart"""
     run = Run(Project(trainer={"enable_progress_bar": True}), folder).fit()
     bar = run.trainer.progress_bar_callback
     assert bar.total_train_batches == bar.train_progress_bar.total == 2 * 3
 
 
 def summary_is_the_module(folder):
+    """shows the module, which every client has"""
     run = Run(Project(trainer={"enable_model_summary": True}), folder).fit()
     (summary,) = [one for one in run.trainer.callbacks if isinstance(one, ModelSummary)]
     assert summary._summary(run.trainer, run.module).total_parameters == 3 * 4 + 4 + 4 + 1
 
 
 def inference_mode_is_of_tests(folder):
+    """the global model is tested in inference mode or not, as set; inside fit Lightning validates without it"""
     for on in (True, False):
         run = validated(folder, inference_mode=on)
         modes = Watch("on_test_batch_start", lambda *_: torch.is_inference_mode_enabled())
@@ -125,6 +137,7 @@ def inference_mode_is_of_tests(folder):
 
 
 def barebones_trains_the_same(folder):
+    """trains the same and logs nothing, also of the loop's fed/...; a VisitLog still has its rows"""
     left_to_it = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "log_every_n_steps"))
     run = Run(given(barebones=True, **left_to_it), folder).fit()
     assert same(run.weights(), Run(Project(), folder).fit().weights())
@@ -133,6 +146,7 @@ def barebones_trains_the_same(folder):
 
 
 def loaders_are_made_anew_for_each_round(folder):
+    """each round has its own training batches, and loaders for validation are made anew"""
     made = []
 
     class Data(L.LightningDataModule):
@@ -149,11 +163,14 @@ def loaders_are_made_anew_for_each_round(folder):
 
 
 def memories_lie_under_the_root(folder):
+    """what clients remember between rounds lies there in clients/, where it is too large for RAM"""
     run = Run(given(default_root_dir=folder / "mine"), folder).fit()
     assert run.loop.memory.folder == folder / "mine" / "clients"
 
 
 def hyperparameters_reach_the_logger(folder):
+    """the module's hyperparameters reach the logger or not, as set; the federation's are in the run's config"""
+
     class Saved(Net):
         def __init__(self, width=4):
             super().__init__()
@@ -166,6 +183,7 @@ def hyperparameters_reach_the_logger(folder):
 
 
 def registry_name_is_kept(folder):
+    """names the model for uploads by Lightning's own cloud; training is the same"""
     run = Run(given(model_registry="mine"), folder).fit()
     assert run.trainer._model_registry == "mine"
     assert same(run.weights(), Run(Project(), folder).fit().weights())
@@ -186,6 +204,7 @@ def checkpoint(folder, **loop):
 
 
 def goes_on(folder):
+    """bit for bit the run that was never interrupted"""
     run = Run(Project(rounds=3), folder)
     run.fit(ckpt_path=checkpoint(folder), weights_only=True)
     assert run.loop.rounds_done == 3
@@ -198,7 +217,7 @@ def with_the_checkpoint_of_another(run):
 
 
 ROWS: list[Row] = [
-    argument("fit(ckpt_path=...)", Works(goes_on), "bit for bit the run that was never interrupted"),
+    argument("fit(ckpt_path=...)", Works(goes_on)),
     argument(
         "fit(ckpt_path=...) of another federation",
         Refused(
@@ -235,49 +254,27 @@ ROWS: list[Row] = [
         Equals(Project(callbacks=lambda folder: [Watch("on_train_batch_end")])),
         "those that only look; what each of Lightning's own does stands below",
     ),
-    argument("max_epochs=3", Works(epochs_are_rounds), "counts rounds of communication"),
+    argument("max_epochs=3", Works(epochs_are_rounds)),
     argument(
         "max_epochs=-1", Refused(Project(rounds=-1), "trainer.max_epochs=-1", "give the number of rounds")
     ),
     refused("set max_epochs=1 and local_steps=1", fast_dev_run=True),
     refused("leave it at 0, and set local_steps", overfit_batches=2),
-    argument(
-        "min_epochs",
-        Works(min_epochs_hold_up_early_stopping),
-        "so many rounds are trained whatever early stopping says",
-    ),
+    argument("min_epochs", Works(min_epochs_hold_up_early_stopping)),
     refused("give max_epochs, which counts rounds", max_steps=5),
     refused("give min_epochs, which counts rounds", min_steps=5),
     refused("set local_steps", limit_train_batches=0.5),
     refused("set local_steps", limit_train_batches=1),
-    argument("limit_val_batches", Works(validation_is_limited), "limits the validation of each round"),
-    argument("limit_test_batches", Works(test_is_limited), "limits the test of the global model"),
-    argument("limit_predict_batches", Works(prediction_is_limited), "limits what the global model predicts"),
+    argument("limit_val_batches", Works(validation_is_limited)),
+    argument("limit_test_batches", Works(test_is_limited)),
+    argument("limit_predict_batches", Works(prediction_is_limited)),
     refused("use check_val_every_n_epoch", val_check_interval=0.5),
-    argument("check_val_every_n_epoch=2", Works(validation_every_second_round), "validates every n-th round"),
-    argument(
-        "num_sanity_val_steps",
-        Works(sanity_check_sees_the_start),
-        "checks the model as it is before the first round; later validations see the new global model",
-    ),
-    argument(
-        "log_every_n_steps=4",
-        Works(steps_are_those_of_all_clients),
-        "steps are counted through all clients' visits; what the loop logs as fed/... comes once for each round",
-    ),
-    argument(
-        "enable_checkpointing=True",
-        Works(checkpoint_is_the_round),
-        "Lightning's own checkpoint of a finished round, with the global model",
-    ),
-    argument(
-        "enable_progress_bar=True",
-        Works(bar_counts_the_batches_of_the_round),
-        "the bar of an epoch counts the batches of all visits of a round; RoundProgress tells the clients apart",
-    ),
-    argument(
-        "enable_model_summary=True", Works(summary_is_the_module), "shows the module, which every client has"
-    ),
+    argument("check_val_every_n_epoch=2", Works(validation_every_second_round)),
+    argument("num_sanity_val_steps", Works(sanity_check_sees_the_start)),
+    argument("log_every_n_steps=4", Works(steps_are_those_of_all_clients)),
+    argument("enable_checkpointing=True", Works(checkpoint_is_the_round)),
+    argument("enable_progress_bar=True", Works(bar_counts_the_batches_of_the_round)),
+    argument("enable_model_summary=True", Works(summary_is_the_module)),
     argument(
         "accumulate_grad_batches=2",
         Equals(given(accumulate_grad_batches=2), partial(local_training, accumulate=2)),
@@ -296,11 +293,7 @@ ROWS: list[Row] = [
     ),
     argument("deterministic=True", Equals(given(deterministic=True))),
     argument("benchmark=True", Equals(given(benchmark=True))),
-    argument(
-        "inference_mode=False",
-        Works(inference_mode_is_of_tests),
-        "the global model is tested in inference mode or not, as set; inside fit Lightning validates without it",
-    ),
+    argument("inference_mode=False", Works(inference_mode_is_of_tests)),
     argument(
         "use_distributed_sampler",
         Equals(given(use_distributed_sampler=False)),
@@ -316,34 +309,14 @@ ROWS: list[Row] = [
             )
         ),
     ),
-    argument(
-        "barebones=True",
-        Works(barebones_trains_the_same),
-        "trains the same and logs nothing, also of the loop's fed/...; a VisitLog still has its rows",
-    ),
+    argument("barebones=True", Works(barebones_trains_the_same)),
     argument("plugins", Equals(given(plugins=[])), "those of Lightning stand below"),
     argument(
         "sync_batchnorm=True", Equals(given(sync_batchnorm=True)), "one process: nothing to synchronize"
     ),
-    argument(
-        "reload_dataloaders_every_n_epochs=0",
-        Works(loaders_are_made_anew_for_each_round),
-        "each round has its own training batches, and loaders for validation are made anew",
-    ),
+    argument("reload_dataloaders_every_n_epochs=0", Works(loaders_are_made_anew_for_each_round)),
     refused("leave it at 0", reload_dataloaders_every_n_epochs=2),
-    argument(
-        "default_root_dir",
-        Works(memories_lie_under_the_root),
-        "what clients remember between rounds lies there in clients/, where it is too large for RAM",
-    ),
-    argument(
-        "enable_autolog_hparams",
-        Works(hyperparameters_reach_the_logger),
-        "the module's hyperparameters reach the logger or not, as set; the federation's are in the run's config",
-    ),
-    argument(
-        "model_registry",
-        Works(registry_name_is_kept),
-        "names the model for uploads by Lightning's own cloud; training is the same",
-    ),
+    argument("default_root_dir", Works(memories_lie_under_the_root)),
+    argument("enable_autolog_hparams", Works(hyperparameters_reach_the_logger)),
+    argument("model_registry", Works(registry_name_is_kept)),
 ]
