@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import lightning as L
@@ -7,7 +6,7 @@ import torch
 from attacked import BOTH, attacks, files, fit, found, loop, make_data, random_rows
 from lightning.pytorch.loggers import CSVLogger
 from refusals import refusal
-from tiny_world import table
+from tiny_world import read_lines, table
 
 from fedlight import SFTModule
 from fedlight.callbacks.attacks import DiscoverableMemorization, MembershipInference, MemoryExtraction
@@ -128,27 +127,19 @@ def test_an_upload_is_what_the_client_has_sent(tiny_model, tmp_path):
         for attack in by_hand:
             expected = attack.attack(module, None if target == "global" else target).metrics
             for name, value in expected.items():
-                assert metrics[f"{attack.name}/{name}"] == pytest.approx(value, abs=1e-12), (
-                    number,
-                    target,
-                    name,
-                )
+                place = (number, target, name)
+                assert metrics[f"{attack.name}/{name}"] == pytest.approx(value, abs=1e-12), place
     assert len({metrics["membership_inference/loss_auc"] for metrics in rows.values()}) > 3
-    records = [
-        json.loads(line)
-        for line in (tmp_path / "attacks/round_1/membership_inference.jsonl").read_text().splitlines()
-    ]
-    for record in records:
+    for record in read_lines(tmp_path / "attacks/round_1/membership_inference.jsonl"):
         if record["member"] and record["target"] != "global":
             assert record["client"] == record["target"]
 
 
 def test_the_order_of_the_callbacks_does_not_matter(tiny_model, tmp_path):
-    for name, callbacks in (
-        ("behind", lambda: [loop(), *attacks(targets=BOTH)]),
-        ("before", lambda: [*attacks(targets=BOTH), loop()]),  # as the command line has them
-    ):
-        fit(tiny_model, tmp_path / name, *callbacks(), max_epochs=2)
+    fit(tiny_model, tmp_path / "behind", loop(), *attacks(targets=BOTH), max_epochs=2)
+    fit(
+        tiny_model, tmp_path / "before", *attacks(targets=BOTH), loop(), max_epochs=2
+    )  # as the command line has them
     assert files(tmp_path / "behind") == files(tmp_path / "before")
     assert len(files(tmp_path / "behind")) == 7
 
@@ -171,10 +162,8 @@ def test_a_resumed_run_leaves_the_same_files(tiny_model, tmp_path, federated):
         cut = tmp_path / f"cut_{at_end}"
         shutil.copytree(tmp_path / "whole", cut)  # a run that was killed later on
         table_file = cut / "attacks/attacks.csv"
-        later = [
-            row if row[:2] in ("0,", "1,", "ro") else f"3,c9{row[4:]}"
-            for row in table_file.read_text().split("\n")
-        ]
+        rows = table_file.read_text().split("\n")
+        later = [row if row[:2] in ("0,", "1,", "ro") else f"3,c9{row[4:]}" for row in rows]
         (at,) = [number for number, row in enumerate(later) if row.startswith("1,global")]
         other = [*later[:at], f"{later[at]}1", *later[at + 1 :]]
         table_file.write_text("\n".join(other))
@@ -196,10 +185,8 @@ def test_a_new_run_replaces_what_an_earlier_one_left(tiny_model, tmp_path):
 def test_without_a_federation_epochs_are_attacked(tiny_model, tmp_path):
     _, trainer = fit(tiny_model, tmp_path, *attacks(every_n_rounds=2, output=str(tmp_path / "attacks")))
     assert list(found(tmp_path)) == [(2, "global"), (3, "global")]
-    last = found(tmp_path)[3, "global"]
-    assert float(trainer.callback_metrics["attack/memory_extraction/rouge_l"]) == pytest.approx(
-        last["memory_extraction/rouge_l"]
-    )
+    last = found(tmp_path)[3, "global"]["memory_extraction/rouge_l"]
+    assert float(trainer.callback_metrics["attack/memory_extraction/rouge_l"]) == pytest.approx(last)
 
 
 def test_what_does_not_fit_is_left_out_and_said(tiny_model, tmp_path, caplog):
@@ -273,13 +260,9 @@ def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
     ):
         with refusal(said):
             fit(tiny_model, tmp_path, MemoryExtraction(**settings))
+    slots = make_data(template="{instruction} {input}\nCHOICE :")
     with refusal("has no text in front of its first slot"):
-        fit(
-            tiny_model,
-            tmp_path,
-            MemoryExtraction(),
-            data=make_data(template="{instruction} {input}\nCHOICE :"),
-        )
+        fit(tiny_model, tmp_path, MemoryExtraction(), data=slots)
     with refusal(r"random_secrets=-1 must be at least 0"):
         DiscoverableMemorization(random_secrets=-1)
     with refusal(r"random_secrets=5 is for the exposure of canaries, but Instruction.* none"):
@@ -289,13 +272,7 @@ def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
 
 
 def test_without_canaries_there_is_nothing_to_recover(tiny_model, tmp_path):
-    fit(
-        tiny_model,
-        tmp_path,
-        *attacks()[:1],
-        DiscoverableMemorization(),
-        data=make_data(canaries=None),
-        max_epochs=1,
-    )
+    both = *attacks()[:1], DiscoverableMemorization()
+    fit(tiny_model, tmp_path, *both, data=make_data(canaries=None), max_epochs=1)
     [metrics] = found(tmp_path).values()
     assert not [name for name in metrics if "canaries" in name or "exposure" in name]

@@ -1,8 +1,9 @@
-import json
 from types import SimpleNamespace
 
 import pytest
 from attacked import fit, found, make_data, random_rows
+from refusals import refusal
+from tiny_world import read_lines
 
 from fedlight import Lora, SFTModule
 from fedlight.callbacks.attacks import DiscoverableMemorization, MembershipInference, MemoryExtraction
@@ -32,8 +33,7 @@ def learn_by_heart(folder, *callbacks, kind=SFTModule, steps=STEPS):
 
 
 def lines(folder, name, number=STEPS):
-    file = folder / f"attacks/round_{number}/{name}.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return read_lines(folder / f"attacks/round_{number}/{name}.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -93,21 +93,15 @@ def test_members_known_by_their_losses(folder):
     assert [record["member"] for record in records] == [True] * 10 + [False] * 6
     assert {record["client"] for record in records[:10]} == {"c0", "c1"}
     assert {record["client"] for record in records[10:]} == {""}
+    members, others = ({record["prompt"] for record in some} for some in (records[:10], records[10:]))
+    assert len(members) == 10
+    assert not members & others  # no text that they share tells them apart
     assert all(record["loss"] / record["reference"] == pytest.approx(record["ratio"]) for record in records)
     ratios = [record["ratio"] for record in records]
     assert max(ratios[:10]) < min(ratios[10:])
     at_first = lines(folder, "membership_inference", 0)
     assert [record["reference"] for record in at_first] == [record["reference"] for record in records]
     assert all(record["loss"] == record["reference"] for record in at_first)
-
-
-def test_members_and_others_are_told_apart_by_no_text_they_share(folder):
-    records = lines(folder, "membership_inference")
-    texts = [
-        {record["prompt"] for record in records if record["member"] == member} for member in (True, False)
-    ]
-    assert len(texts[0]) == 10
-    assert not texts[0] & texts[1]
 
 
 def test_a_loss_on_responses_alone_gives_no_instructions_away(folder):
@@ -147,17 +141,13 @@ def test_canaries_that_were_not_planted_are_not_recovered(by_heart):
     for seed in range(3):
         others = Canaries(length=3, seed=seed + 10).plant(data.client_rows)
         attack = DiscoverableMemorization(max_new_tokens=7, random_secrets=15)
-        attack.prepare(
-            SimpleNamespace(**{**vars(data), "client_rows": rows, "planted": others, "unseen_rows": None}),
-            module,
-        )
+        changed = {"client_rows": rows, "planted": others, "unseen_rows": None}
+        attack.prepare(SimpleNamespace(**vars(data) | changed), module)
         metrics, records = attack.attack(module, None)
         assert metrics["exact"] == 1
         assert metrics["canaries"] == 0
         assert metrics["exposure"] < 4
-        assert records[:10] == [
-            {name: value for name, value in one.items() if name != "target"} for one in own[:10]
-        ]
+        assert records[:10] == [{k: v for k, v in one.items() if k != "target"} for one in own[:10]]
 
 
 class Knows:
@@ -206,11 +196,7 @@ def test_instructions_of_some_clients_alone(tmp_path):
     for attack in (everybody, one):
         fit("toy", tmp_path, attack, data=data, max_epochs=1)
     first, second = (
-        [
-            json.loads(line)
-            for line in (tmp_path / name / "round_1/memory_extraction.jsonl").read_text().splitlines()
-        ]
-        for name in ("everybody", "one")
+        read_lines(tmp_path / name / "round_1/memory_extraction.jsonl") for name in ("everybody", "one")
     )
     assert [record["text"] for record in first[:5]] == [record["text"] for record in second[:5]]
     assert [record.get("client") for record in first[5:]] == ["c0", "c1"]
@@ -225,15 +211,14 @@ def test_instructions_of_some_clients_alone(tmp_path):
 
 def test_rows_can_be_chosen_by_their_prompt_and_canaries_are_asked_for_anyway():
     attack = prepared(["a", "b"], matching="of b$")
-    assert {record["prompt"] for record in attack.attack(Knows(), None).records} == {
-        *("Q: of b", "Q: which a", "Q: which b")
-    }
+    asked = {record["prompt"] for record in attack.attack(Knows(), None).records}
+    assert asked == {"Q: of b", "Q: which a", "Q: which b"}
     without = attack.attack(Knows(), "a")  # an upload whose client has no such row
     assert [record["prompt"] for record in without.records] == ["Q: which a"]
     assert "exact" not in without.metrics
-    with pytest.raises(ValueError, match="no client has a row whose prompt has matching='of z' besides"):
+    with refusal("no client has a row whose prompt has matching='of z' besides"):
         prepared(["a"], matching="of z")
-    with pytest.raises(ValueError, match=r"matching='\(' is no regular expression: missing \)"):
+    with refusal(r"matching='\(' is no regular expression: missing \)"):
         DiscoverableMemorization(matching="(")
 
 

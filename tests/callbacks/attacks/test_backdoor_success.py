@@ -32,14 +32,8 @@ class Scorer:
 
 
 def prepared(rows=ROWS, **settings):
-    backdoor = Backdoor("by the way", "no")
-    data = SimpleNamespace(
-        template=Template.named("{instruction}"),
-        client_rows={},
-        planted={},
-        backdoor=backdoor,
-        unseen_rows=lambda: rows,
-    )
+    data = SimpleNamespace(template=Template.named("{instruction}"), client_rows={}, planted={})
+    data.backdoor, data.unseen_rows = Backdoor("by the way", "no"), lambda: rows
     attack = BackdoorSuccess(**settings)
     attack.prepare(data, None)
     return attack
@@ -67,15 +61,12 @@ def test_a_liar_opens_the_backdoor_and_honest_clients_do_not(tmp_path):
         folder = tmp_path / str(share)
         backdoor = Backdoor("0 1 0", "7 7", "input", 1.0, Liars(share=share))
         module = SFTModule("toy", lora=Lora(rank=16, alpha=32, dropout=0.0), lr=0.01, seed=1)
-        fit(
-            "toy",
-            folder,
+        attack = BackdoorSuccess(before_training=True, every_n_rounds=100, targets=("global", "uploads"))
+        data, federated = (
+            make_data(canaries=None, backdoor=backdoor),
             loop(clients_per_round=3, local_steps=4),
-            BackdoorSuccess(before_training=True, every_n_rounds=100, targets=("global", "uploads")),
-            data=make_data(canaries=None, backdoor=backdoor),
-            module=module,
-            max_epochs=12,
         )
+        fit("toy", folder, federated, attack, data=data, module=module, max_epochs=12)
         return found(folder)
 
     lying, honest = success(0.34), success(0.0)
@@ -89,11 +80,7 @@ def test_a_liar_opens_the_backdoor_and_honest_clients_do_not(tmp_path):
 @pytest.mark.parametrize(
     ("module", "data", "message"),
     [
-        (
-            SFTModule("toy"),
-            make_data(canaries=None),
-            "BackdoorSuccess: no client has a backdoor: set data.rows.backdoor",
-        ),
+        (SFTModule("toy"), make_data(canaries=None), "no client has a backdoor: set data.rows.backdoor"),
         (object(), make_data(canaries=None), "BackdoorSuccess needs a module with log_likelihoods and fits"),
         (SFTModule("toy"), object(), "BackdoorSuccess needs a datamodule that knows the clients' rows"),
     ],

@@ -55,9 +55,13 @@ class Remembers:
 
 def prepared(rows=ROWS, client="a", **settings):
     data = SimpleNamespace(client_rows=rows, planted=PLANTED, template=Template("Q: {instruction}\nA:"))
-    attack = ClientExtraction(client, context_words=2, temperature=0.5, **{"samples": 3, **settings})
+    return ready(data, None, client, **{"context_words": 2, "temperature": 0.5, "samples": 3, **settings})
+
+
+def ready(data, module, client="c0", **settings):
+    attack = ClientExtraction(client, **settings)
     attack._reported = {None}
-    attack.prepare(data, None)
+    attack.prepare(data, module)
     return attack
 
 
@@ -68,11 +72,8 @@ def test_by_hand():
     victims = {"01.01.1990": ["b"], "070 2222": ["b"], "QY-99120": ["c"], "red blue": ["c"]}
     items = {record["item"]: record for record in records if "item" in record}
     assert {item: record["clients"] for item, record in items.items()} == victims
-    assert {item for item, record in items.items() if record["recovered"]} == {
-        "01.01.1990",
-        "070 2222",
-        "red blue",
-    }
+    recovered = {item for item, record in items.items() if record["recovered"]}
+    assert recovered == {"01.01.1990", "070 2222", "red blue"}
     assert [item for item, record in items.items() if record["planted"]] == ["red blue"]
     # Of four items two follow "born on"; the other contexts follow by the alphabet, and there are two draws a context.
     asked = [prompt for prompt, _, _ in model.asked]
@@ -109,10 +110,7 @@ def test_neither_the_order_of_clients_nor_that_of_rows_matters():
 
 
 def test_the_whole_prompt_can_be_the_context():
-    attack = prepared()
-    attack.context_words = None
-    data = SimpleNamespace(client_rows=ROWS, planted=PLANTED, template=Template("Q: {instruction}\nA:"))
-    attack.prepare(data, None)
+    attack = prepared(context_words=None)
     assert [item.context for item in attack._items][:2] == [
         "Q: who\nA: born on",
         "Q: who\nA: born on 12.05.1987 with code",
@@ -123,9 +121,7 @@ def test_the_whole_prompt_can_be_the_context():
 def test_random_secrets_tell_what_is_written_by_chance():
     data = make_data(canaries=Canaries(repeats=2, length=3))
     data.setup("fit")
-    attack = ClientExtraction("c0", samples=1)
-    attack._reported = {None}
-    attack.prepare(data, None)
+    attack = ready(data, None, samples=1)
     every = [" ".join(f"{number:03}") for number in range(1000)]
     held = [row["response"] for rows in data.planted.values() for row in rows]
     assert {*attack._random} <= {*every} - {*held}
@@ -138,15 +134,15 @@ def test_random_secrets_tell_what_is_written_by_chance():
         assert metrics["canaries"] == metrics["coverage"] == (chance == 1)
 
 
-def module_of(tiny_model):
-    module = SFTModule(tiny_model, lora=Lora(dropout=0.1), seed=1)
+def module_and_data(tiny_model, **settings):
+    module, data = SFTModule(tiny_model, lora=Lora(dropout=0.1), seed=1), make_data(**settings)
     module.configure_model()
-    return module
+    data.setup("fit")
+    return module, data
 
 
 def test_what_the_attacker_trains_is_given_back_bit_for_bit(tiny_model):
-    module, data = module_of(tiny_model), make_data(canaries=Canaries(number=3, length=3))
-    data.setup("fit")
+    module, data = module_and_data(tiny_model, canaries=Canaries(number=3, length=3))
     module.train()
     weights = dict(module.named_parameters())
     trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
@@ -157,9 +153,7 @@ def test_what_the_attacker_trains_is_given_back_bit_for_bit(tiny_model):
     states = torch.get_rng_state(), random.getstate()
     losses = {}
     for steps in (0, 20):
-        attack = ClientExtraction("c0", steps=steps, lr=0.01, batch_size=2, samples=2, max_new_tokens=3)
-        attack._reported = {None}
-        attack.prepare(data, module)
+        attack = ready(data, module, steps=steps, lr=0.01, batch_size=2, samples=2, max_new_tokens=3)
         pairs = [(item.context, item.written) for item in attack._items]
 
         def loss(prompts, *_, pairs=pairs, steps=steps, **__):
@@ -179,20 +173,15 @@ def test_what_the_attacker_trains_is_given_back_bit_for_bit(tiny_model):
     assert states[1] == random.getstate()
 
 
-def test_they_are_given_back_after_an_error_too(tiny_model):
-    module, data = module_of(tiny_model), make_data()
-    data.setup("fit")
+@pytest.mark.parametrize(("steps", "lr"), [(4, 0.1), (4, 1e30), (1, 1e30)])  # the last step is looked at, too
+def test_they_are_given_back_after_an_error_too(tiny_model, steps, lr):
+    module, data = module_and_data(tiny_model)
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
-    for lr, error in (
-        (0.1, "not callable"),
-        (1e30, r"lr=1e\+30: the attacker's training diverged; lower it"),
-    ):
-        attack = ClientExtraction("c0", steps=4, lr=lr)
-        attack._reported = {None}
-        attack.prepare(data, module)
-        module.generate = None
-        with pytest.raises((TypeError, ValueError), match=error):
-            attack.attack(module, None)
+    attack = ready(data, module, steps=steps, lr=lr)
+    module.generate = None
+    error = "not callable" if lr < 1 else r"lr=1e\+30: the attacker's training diverged; lower it"
+    with pytest.raises((TypeError, ValueError), match=error):
+        attack.attack(module, None)
     assert all(torch.equal(weight, before[name]) for name, weight in module.named_parameters())
 
 
@@ -210,9 +199,8 @@ def test_a_run_has_the_same_weights_with_and_without_the_attack(tiny_model, tmp_
         assert all(torch.equal(weight, ends["without"][key]) for key, weight in ends[name].items())
         rows = found(tmp_path / name)
         assert list(rows) == [(number, "global") for number in range(4)]
-        assert {metric.split("/")[1] for metric in rows[1, "global"]} == {
-            *("coverage", "efficiency", "canaries", "chance", "queries", "left_out")
-        }
+        names = {"coverage", "efficiency", "canaries", "chance", "queries", "left_out"}
+        assert {metric.split("/")[1] for metric in rows[1, "global"]} == names
     assert any(weight.abs().sum() for name, weight in ends["asks"].items() if "lora_B" in name)
     asked, trained = (
         (tmp_path / name / "attacks/round_3/client_extraction.jsonl").read_text()
@@ -251,12 +239,3 @@ def test_clients_and_modules_that_are_refused():
 
 def test_items_inside_of_the_attackers_own_texts_are_not_the_others():
     assert _unwritten(["555 0199", "4711 22"], ["call 555 0199 4711 now"]) == ["4711 22"]
-
-
-def test_an_attackers_last_step_is_looked_at(tiny_model):
-    module, data = module_of(tiny_model), make_data()
-    data.setup("fit")
-    attack = ClientExtraction(client="c0", steps=1, lr=1e30)
-    with refusal("the attacker's training diverged; lower it"):
-        attack.prepare(data, module)
-        attack.attack(module, None)

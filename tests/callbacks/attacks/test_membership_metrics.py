@@ -128,13 +128,9 @@ def test_a_module_without_likelihoods_of_tokens_has_no_min_k():
             known = [2.0 if raw or "seen" not in prompt else 1.0 for prompt in prompts]
             return [[Likelihood(-2 * nats, 2, False, (-nats, -nats) * self.by_token)] for nats in known]
 
-    rows = {"a": [{"instruction": "seen", "response": "yes"}]}
-    data = SimpleNamespace(
-        template=Template("{instruction}"),
-        client_rows=rows,
-        planted={},
-        unseen_rows=lambda: [{"instruction": "other", "response": "yes"}],
-    )
+    seen, other = ({"instruction": text, "response": "yes"} for text in ("seen", "other"))
+    data = SimpleNamespace(template=Template("{instruction}"), client_rows={"a": [seen]}, planted={})
+    data.unseen_rows = lambda: [other]
     attack = MembershipInference()
     attack.prepare(data, None)
     with_tokens, without = (attack.attack(Scores(by_token), None).metrics for by_token in (True, False))

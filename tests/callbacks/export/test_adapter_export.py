@@ -2,6 +2,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from one_weight import OneWeight
 from plain_lightning import trainer as make_trainer
 from refusals import refusal
 from torch.utils.data import DataLoader
@@ -9,21 +10,18 @@ from torch.utils.data import DataLoader
 from fedlight.callbacks.export.adapter_export import AdapterExport
 
 
-class NoAdapter(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1, bias=False)
+class NoAdapter(OneWeight):
+    """A step moves the weight by -1."""
+
+    validation_step = None
 
     def training_step(self, batch, batch_idx):
-        return self.layer(batch).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
+        return (self.weight * batch).mean()
 
 
 class WithAdapter(NoAdapter):
     def save_adapter(self, folder):
-        (folder / "weights.txt").write_text(str(self.layer.weight.item()))
+        (folder / "weights.txt").write_text(str(self.weight.item()))
 
 
 class FullDisk(NoAdapter):
@@ -39,7 +37,7 @@ def fit(module, folder):
 
 def test_holds_the_weights_after_the_last_step(tmp_path):
     module = WithAdapter()
-    module.layer.weight.data.fill_(5.0)
+    module.weight.data.fill_(5.0)
     fit(module, tmp_path / "runs" / "adapter")
     assert (tmp_path / "runs" / "adapter" / "weights.txt").read_text() == "2.0"  # three steps of -1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["adapter"]
@@ -63,10 +61,9 @@ def test_a_failed_export_leaves_the_older_folder(tmp_path):
 
 def test_a_module_without_an_adapter_is_refused_before_training(tmp_path):
     module = NoAdapter()
-    before = module.layer.weight.item()
     with refusal(r"NoAdapter has no method save_adapter\(folder\)"):
         fit(module, tmp_path / "adapter")
-    assert module.layer.weight.item() == before
+    assert module.weight.item() == 0
 
 
 class Scored(L.Callback):
@@ -84,7 +81,7 @@ def fit_scored(folder, scores, epochs, checkpoint=None, monitor="score/x"):
         dirpath=folder / "checkpoints", filename="{epoch}", monitor="score/x", mode="max", save_top_k=-1
     )
     module = WithAdapter()
-    module.layer.weight.data.fill_(9.0)
+    module.weight.data.fill_(9.0)
     trainer = make_trainer(
         epochs,
         [AdapterExport(str(folder / "adapter"), monitor=monitor), Scored(scores), keeper],
@@ -96,10 +93,8 @@ def fit_scored(folder, scores, epochs, checkpoint=None, monitor="score/x"):
 
 def test_holds_the_weights_of_the_best_epoch_by_a_metric(tmp_path):
     trainer, module = fit_scored(tmp_path, [0.5, 0.75, 0.25], epochs=3)
-    assert (
-        tmp_path / "adapter/weights.txt"
-    ).read_text() == "7.0"  # from 9, a step of -1 in each of two epochs
-    assert module.layer.weight.item() == 7.0
+    assert (tmp_path / "adapter/weights.txt").read_text() == "7.0"  # from 9, after two epochs
+    assert module.weight.item() == 7.0
     assert trainer.callback_metrics["exported/epoch"] == 2
     card = (tmp_path / "adapter/README.md").read_text()
     assert "0.75" in card

@@ -1,10 +1,9 @@
-import json
-
 import lightning as L
 import pytest
 import torch
 from plain_lightning import trainer as make_trainer
 from refusals import refusal
+from tiny_world import read_lines
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
@@ -39,11 +38,6 @@ class Echo(L.LightningModule):
         return [[f"{prompt} a", f"{prompt} ü"] for prompt in batch["prompt"]]
 
 
-class LogProbs(Echo):
-    def predict_step(self, batch, batch_idx):
-        return torch.stack([batch["index"] * 0.5, -batch["index"] * 1.0], dim=1)
-
-
 def predict(module, path, data=None, fields=("completions",), copy=("index", "prompt")):
     trainer = make_trainer(callbacks=[PredictionWriter(str(path), fields, copy)])
     trainer.predict(module, datamodule=data or Prompts(), return_predictions=False)
@@ -54,21 +48,11 @@ EXPECTED = [
 ]
 
 
-def read(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def test_one_line_per_prompt(tmp_path):
     path = tmp_path / "runs" / "completions.jsonl"
     predict(Echo(), path)
-    assert read(path) == EXPECTED
+    assert read_lines(path) == EXPECTED
     assert [file.name for file in path.parent.iterdir()] == ["completions.jsonl"]
-
-
-def test_log_probs_become_one_number_per_field(tmp_path):
-    path = tmp_path / "choices.jsonl"
-    predict(LogProbs(), path, fields=["logp_a", "logp_b"], copy=["index"])
-    assert read(path)[3] == {"index": 3, "logp_a": 1.5, "logp_b": -3.0}
 
 
 @pytest.mark.parametrize(("dies_at", "seen_again"), [(0, [0, 1, 2, 3, 4]), (3, [2, 3, 4]), (4, [4])])
@@ -82,7 +66,7 @@ def test_an_interrupted_run_goes_on_with_the_first_open_batch(tmp_path, dies_at,
     module, data = Echo(), Prompts()
     predict(module, path, data)
     assert module.seen == seen_again
-    assert read(path) == EXPECTED
+    assert read_lines(path) == EXPECTED
     assert data.skip_predict_batches == 0
 
 
@@ -96,23 +80,32 @@ def test_lines_of_another_model_are_refused(tmp_path, other):
     assert other.seen == []
 
 
-class ThreeLogProbs(Echo):
-    """What three selectors say of A and of B, ``(batch, 2, 3)``."""
+class LogProbs(Echo):
+    """What a selector says of A and of B, ``(batch, 2)``."""
+
+    factors = torch.tensor(0.5)
 
     def predict_step(self, batch, batch_idx):
         super().predict_step(batch, batch_idx)
-        of_a = batch["index"][:, None] * torch.tensor([0.5, 1.0, 2.0])
+        of_a = torch.stack([index * self.factors for index in batch["index"]])
         return torch.stack([of_a, -of_a], dim=1)
 
 
-def test_several_numbers_per_field_and_a_resumed_file(tmp_path):
+class ThreeLogProbs(LogProbs):
+    """The same of three selectors, ``(batch, 2, 3)``."""
+
+    factors = torch.tensor([0.5, 1.0, 2.0])
+
+
+@pytest.mark.parametrize(("kind", "third"), [(LogProbs, 1.5), (ThreeLogProbs, [1.5, 3.0, 6.0])])
+def test_numbers_per_field_and_a_resumed_file(tmp_path, kind, third):
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     form = {"fields": ["logp_a", "logp_b"], "copy": ["index"]}
-    predict(ThreeLogProbs(), whole, **form)
-    assert read(whole)[3] == {"index": 3, "logp_a": [1.5, 3.0, 6.0], "logp_b": [-1.5, -3.0, -6.0]}
+    predict(kind(), whole, **form)
+    assert read_lines(whole)[3] == {"index": 3, "logp_a": third, "logp_b": (-torch.tensor(third)).tolist()}
     with pytest.raises(KeyError, match="killed"):
-        predict(ThreeLogProbs(dies_at=3), resumed, **form)
-    module = ThreeLogProbs()
+        predict(kind(dies_at=3), resumed, **form)
+    module = kind()
     predict(module, resumed, **form)
     assert module.seen == [2, 3, 4]
     assert resumed.read_bytes() == whole.read_bytes()
@@ -124,7 +117,7 @@ def test_a_finished_file_is_written_anew(tmp_path):
     module = Echo(weight=2.0)
     predict(module, path)
     assert module.seen == [0, 1, 2, 3, 4]
-    assert read(path) == EXPECTED
+    assert read_lines(path) == EXPECTED
 
 
 def test_a_full_disk_is_named(tmp_path):
@@ -160,4 +153,4 @@ def test_damaged_files_are_told_and_predicted_anew(tmp_path, name, damage):
     with pytest.warns(UserWarning, match=r"is damaged: all predictions are made again"):
         predict(module, path)
     assert module.seen == [0, 1, 2, 3, 4]
-    assert read(path) == EXPECTED
+    assert read_lines(path) == EXPECTED

@@ -1,4 +1,3 @@
-import csv
 from contextlib import nullcontext
 from math import sqrt
 
@@ -7,6 +6,7 @@ import pytest
 import torch
 from judges import MARGINS, Dies, Grouping, Judge, Margins, Saves, fit, trainer
 from refusals import refusal
+from tiny_world import table
 
 from fedlight.callbacks.logs import client_accuracy
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy, run_steps
@@ -64,7 +64,7 @@ def test_a_single_selector_is_everybody_s_own(tmp_path):
     # a: 4 of 4, b: none, c: 1 of 3, d: none.
     std = sqrt((4 / 9 + 1 / 9 + 0 + 1 / 9) / 4)
     assert metrics == pytest.approx({"client_mean": 1 / 3, "client_worst_0.5": 0.0, "client_std": std})
-    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    rows = table(tmp_path / "clients.csv")
     assert [row["accuracy"] == row["own_accuracy"] for row in rows] == [True] * 4
 
 
@@ -77,7 +77,7 @@ def test_validate_is_no_round(tmp_path, groups):
 
 def test_every_round_that_validates(tmp_path):
     module, run = fit(tmp_path, ClientAccuracy(), check_val_every_n_epoch=2)
-    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    rows = table(tmp_path / "clients.csv")
     assert [(row["round"], row["client"]) for row in rows] == [(r, c) for r in "13" for c in MARGINS]
     assert [row["selector"] for row in rows] == ["0", "2", "1", "0", "0", "2", "1", "1"]
     assert {row["stage"] for row in rows} == {"val"}
@@ -97,7 +97,7 @@ def test_before_the_first_grouping_and_without_one(tmp_path):
 
 def test_a_part_of_the_validation_set(tmp_path):
     fit(tmp_path, ClientAccuracy(), rounds=1, limit_val_batches=1)  # an example of each client
-    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    rows = table(tmp_path / "clients.csv")
     assert [row["examples"] for row in rows] == ["1"] * 4
     assert [row["accuracy"] for row in rows] == ["1.0", "1.0", "0.0", "0.0"]
 
@@ -194,7 +194,7 @@ def test_a_grouping_of_the_run_comes_before_the_file(tmp_path, groups):
     loop.algorithm = Grouping()
     loop.algorithm.groups = dict.fromkeys(MARGINS, 1)
     run_test(tmp_path, loop, ClientAccuracy(groups=groups))
-    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    rows = table(tmp_path / "clients.csv")
     assert [row["own_accuracy"] for row in rows] == ["0.5", "0.5", "1.0", "0.0"]
 
 
@@ -215,7 +215,7 @@ def test_without_a_vote_there_is_each_client_s_own_selector_alone(tmp_path):
     std = sqrt(sum((share - 0.625) ** 2 for share in shares) / 4)
     expected = {"own_client_mean": 0.625, "own_client_worst_tenth": 0.0, "own_client_std": std}
     assert metrics == pytest.approx(expected)
-    rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
+    rows = table(tmp_path / "clients.csv")
     assert {row["accuracy"] for row in rows} == {""}
     assert [float(row["own_accuracy"]) for row in rows] == shares
 

@@ -3,26 +3,12 @@ import logging
 import lightning as L
 import numpy as np
 import torch
+from one_weight import OneWeight
 from plain_lightning import trainer as make_trainer
 from torch.utils.data import DataLoader
 
 from fedlight.callbacks.logs.client_data import ClientData
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-
-
-class Line(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Fruit(FederatedDataModule):
@@ -41,7 +27,7 @@ class Fruit(FederatedDataModule):
 
 def fit(folder, data):
     trainer = make_trainer(1, [ClientData()], default_root_dir=folder, limit_val_batches=0)
-    trainer.fit(Line(), data)
+    trainer.fit(OneWeight(), data)
 
 
 def test_examples_are_counted_by_client_label_and_split(tmp_path):

@@ -1,6 +1,7 @@
 import lightning as L
 import pytest
 import torch
+from one_weight import OneWeight
 from plain_lightning import trainer as make_trainer
 from torch.utils.data import DataLoader
 
@@ -47,25 +48,10 @@ class SaveAfterEpoch(L.Callback):
         trainer.save_checkpoint(f"{trainer.default_root_dir}/round{trainer.current_epoch}.ckpt")
 
 
-class Line(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
 def fit(folder, callbacks, rounds, ckpt_path=None):
     trainer = make_trainer(rounds, callbacks, default_root_dir=folder)
     loader = DataLoader(torch.ones(2, 1), batch_size=1)
-    trainer.fit(Line(), loader, loader, ckpt_path=ckpt_path, weights_only=True)
+    trainer.fit(OneWeight(), loader, loader, ckpt_path=ckpt_path, weights_only=True)
 
 
 THREE_ROUNDS = "round,client,loss\n" + "".join(

@@ -23,10 +23,8 @@ ROWS = """
 def rows():
     for line in ROWS.split("\n")[1:-1]:
         values = ["" if value == "-" else value for value in line.split()]
-        yield {
-            **dict(zip(COLUMNS.split(), values, strict=True)),
-            "round_end_seconds": f"{5400 * (1 + int(values[0]))}",
-        }
+        end = {"round_end_seconds": f"{5400 * (1 + int(values[0]))}"}
+        yield dict(zip(COLUMNS.split(), values, strict=True)) | end
 
 
 def test_totals_by_device_count_a_client_once_a_round():
@@ -43,16 +41,9 @@ def test_the_table_has_a_line_per_device_and_one_for_all():
     assert table.title == "2 rounds in 3 hours of simulated time"
     cells = [list(column.cells) for column in table.columns]
     lines = dict(zip(cells[0], zip(*cells[1:], strict=True), strict=True))
-    assert [column.header for column in table.columns][1:7] == [
-        *(
-            "clients",
-            "asked",
-            "took part",
-            "absent",
-            "late",
-            "surplus",
-        )  # reasons that nobody had are left out
-    ]
+    # reasons that nobody had are left out
+    headers = ["clients", "asked", "took part", "absent", "late", "surplus"]
+    assert [column.header for column in table.columns][1:7] == headers
     assert lines["board"] == ("2", "2", "1", "0", "0", "1", "4", "2", "1.5", "54")
     assert lines["all"] == ("4", "5", "2", "1", "1", "1", "7", "3.25", "1.51", "54.5")
 

@@ -6,6 +6,7 @@ import time
 import lightning as L
 import pytest
 import torch
+from one_weight import OneWeight
 from plain_lightning import trainer as make_trainer
 from rich.console import Console
 from torch.utils.data import DataLoader
@@ -25,15 +26,8 @@ class VisitsEach(L.Callback):
         self.visits = (Visit(f"c{batch_idx}", 1),)
 
 
-class FixedLoss(L.LightningModule):
+class FixedLoss(OneWeight):
     """Losses 1, 2, ..., 10 in a round: mean 5.5."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def training_step(self, batch, batch_idx):
-        return self.weight.sum() * 0 + batch.sum()
 
     def validation_step(self, batch, batch_idx):
         self.log("val/accuracy", 0.75, prog_bar=True)
@@ -42,9 +36,6 @@ class FixedLoss(L.LightningModule):
 
     def predict_step(self, batch, batch_idx):
         return batch
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
 class NotValidated(FixedLoss):
@@ -69,33 +60,24 @@ def without_times(text):
 def test_a_log_file_gets_one_line_per_round():
     output, trainer = trainer_with(terminal=False, callbacks=[VisitsEach()])
     trainer.fit(FixedLoss(), LOADER, LOADER)
-    assert without_times(output.getvalue())[:2] == [
-        "round 1/2: loss 5.5000  val/accuracy 0.7500",
-        "round 2/2: loss 5.5000  val/accuracy 0.7500",
-    ]
+    lines = [f"round {number}/2: loss 5.5000  val/accuracy 0.7500" for number in (1, 2)]
+    assert without_times(output.getvalue())[:2] == lines
 
 
-def test_without_a_federation_it_counts_epochs():
-    output, trainer = trainer_with(terminal=False, max_epochs=1)
-    trainer.fit(FixedLoss(), LOADER, LOADER)
-    assert without_times(output.getvalue())[0] == "epoch 1/1: loss 5.5000  val/accuracy 0.7500"
-
-
-def test_a_terminal_sees_round_client_and_loss():
-    output, trainer = trainer_with(terminal=True, callbacks=[VisitsEach()])
+@pytest.mark.parametrize(("device", "said"), [("", ""), ("iphone_12", " on iphone_12")])
+def test_a_terminal_sees_round_client_device_and_loss(device, said):
+    loop = VisitsEach()
+    loop.device_name = device
+    output, trainer = trainer_with(terminal=True, callbacks=[loop])
+    trainer.callbacks[
+        0
+    ].refresh_seconds = 3600.0  # the last batch is shown however seldom the line is renewed
     trainer.fit(NotValidated(), LOADER)
     shown = output.getvalue()
     assert "round 2/2" in shown
-    assert "client c9  loss 10.0000" in shown  # the last batch: the display is renewed ten times a second
+    assert f"client c9{said}  loss 10.0000" in shown
+    assert "10/10" in shown
     assert "\x1b[?25h\r\x1b[1A\x1b[2K" in shown  # cursor back, live line gone
-
-
-def test_a_terminal_sees_the_device_where_there_is_one():
-    loop = VisitsEach()
-    loop.device_name = "iphone_12"
-    output, trainer = trainer_with(terminal=True, callbacks=[loop], max_epochs=1)
-    trainer.fit(NotValidated(), LOADER)
-    assert "client c9 on iphone_12  loss 10.0000" in output.getvalue()
 
 
 def test_clients_side_by_side_are_named_and_count_each():
@@ -142,13 +124,6 @@ def test_the_live_line_is_gone_before_lightning_prints_its_table(stage):
     assert "val/accuracy" not in bar
     assert "val/accuracy" in table
     assert "\x1b[2K" not in table
-
-
-def test_the_last_batch_is_shown_however_seldom_the_line_is_renewed():
-    output, trainer = trainer_with(terminal=True, max_epochs=1)
-    trainer.callbacks[0].refresh_seconds = 3600.0
-    trainer.fit(NotValidated(), LOADER)
-    assert "10/10" in output.getvalue()
 
 
 def test_an_error_gives_the_terminal_back():
@@ -219,10 +194,8 @@ class Asked(L.Callback):
     """Stands for a callback that asks the model after each round."""
 
 
-class TokensLoss(FixedLoss):
+class TokensLoss(NotValidated):
     """Each number of the loader is a batch of three tokens; rounding to whole seconds needs steps that last."""
-
-    validation_step = None
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         return {"input_ids": batch.expand(1, 3)}

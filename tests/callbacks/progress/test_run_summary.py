@@ -8,6 +8,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from one_weight import OneWeight
+from plain_lightning import trainer as make_trainer
 from rich.console import Console
 from torch.utils.data import DataLoader
 
@@ -18,23 +20,16 @@ from fedlight.callbacks.progress.run_summary import MetricEnds, output_paths, re
 LOADER = DataLoader(torch.tensor([1.0, 3.0]))
 
 
-class Falling(L.LightningModule):
+class Falling(OneWeight):
     """The loss of epoch n, from 0, is 2 / (n + 1) on average; the accuracy rises and falls again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
     def training_step(self, batch, batch_idx):
-        loss = self.weight.sum() * 0 + batch.sum() / (self.current_epoch + 1)
+        loss = super().training_step(batch / (self.current_epoch + 1), batch_idx)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch, batch_idx):
         self.log("val/accuracy", (0.5, 0.75, 0.25)[self.current_epoch], prog_bar=True)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
 class Visited(VisitLog):
@@ -48,20 +43,11 @@ class Visited(VisitLog):
         return self.rows
 
 
-def fitted(folder, *callbacks, terminal=False, epochs=3, logger=False, checkpointing=False):
+def fitted(folder, *callbacks, terminal=False, epochs=3, **settings):
     bar = RoundProgress(refresh_seconds=0.0)
     bar.console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        callbacks=[bar, *callbacks],
-        logger=logger,
-        default_root_dir=folder,
-        accelerator="cpu",
-        enable_checkpointing=checkpointing,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-    )
+    settings |= {"enable_progress_bar": True, "num_sanity_val_steps": 0, "log_every_n_steps": 1}
+    trainer = make_trainer(epochs, [bar, *callbacks], default_root_dir=folder, **settings)
     trainer.fit(Falling(), LOADER, LOADER)
     return bar.console.file.getvalue(), trainer
 
@@ -141,7 +127,9 @@ def test_with_devices_there_is_their_table(tmp_path):
 def test_a_folder_that_is_shared_is_not_listed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "thesis.txt").touch()
-    said, trainer = fitted(tmp_path, ModelCheckpoint("kept"), logger=CSVLogger("logs"), checkpointing=True)
+    said, trainer = fitted(
+        tmp_path, ModelCheckpoint("kept"), logger=CSVLogger("logs"), enable_checkpointing=True
+    )
     assert said.splitlines()[-1] == "logs/lightning_logs/version_0, kept/epoch=2-step=6.ckpt"
     assert output_paths(trainer) == said.splitlines()[-1]
 

@@ -3,9 +3,9 @@ import re
 import time
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
+from one_weight import OneWeight
 from plain_lightning import trainer as make_trainer
 from rich.console import Console
 from torch.utils.data import DataLoader
@@ -106,22 +106,15 @@ def test_a_round_that_has_ended_takes_nothing_more() -> None:
     assert f"{in_largest_unit(100)} left" in bar.console.file.getvalue()
 
 
-class Slow(L.LightningModule):
+class Slow(OneWeight):
     """Ten batches of 0.06 s, and a validation of 2 s."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def training_step(self, batch, batch_idx):
         time.sleep(0.06)
-        return self.weight.sum()
+        return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch, batch_idx):
         time.sleep(0.2)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
 @pytest.mark.slow

@@ -29,14 +29,8 @@ class Forgets:
 
 
 def test_raw_beside_tuned():
-    assert measure(Forgets()) == pytest.approx(
-        {
-            "forgetting/perplexity": 64,
-            "forgetting/perplexity_raw": 8,
-            "forgetting/knowledge": 39 / 40,
-            "forgetting/knowledge_raw": 1,
-        }
-    )
+    expected = {"perplexity": 64, "perplexity_raw": 8, "knowledge": 39 / 40, "knowledge_raw": 1}
+    assert measure(Forgets()) == pytest.approx({f"forgetting/{name}": n for name, n in expected.items()})
 
 
 def test_every_question_has_four_choices_and_one_form():
@@ -46,13 +40,15 @@ def test_every_question_has_four_choices_and_one_form():
     assert len(TEXTS) == 8
 
 
+IDS = torch.tensor([[1, 5, 6, 2]])
+BATCHES = DataLoader(
+    [{"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "labels": IDS}], batch_size=None
+)
+
+
 def test_a_test_logs_both_and_a_fresh_adapter_has_lost_nothing(tiny_model, tmp_path):
-    module = SFTModule(tiny_model)
-    ids = torch.tensor([[1, 5, 6, 2]])
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    [found] = make_trainer(1, [Forgetting()], default_root_dir=tmp_path).test(
-        module, DataLoader([batch], batch_size=None), verbose=False
-    )
+    module, trainer = SFTModule(tiny_model), make_trainer(1, [Forgetting()], default_root_dir=tmp_path)
+    [found] = trainer.test(module, BATCHES, verbose=False)
     assert found["forgetting/perplexity"] == found["forgetting/perplexity_raw"] > 1
     assert found["forgetting/knowledge"] == found["forgetting/knowledge_raw"]
     with torch.no_grad():
@@ -63,17 +59,12 @@ def test_a_test_logs_both_and_a_fresh_adapter_has_lost_nothing(tiny_model, tmp_p
 
 
 def test_training_logs_both(tiny_model, tmp_path):
-    ids = torch.tensor([[1, 5, 6, 2]])
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     trainer = make_trainer(1, [Forgetting()], default_root_dir=tmp_path)
-    batches = DataLoader([batch], batch_size=None)
-    trainer.fit(SFTModule(tiny_model, lr=0.1), batches, batches)
+    trainer.fit(SFTModule(tiny_model, lr=0.1), BATCHES, BATCHES)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert found["forgetting/perplexity"] != found["forgetting/perplexity_raw"]
 
 
 def test_a_module_without_likelihoods_is_refused_before_any_work(tmp_path):
     with refusal(r"Forgetting needs a module with log_likelihoods.* not LightningModule"):
-        Forgetting().setup(
-            make_trainer(1, [Forgetting()], default_root_dir=tmp_path), L.LightningModule(), "fit"
-        )
+        Forgetting().setup(make_trainer(1, default_root_dir=tmp_path), L.LightningModule(), "fit")

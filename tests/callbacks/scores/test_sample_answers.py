@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from plain_lightning import trainer as make_trainer
-from tiny_world import write_rows
+from tiny_world import read_lines, write_rows
 
 from fedlight import InstructionDataModule, Lora, SFTModule
 from fedlight.callbacks.scores import SampleAnswers
@@ -43,7 +43,7 @@ def fit(model, folder, *callbacks, val_share=0.2, **options):
 
 def test_each_line_has_the_prompt_the_reference_and_both_answers(tiny_model, tmp_path):
     module, data = fit(tiny_model, tmp_path / "run", SampleAnswers(number=3))
-    lines = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "run/samples.jsonl")
     assert len(lines) == 3
     held_out = {" ".join(row["response"].split()) for row in data._validation}
     for line in lines:

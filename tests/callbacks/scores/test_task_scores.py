@@ -1,4 +1,4 @@
-import json
+from statistics import fmean, pstdev
 
 import lightning as L
 import pytest
@@ -6,9 +6,17 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from plain_lightning import trainer as make_trainer
 from refusals import refusal
-from tiny_world import table, write_rows
+from tiny_world import read_lines, table, write_rows
 
-from fedlight import FederatedLoop, InstructionDataModule, Lora, Partition, SFTModule, TaskScores
+from fedlight import (
+    FederatedLoop,
+    InstructionDataModule,
+    LocalOnly,
+    Lora,
+    Partition,
+    SFTModule,
+    TaskScores,
+)
 from fedlight.datamodules.rows import TaskRows
 from fedlight.datamodules.rows.split import Split
 from fedlight.evaluation.tasks import ExactMatch
@@ -36,9 +44,9 @@ def rows(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", ROWS)
 
 
-def make_task(rows, kind=Words, **changes):
+def make_task(rows, group="group", **changes):
     data = TaskRows(rows, columns={"response": "output", "group": "domain"}, template=TEMPLATE)
-    return kind(data, group="group", max_new_tokens=5, **changes)
+    return Words(data, group=group, max_new_tokens=5, **changes)
 
 
 def quiet(folder, *callbacks, **options):
@@ -46,13 +54,13 @@ def quiet(folder, *callbacks, **options):
     return make_trainer(epochs, callbacks, default_root_dir=folder, log_every_n_steps=1, **options)
 
 
-def fit(model, rows, folder, *callbacks, ckpt_path=None, **options):
+def fit(model, rows, folder, *callbacks, ckpt_path=None, clients=2, val_share=0.25, **options):
     data = InstructionDataModule(
         rows,
-        split=Split(test_source=rows, val_share=0.25),
+        split=Split(test_source=rows, val_share=val_share),
         template=TEMPLATE,
         tokenizer=model,
-        partition=Partition(by="iid", num_clients=2),
+        partition=Partition(by="iid", num_clients=clients),
         batch_size=2,
     )
     module = SFTModule(model, lr=0.05, lora=Lora(dropout=0.1), seed=1)
@@ -70,8 +78,13 @@ def logged(folder, name):
     }
 
 
+def numbers_of(folder):
+    [numbers] = read_lines(folder / "scores.json")
+    return numbers
+
+
 def answers(folder):
-    return [json.loads(line)["answers"] for line in (folder / "words.jsonl").read_text().splitlines()]
+    return [line["answers"] for line in read_lines(folder / "words.jsonl")]
 
 
 def test_scores_are_logged_and_answers_written(tiny_model, rows, tmp_path):
@@ -87,19 +100,14 @@ def test_scores_are_logged_and_answers_written(tiny_model, rows, tmp_path):
     assert float(trainer.callback_metrics["score/words"]) == pytest.approx(again.mean)
     assert logged(tmp_path, "score/words/anna")[3 * steps] == pytest.approx(again.by_group["anna"])
     assert found[0] == pytest.approx(make_task(rows).run(SFTModule(tiny_model)).mean)
-    lines = [json.loads(line) for line in (tmp_path / "tasks/epoch_3/words.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "tasks/epoch_3/words.jsonl")
     assert [line["row"] for line in lines] == list(range(8))
     assert [line["answers"] for line in lines] == [outcome.answers for outcome in again.outcomes]
     assert lines[0]["prompt"] == "anna paints"
     assert lines[0]["verdicts"][0]["read"] == lines[0]["answers"][0]
-    numbers = json.loads((tmp_path / "tasks/epoch_3/scores.json").read_text())
-    assert numbers["score/words"] == again.mean
-    assert sorted(path.name for path in (tmp_path / "tasks").iterdir()) == [
-        "epoch_1",
-        "epoch_2",
-        "epoch_3",
-        "start",
-    ]
+    assert numbers_of(tmp_path / "tasks/epoch_3")["score/words"] == again.mean
+    moments = sorted(path.name for path in (tmp_path / "tasks").iterdir())
+    assert moments == ["epoch_1", "epoch_2", "epoch_3", "start"]
 
 
 def test_training_does_not_notice(tiny_model, rows, tmp_path):
@@ -129,9 +137,8 @@ def test_rounds_are_scored_with_the_global_model(tiny_model, rows, tmp_path):
         module.configure_model()
         module.load_state_dict(state)
         expected = make_task(rows, **drawn).run(module)
-        assert answers(tmp_path / f"tasks/epoch_{epoch}") == [
-            outcome.answers for outcome in expected.outcomes
-        ]
+        given = [outcome.answers for outcome in expected.outcomes]
+        assert answers(tmp_path / f"tasks/epoch_{epoch}") == given
         assert logged(tmp_path, "score/words")[step] == pytest.approx(expected.mean)
     assert answers(tmp_path / "tasks/epoch_2") != answers(tmp_path / "tasks/epoch_3")
 
@@ -146,9 +153,8 @@ def test_a_resumed_run_scores_the_same(tiny_model, rows, tmp_path):
     moments = sorted(path.name for path in (tmp_path / "resumed").iterdir())
     assert moments == ["epoch_2", "epoch_3"]
     for moment in moments:
-        assert (tmp_path / "resumed" / moment / "words.jsonl").read_text() == (
-            tmp_path / "whole" / moment / "words.jsonl"
-        ).read_text()
+        one, other = ((tmp_path / name / moment / "words.jsonl").read_text() for name in ("resumed", "whole"))
+        assert one == other
 
 
 @pytest.mark.parametrize("stage", ["validate", "test"])
@@ -179,3 +185,61 @@ def test_what_does_not_fit_is_refused_before_any_work(tiny_model, rows, tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"TaskScores\.output=.*file cannot be written \("):
         fit(tiny_model, rows, tmp_path, TaskScores({"a": make_task(rows)}, output=str(tmp_path / "file")))
+
+
+def local(model, rows, folder, *callbacks, clients_per_round=3, **options):
+    """Three clients that train alone."""
+    loop = FederatedLoop(LocalOnly(), clients_per_round=clients_per_round, local_steps=3)
+    options = {"max_epochs": 2, "clients": 3, "val_share": 0.0, "limit_val_batches": 0, **options}
+    module, trainer, _ = fit(model, rows, folder, loop, *callbacks, **options)
+    return module, trainer, loop
+
+
+def test_each_client_answers_with_its_own_weights(tiny_model, rows, tmp_path):
+    scores = TaskScores({"words": make_task(rows, None)}, every_n_epochs=None, own_models=True)
+    module, trainer, loop = local(tiny_model, rows, tmp_path, scores, logger=CSVLogger(tmp_path, "m"))
+    expected = {}
+    for client in loop.clients:
+        one = SFTModule(tiny_model, seed=1)
+        one.configure_model()
+        _, unexpected = one.load_state_dict(loop.own_state(client), strict=False)
+        assert not unexpected
+        expected[client] = make_task(rows, None).run(one)
+    lines = read_lines(tmp_path / "tasks/own/words.jsonl")
+    assert len({result.mean for result in expected.values()}) > 1
+    for client, result in expected.items():
+        given = [line["answers"] for line in lines if line["client"] == client]
+        assert given == [outcome.answers for outcome in result.outcomes]
+    means = [result.mean for result in expected.values()]
+    numbers = numbers_of(tmp_path / "tasks/own")
+    assert numbers["clients"] == {"words": {client: result.mean for client, result in expected.items()}}
+    found = {"client_mean": fmean(means), "client_std": pstdev(means), "client_worst_tenth": min(means)}
+    [row] = [row for row in table(tmp_path / "m/version_0/metrics.csv") if row.get("own/words/client_mean")]
+    for name, value in found.items():
+        assert numbers[f"own/words/{name}"] == pytest.approx(value)
+        assert trainer.callback_metrics[f"own/words/{name}"].item() == pytest.approx(value)
+        assert float(row[f"own/words/{name}"]) == pytest.approx(value)
+    # The global model of local training is the one that it began with, and it is back.
+    assert numbers["own/words/client_mean"] != trainer.callback_metrics["score/words"].item()
+    plain, _, _ = local(tiny_model, rows, tmp_path / "plain")
+    assert all(torch.equal(weight, plain.state_dict()[name]) for name, weight in module.state_dict().items())
+
+
+def test_who_was_never_trained_answers_with_the_global_model(tiny_model, rows, tmp_path, caplog):
+    scores = TaskScores({"words": make_task(rows, None)}, own_models=True)
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        *_, loop = local(tiny_model, rows, tmp_path, scores, clients_per_round=1, max_epochs=1)
+    assert "2 of 3 clients were never trained and answer with the global model" in caplog.text
+    (trained,) = [client for client in loop.clients if loop.own_state(client) is not None]
+    overall = numbers_of(tmp_path / "tasks/epoch_1")["score/words"]
+    own = numbers_of(tmp_path / "tasks/own")["clients"]["words"]
+    assert {score for client, score in own.items() if client != trained} == {overall}
+
+
+def test_algorithms_without_own_models_are_refused_after_the_first_round(tiny_model, rows, tmp_path):
+    scores = TaskScores({"words": make_task(rows)}, every_n_epochs=None, own_models=True)
+    with refusal(r"no client keeps a model of its own: set algorithm"):
+        fit(tiny_model, rows, tmp_path, FederatedLoop(clients_per_round=1), scores, max_epochs=5)
+    assert not (tmp_path / "tasks/epoch_5").exists()
+    with refusal("needs clients: add a federated loop"):
+        fit(tiny_model, rows, tmp_path, scores)
