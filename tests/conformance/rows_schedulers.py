@@ -65,8 +65,9 @@ def epochs(name):
 def a_plateau_is_of_rounds(folder):
     """patience counts rounds; what it watches is the global model's"""
     rates = Watch("on_train_epoch_start", lambda trainer, module: trainer.optimizers[0].param_groups[0]["lr"])
-    settings = {"factor": 0.1, "patience": 1, "threshold": 9.0, "threshold_mode": "abs"}
-    plateau = partial(lr_scheduler.ReduceLROnPlateau, **settings)
+    plateau = partial(
+        lr_scheduler.ReduceLROnPlateau, factor=0.1, patience=1, threshold=9.0, threshold_mode="abs"
+    )
     made = Project(
         partial(Validated, scheduler=plateau, monitor="val/loss"),
         rounds=5,

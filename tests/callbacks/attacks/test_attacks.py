@@ -272,7 +272,7 @@ def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
 
 
 def test_without_canaries_there_is_nothing_to_recover(tiny_model, tmp_path):
-    both = *attacks()[:1], DiscoverableMemorization()
-    fit(tiny_model, tmp_path, *both, data=make_data(canaries=None), max_epochs=1)
+    data = make_data(canaries=None)
+    fit(tiny_model, tmp_path, attacks()[0], DiscoverableMemorization(), data=data, max_epochs=1)
     [metrics] = found(tmp_path).values()
     assert not [name for name in metrics if "canaries" in name or "exposure" in name]

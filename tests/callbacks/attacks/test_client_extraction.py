@@ -53,9 +53,11 @@ class Remembers:
         raise AssertionError
 
 
-def prepared(rows=ROWS, client="a", **settings):
+def prepared(rows=ROWS, client="a", context_words=2, samples=3, **settings):
     data = SimpleNamespace(client_rows=rows, planted=PLANTED, template=Template("Q: {instruction}\nA:"))
-    return ready(data, None, client, **{"context_words": 2, "temperature": 0.5, "samples": 3, **settings})
+    return ready(
+        data, None, client, context_words=context_words, temperature=0.5, samples=samples, **settings
+    )
 
 
 def ready(data, module, client="c0", **settings):

@@ -46,8 +46,15 @@ class Visited(VisitLog):
 def fitted(folder, *callbacks, terminal=False, epochs=3, **settings):
     bar = RoundProgress(refresh_seconds=0.0)
     bar.console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
-    settings |= {"enable_progress_bar": True, "num_sanity_val_steps": 0, "log_every_n_steps": 1}
-    trainer = make_trainer(epochs, [bar, *callbacks], default_root_dir=folder, **settings)
+    trainer = make_trainer(
+        epochs,
+        [bar, *callbacks],
+        default_root_dir=folder,
+        enable_progress_bar=True,
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+        **settings,
+    )
     trainer.fit(Falling(), LOADER, LOADER)
     return bar.console.file.getvalue(), trainer
 

@@ -18,18 +18,15 @@ from fedlight.federation.forward import FedKSeed
 MODE = r"buffered rounds: "
 
 
+WAITING = "are for rounds that wait .* leave them out"
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
         ({"buffered": "async"}, "buffered='async' must be a FedBuff"),
-        (
-            {"buffered": FedBuff(), "deadline_seconds": 5.0},
-            "deadline_seconds=5.0 and fleet.over_selection=1.0 are for rounds that wait",
-        ),
-        (
-            {"buffered": FedBuff(), "over_selection": 1.5},
-            "over_selection=1.5 are for rounds that wait .* leave them out",
-        ),
+        ({"buffered": FedBuff(), "deadline_seconds": 5.0}, f"deadline_seconds=5.0 and fleet.* {WAITING}"),
+        ({"buffered": FedBuff(), "over_selection": 1.5}, f"over_selection=1.5 {WAITING}"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, complaint, tmp_path):
@@ -40,10 +37,7 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (
-            {"clients_per_round": 11},
-            "clients_per_round=11 is more than the 10 clients of the data: set clients_per_round=10 or less",
-        ),
+        ({"clients_per_round": 11}, "clients_per_round=11 is more than .*: set clients_per_round=10 or less"),
         ({"buffered": FedBuff(2, concurrency=11)}, "concurrency=11 is more than the 10 clients of the data"),
         ({"buffered": FedBuff(11)}, "buffer_size=11 is more than the 10 clients of the data"),
         ({"parts": [AveragedBuffers()]}, MODE + "AveragedBuffers .* take LocalBuffers"),
@@ -57,10 +51,7 @@ def test_settings_that_mean_nothing_are_refused(settings, complaint, tmp_path):
         ({"algorithm": LocalSelfGeneration()}, MODE + "LocalSelfGeneration has prepare_round"),
         ({"algorithm": GlobalThenLocal(1)}, MODE + "GlobalThenLocal has prepare_round"),
         ({"algorithm": ProductAverage()}, MODE + "ProductAverage has start_round"),
-        (
-            {"algorithm": HetLoRA()},
-            MODE + "HetLoRA has an aggregation of its own, no weighted sum of movements",
-        ),
+        ({"algorithm": HetLoRA()}, MODE + "HetLoRA has an aggregation of its own, no weighted sum"),
         ({"algorithm": FlexLoRA()}, MODE + "FlexLoRA has an aggregation of its own"),
         ({"algorithm": RoLoRA()}, MODE + "RoLoRA plans B in one round and A in the next"),
         ({"algorithm": FedKSeed()}, MODE + "FedKSeed has start_round"),

@@ -24,8 +24,13 @@ class Machine:
         self.reads += 1
         return None if self.waiting is None else self.waited
 
-    def watch(self) -> CoreWatch:
-        return CoreWatch(lambda: self.seconds, self.read)
+    def watch(self, steps: int, seconds: float, watch: CoreWatch | None = None) -> CoreWatch:
+        """Have all steps looked at, which last so long each."""
+        watch = watch or CoreWatch(lambda: self.seconds, self.read)
+        for _ in range(steps):
+            watch.after_batch(None, None)
+            self.step(seconds)
+        return watch
 
 
 @pytest.fixture
@@ -61,15 +66,10 @@ def test_the_advice_is_always_fewer(number):
 
 def test_it_is_said_once_after_a_period(threads, caplog):
     machine = Machine(waiting=1.3)
-    watch = machine.watch()
     with caplog.at_level(logging.INFO, LOGGER):
-        for _ in range(10):
-            watch.after_batch(None, None)
-            machine.step(PERIOD_SECONDS / 10)
+        watch = machine.watch(10, PERIOD_SECONDS / 10)
         assert caplog.messages == []
-        for _ in range(200):
-            watch.after_batch(None, None)
-            machine.step(PERIOD_SECONDS / 10)
+        machine.watch(200, PERIOD_SECONDS / 10, watch)
     (said,) = caplog.messages
     assert "at any time 1.3 threads of this process wait" in said
     assert "torch's 2 threads" in said
@@ -79,12 +79,10 @@ def test_it_is_said_once_after_a_period(threads, caplog):
 
 def test_a_machine_that_becomes_busy_later_is_noticed(threads, caplog):
     machine = Machine(waiting=0.02)
-    watch = machine.watch()
     with caplog.at_level(logging.INFO, LOGGER):
-        for step in range(100):
-            machine.waiting = 0.02 if step < 50 else 1.0
-            watch.after_batch(None, None)
-            machine.step(1.0)
+        watch = machine.watch(50, 1.0)
+        machine.waiting = 1.0
+        machine.watch(50, 1.0, watch)
     assert len(caplog.messages) == 1
     assert 50 / PERIOD_SECONDS <= machine.reads <= 65 / PERIOD_SECONDS
 
@@ -92,11 +90,8 @@ def test_a_machine_that_becomes_busy_later_is_noticed(threads, caplog):
 @pytest.mark.parametrize("waiting", [0.1, None])
 def test_nothing_is_said_of_free_cores_or_where_nothing_is_counted(threads, waiting, caplog):
     machine = Machine(waiting)
-    watch = machine.watch()
     with caplog.at_level(logging.INFO, LOGGER):
-        for _ in range(1000):
-            watch.after_batch(None, None)
-            machine.step(0.1)
+        machine.watch(1000, 0.1)
     assert caplog.messages == []
     assert machine.reads == (1 if waiting is None else 100 / PERIOD_SECONDS)
 
@@ -108,9 +103,8 @@ def test_waiting_is_the_second_number_of_each_thread(tmp_path):
     (tmp_path / "12").mkdir()  # has ended
     assert waited_seconds(tmp_path) == 1.75
     (tmp_path / "11/schedstat").write_text("none\n")
-    assert waited_seconds(tmp_path) is None
-    assert waited_seconds(tmp_path / "12") is None
-    assert waited_seconds(tmp_path / "nowhere") is None
+    for folder in ("", "12", "nowhere"):
+        assert waited_seconds(tmp_path / folder) is None
 
 
 def test_this_process_is_read_or_not_known():

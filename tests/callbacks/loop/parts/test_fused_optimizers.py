@@ -247,14 +247,6 @@ def fit(rounds=2, algorithm=None, folder=None, ckpt_path=None, callbacks=(), run
     return lightning.optimizers[0], model.state_dict()
 
 
-def test_a_federated_run_chooses_the_kernel_and_learns_the_same():
-    optimizer, found = fit()
-    plain, expected = fit(fused=False)
-    assert (optimizer.param_groups[0]["fused"], plain.param_groups[0]["fused"]) == (True, False)
-    for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5)
-
-
 def test_groups_that_join_later_get_the_kernel_as_well():
     optimizer, _ = fit(rounds=1)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})

@@ -19,29 +19,29 @@ FIVE = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0**62}
 def updates(norms, heavy=None):
     """Return updates of two tensors with these norms, and weight 1 unless ``heavy`` names another one."""
     heavy = heavy or {}
-    return [
-        Update(
-            name,
-            {"v": torch.tensor([0.6 * n]).double(), "w": torch.tensor([0.8 * n]).double()},
-            heavy.get(name, 1.0),
-        )
-        for name, n in norms.items()
-    ]
+    v, w = (torch.tensor([part], dtype=torch.float64) for part in (0.6, 0.8))
+    return [Update(name, {"v": n * v, "w": n * w}, heavy.get(name, 1.0)) for name, n in norms.items()]
 
 
 def round_of(rows, round_idx=0):
     return SimpleNamespace(records=rows, round_idx=round_idx, gather=lambda value, what: [value])
 
 
-def settle(limits, given, aggregation=None, round_idx=0):
-    """Return the movement of w, and the reason of each client."""
+def collect(limits, given, aggregation=None, round_idx=0):
+    """Return the aggregation after a round, and the reason of each client."""
     run = limits if isinstance(limits, LimitedRounds) else LimitedRounds(limits, deployed=True)
     watched = run.aggregation(SimpleNamespace(norm=None), aggregation or WeightedSum("weight"), 0)
     for one in given:
         watched.add(one)
     rows = [{"client": one.client_id, "reason": ""} for one in given]
     run.end_visits(round_of(rows, round_idx), None)
-    return watched.result()["w"].item() / 0.8, {row["client"]: row["reason"] for row in rows}
+    return watched, {row["client"]: row["reason"] for row in rows}
+
+
+def settle(*given, **settings):
+    """Return the movement of w, and the reason of each client."""
+    watched, reasons = collect(*given, **settings)
+    return watched.result()["w"].item() / 0.8, reasons
 
 
 def test_a_larger_update_is_scaled_down_to_the_multiple_of_the_median():
@@ -83,15 +83,14 @@ def test_a_small_round_has_twice_an_even_share(clients, share):
 
 def test_updates_of_other_tensors_have_shares_of_their_own():
     """Of two clients that send the first tensor alone, none can have less than the other."""
-    run = LimitedRounds(Limits(share=0.3), deployed=True)
-    watched = run.aggregation(SimpleNamespace(norm=None), WeightedSum("weight"), 0)
-    for name, weight in (("a", 1.0), ("b", 50.0)):
-        watched.add(Update(name, {"first": torch.ones(1).double()}, weight))
-    for name in "cdef":
-        watched.add(Update(name, {"second": torch.ones(1).double()}, 50.0))
-    rows = [{"client": name, "reason": ""} for name in "abcdef"]
-    run.end_visits(round_of(rows), None)
-    assert {row["reason"] for row in rows} == {""}
+    first, second = ({name: torch.ones(1).double()} for name in ("first", "second"))
+    given = [
+        Update("a", first, 1.0),
+        Update("b", first, 50.0),
+        *(Update(name, second, 50.0) for name in "cdef"),
+    ]
+    _, reasons = collect(Limits(share=0.3), given)
+    assert reasons == dict.fromkeys("abcdef", "")
 
 
 def test_the_order_of_the_clients_changes_no_bit():
@@ -102,10 +101,8 @@ def test_the_order_of_the_clients_changes_no_bit():
 def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limits():
     _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), CoordinateMedian())
     assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
-    private = PrivateMean(1.0, 0.0)
-    assert (
-        LimitedRounds(Limits(), deployed=True).aggregation(SimpleNamespace(norm=None), private, 0) is private
-    )
+    private, run = PrivateMean(1.0, 0.0), LimitedRounds(Limits(), deployed=True)
+    assert run.aggregation(SimpleNamespace(norm=None), private, 0) is private
 
 
 def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):
@@ -119,27 +116,26 @@ def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):
     assert reasons == {"a": "large_share", "b": "", "c": "", "d": "", "e": "large_norm"}
     settle(run, given, round_idx=1)
     assert len(caplog.records) == 2
-    assert (
+    said = (
         "round 1: the update of client e has 2.31e+18 times the median norm of the round; it counts as it is"
-        in caplog.text
     )
+    assert said in caplog.text
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"share": 0},
-        {"share": 1.5},
-        {"norm": 0.9},
-        {"norm": float("inf")},
-        {"action": "drop"},
-        {"empty_rounds": 0},
-    ],
-)
-def test_values_out_of_their_range_are_refused(wrong):
-    [name] = wrong
+WRONG = [
+    ("share", 0),
+    ("share", 1.5),
+    ("norm", 0.9),
+    ("norm", float("inf")),
+    ("action", "drop"),
+    ("empty_rounds", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_values_out_of_their_range_are_refused(name, value):
     with refusal(rf"\b{name}="):
-        Limits(**wrong)
+        Limits(**{name: value})
 
 
 class Exploding(Regression):

@@ -3,16 +3,16 @@ import logging
 import pytest
 import torch
 from lora_runs import run as run_lora
-from plain_lightning import Numbers, States, assert_equal, federate, module, trainer, weights
+from plain_lightning import Numbers, States, assert_equal, federate, module, weights
 from refusals import refusal
 from stacked import Lora as PointsModule
-from stacked import Points
+from stacked import Points, fit
 from tastes import Adapters
 from tastes import run as run_selectors
 from thread_team import on_team
 from written_out import SHARES, assert_close, local, recorded
 
-from fedlight import CoordinateMedian, Ditto, FedAvg, FedBiscuit, FederatedLoop, Scaffold
+from fedlight import CoordinateMedian, Ditto, FedAvg, FedBiscuit, Scaffold
 from fedlight.callbacks.loop.parts import Limits, Malicious
 from fedlight.federation.algorithms.lora import HetLoRA
 from fedlight.federation.byzantine import FLTrust, Krum, Liars
@@ -25,10 +25,12 @@ GIVEN = Liars(clients=["c1", "c4", "c6"])
 @pytest.mark.parametrize(
     ("lie", "factor", "times"), [("flip", 1.0, -1), ("flip", 3.0, -3), ("scale", 5.0, 5)]
 )
-def test_a_federation_with_liars_equals_a_loop_written_out(lie, factor, times):
+def test_a_federation_with_liars_equals_a_loop_written_out(lie, factor, times, caplog):
+    caplog.set_level(logging.INFO)
     start, end, rounds = recorded(
         rounds=3, clients_per_round=10, algorithm=FedAvg("normalized"), parts=[Malicious(lie, factor, GIVEN)]
     )
+    assert f"3 of 10 clients lie ({lie}, {factor:g} times): c1, c4, c6" in caplog.text
     state = start
     for of_clients in rounds:
         total = {name: torch.zeros_like(value) for name, value in state.items()}
@@ -71,9 +73,8 @@ def test_noise_depends_on_seed_round_and_client_alone():
     one, again, other, few = said(0), said(0), said(1), said(0, clients_per_round=6)
     for client in one:
         assert_equal(one[client], again[client])
-        assert torch.equal(one[client]["net.0.weight"], other[client]["net.0.weight"]) == (
-            client not in GIVEN.clients
-        )
+        is_same = torch.equal(one[client]["net.0.weight"], other[client]["net.0.weight"])
+        assert is_same == (client not in GIVEN.clients)
     assert {*few} & {*GIVEN.clients}
     for client in few:
         assert_equal(few[client], one[client])
@@ -86,12 +87,6 @@ def test_without_liars_nothing_changes(lie, caplog):
     plain, _ = federate()
     assert_equal(weights(lying), weights(plain))
     assert "0 of 10 clients lie (flip, 1 times): none" in caplog.text or lie == "noise"
-
-
-def test_the_log_names_the_liars(caplog):
-    with caplog.at_level(logging.INFO):
-        federate(rounds=1, parts=[Malicious("scale", 2.5, GIVEN)])
-    assert "3 of 10 clients lie (scale, 2.5 times): c1, c4, c6" in caplog.text
 
 
 @pytest.mark.slow
@@ -114,29 +109,22 @@ def test_a_robust_aggregation_stands_what_a_mean_does_not():
 
 
 def test_clients_side_by_side_lie_as_one_by_one():
-    def fit(at_once):
-        made = PointsModule()
-        loop = FederatedLoop(
-            clients_per_round=4,
-            local_steps=2,
-            clients_at_once=at_once,
-            parts=[Malicious("flip", 2.0, Liars(clients=["a", "d"]))],
-        )
-        trainer(3, [loop], limit_val_batches=0).fit(made, datamodule=Points(batch_size=3))
-        return weights(made)
+    def run(at_once):
+        lies = Malicious("flip", 2.0, Liars(clients=["a", "d"]))
+        return fit(PointsModule(), Points(batch_size=3), at_once, 3, local_steps=2, parts=[lies])[0]
 
-    alone, beside = fit(1), fit(4)
+    alone, beside = run(1), run(4)
     for name, value in alone.items():
         torch.testing.assert_close(beside[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_processes_change_no_bit(monkeypatch):
-    part = {"parts": [Malicious("noise", 2.0, GIVEN)], "clients_per_round": 6}
-    whole, _ = federate(**part)
-    settings = {"clients_per_round": 6}
-    body = lambda rank: weights(federate(parts=[Malicious("noise", 2.0, GIVEN)], **settings)[0])  # noqa: E731
-    for each in on_team(monkeypatch, 3, body):
-        assert_equal(each, weights(whole))
+    def run(rank=0):
+        return weights(federate(parts=[Malicious("noise", 2.0, GIVEN)], clients_per_round=6)[0])
+
+    whole = run()
+    for each in on_team(monkeypatch, 3, run):
+        assert_equal(each, whole)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +140,11 @@ def test_any_algorithm_takes_liars(algorithm):
 
 def test_noise_keeps_out_of_the_ranks_that_a_client_lacks():
     """Else the loop would refuse the moved zeros."""
-    assert run_lora(
+    algorithm, lies = (
         HetLoRA(ranks={"a": 1, "b": 2, "c": 1, "d": 2}),
-        parts=[Malicious("noise", 2.0, Liars(share=1.0))],
-        rounds=2,
+        Malicious("noise", 2.0, Liars(share=1.0)),
     )
+    assert run_lora(algorithm, parts=[lies], rounds=2)
 
 
 def test_scalars_are_refused():
@@ -180,11 +168,8 @@ def test_settings_out_of_range(make, message):
 
 
 def test_a_deployment_refuses_simulated_lies():
-    settings = {
+    settings = dict.fromkeys(["fleet", "forward", "channel"]) | {
         "algorithm": FedAvg(),
-        "fleet": None,
-        "forward": None,
-        "channel": None,
         "parts": [Malicious()],
     }
     with refusal(r"federated\.parts=Malicious does not work under Flower: lies are simulated"):

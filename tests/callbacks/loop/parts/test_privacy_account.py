@@ -4,13 +4,13 @@ import math
 from collections import Counter
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
+from budgets import budget
 from fleets import make_fleet
-from plain_lightning import Metrics, Numbers, assert_equal, federate, module, ten_clients, trainer, weights
+from plain_lightning import Metrics, assert_equal, federate, module, weights
 from refusals import refusal
 
-from fedlight import FederatedLoop, FederatedWrapper, Quantize, Wire
+from fedlight import Quantize, Wire
 from fedlight.callbacks.loop.parts.privacy_account import PrivacyAccount
 from fedlight.federation.asynchronous import FedBuff
 from fedlight.federation.client import Identity, Update, cohort_in_turn, uniform_cohort
@@ -73,17 +73,6 @@ def test_without_noise_there_is_no_epsilon():
     assert account.after("ab", 10) == {"epsilon": math.inf, "delta": 1e-5}
 
 
-def budget(rounds, saved=None, ckpt=None, settings=None, **loop):
-    """Train with the setting ``epsilon``; return the module's weights, the loop and the logged values."""
-    made = FederatedLoop(clients_per_round=3, local_steps=2, **loop)
-    watch, model = Metrics("epsilon", "delta"), module()
-    fitted = trainer(rounds, [made, watch], **(settings or {}))
-    fitted.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt)
-    if saved is not None:
-        fitted.save_checkpoint(saved)
-    return weights(model), made, watch.rounds
-
-
 def central(epsilon=8.0):
     return PrivateMean(1.0, delta=0.01, epsilon=epsilon)
 
@@ -94,7 +83,7 @@ def test_the_noise_follows_from_an_epsilon_and_the_rounds(caplog):
     after, loop, logged = budget(3, aggregation=mean)
     assert mean.noise == loop.privacy.noise[""] == central().noise_for([(3, 10)] * 3)
     assert (
-        f"PrivateMean: noise_multiplier={mean.noise:.5g} keeps epsilon=8 at delta=0.01 for 3 rounds of 3 of 10 clients"
+        f"noise_multiplier={mean.noise:.5g} keeps epsilon=8 at delta=0.01 for 3 rounds of 3 of 10"
         in caplog.text
     )
     assert 0.999 * 8 < logged[-1]["fed/epsilon"] <= 8
@@ -106,15 +95,7 @@ def test_the_noise_follows_from_an_epsilon_and_the_rounds(caplog):
 def test_a_run_that_goes_on_keeps_its_noise_and_ends_at_its_budget(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     whole, _, _ = budget(3, aggregation=central())
-
-    class Stop(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            trainer.should_stop = trainer.current_epoch == 1
-
-    model, made = module(), FederatedLoop(clients_per_round=3, local_steps=2, aggregation=central())
-    first = trainer(3, [made, Stop()])
-    first.fit(model, FederatedWrapper(Numbers(), ten_clients))
-    first.save_checkpoint(tmp_path / "two.ckpt")
+    _, made, _ = budget(3, tmp_path / "two.ckpt", stops_after=2, aggregation=central())
     assert made.rounds_done == 2
     # More rounds than planned: the noise stays, and the budget ends the run where it was planned to end.
     longer, loop, logged = budget(7, tmp_path / "three.ckpt", tmp_path / "two.ckpt", aggregation=central())
@@ -147,18 +128,21 @@ def test_a_budget_towards_the_server():
     _, loop, logged = budget(6, channel=Wire(up=[noised, Quantize("int8")]))
     assert loop.privacy.noise == {"_local": noised.noise}
     assert 0.999 * 20 < logged[-1]["fed/epsilon_local"] <= 20
-    assert logged[-1]["fed/epsilon_local"] == pytest.approx(
-        gaussian_epsilon(noised.noise, 0.01, times), rel=1e-5
-    )
+    expected = gaussian_epsilon(noised.noise, 0.01, times)
+    assert logged[-1]["fed/epsilon_local"] == pytest.approx(expected, rel=1e-5)
     assert sum(loop.privacy.asked.values()) == 6 * 3
+
+
+def run_of(clients, num_asked, num_rounds):
+    """What an account asks of a run that begins."""
+    planned = SimpleNamespace(num_asked=num_asked)
+    return SimpleNamespace(clients=clients, planned=planned, num_rounds=num_rounds, round_idx=0, records=[])
 
 
 def test_a_round_of_more_clients_ends_a_run_earlier():
     """Epsilon of the rounds that there are counts, not of those that were planned."""
-    account = PrivacyAccount(central(), Identity())
-    planned = SimpleNamespace(num_asked=3)
-    planned.asked = lambda round_idx: [SimpleNamespace(id=name) for name in range(planned.num_asked)]
-    run = SimpleNamespace(clients=range(10), planned=planned, num_rounds=5, round_idx=0, records=[])
+    account, run = PrivacyAccount(central(), Identity()), run_of(range(10), 3, 5)
+    run.planned.asked = lambda round_idx: [SimpleNamespace(id=name) for name in range(run.planned.num_asked)]
     run.trainer = SimpleNamespace(should_stop=False)
     account.attach(run)
     run.planned.num_asked = 9
@@ -195,10 +179,7 @@ def test_what_a_broken_round_has_left_in_a_mean_is_not_in_the_next_run():
 
 
 def test_noise_of_a_run_without_rounds_is_found_anew():
-    account = PrivacyAccount(PrivateMean(1.0, epsilon=8.0, delta=1e-2), Identity())
-    run = SimpleNamespace(
-        num_rounds=2, round_idx=0, clients=dict.fromkeys("abcde"), planned=SimpleNamespace(num_asked=3)
-    )
+    account, run = PrivacyAccount(central(), Identity()), run_of("abcde", 3, 2)
     account.attach(run)
     few = account.noise[""]
     run.num_rounds = 20
@@ -210,20 +191,23 @@ def in_turn(bands=3, **settings):
     return PrivateMean(1.0, delta=0.01, bands=bands, **(settings or {"epsilon": 20.0}))
 
 
+def cohorts_in_turn(size, rounds):
+    return [cohort_in_turn([f"c{i}" for i in range(10)], size, 0, idx) for idx in range(rounds)]
+
+
 def test_an_epsilon_of_clients_in_turn_is_that_of_their_rounds(caplog):
     caplog.set_level(logging.INFO)
     mean = in_turn()
     _, loop, logged = budget(8, aggregation=mean)
-    cohorts = [cohort_in_turn([f"c{i}" for i in range(10)], 3, 0, idx) for idx in range(8)]
+    cohorts = cohorts_in_turn(3, 8)
     times = Counter(itertools.chain(*cohorts))
     assert loop.privacy.asked == times
     assert max(times.values()) == 3
     norm = math.hypot(*root_coefficients(3))
     for number, found in enumerate(logged, start=1):
         most = max(Counter(itertools.chain(*cohorts[:number])).values())
-        assert found["fed/epsilon"] == pytest.approx(
-            gaussian_epsilon(mean.noise / norm, 0.01, most), rel=1e-5
-        )
+        expected = gaussian_epsilon(mean.noise / norm, 0.01, most)
+        assert found["fed/epsilon"] == pytest.approx(expected, rel=1e-5)
     assert 0.999 * 20 < logged[-1]["fed/epsilon"] <= 20
     assert "keeps epsilon=20 at delta=0.01 for 8 rounds of 3 of 10 clients" in caplog.text
 
@@ -265,9 +249,7 @@ def test_turns_are_those_of_all_that_are_asked(tmp_path):
         federate(rounds=1, aggregation=in_turn(3), fleet=fleet)
     _, loop = federate(rounds=5, aggregation=in_turn(2), fleet=fleet)
     assert loop.privacy.rounds == {(4, 10): 5}
-    assert loop.privacy.asked == Counter(
-        itertools.chain(*(cohort_in_turn([f"c{i}" for i in range(10)], 4, 0, idx) for idx in range(5)))
-    )
+    assert loop.privacy.asked == Counter(itertools.chain(*cohorts_in_turn(4, 5)))
 
 
 def test_buffered_rounds_have_no_turns(tmp_path):
@@ -280,14 +262,11 @@ def test_a_client_that_is_asked_too_early_is_refused():
     """With other clients there are other turns: the order of those that were there does not tell who may come."""
     account = PrivacyAccount(in_turn(3, noise_multiplier=1.0), Identity())
     turns = iter([["a", "b"], ["c", "d"], ["e", "a"]])
-    planned = SimpleNamespace(num_asked=2)
-    run = SimpleNamespace(
-        clients=dict.fromkeys("abcdef"), planned=planned, num_rounds=9, round_idx=0, records=[]
-    )
+    run = run_of("abcdef", 2, 9)
     account.attach(run)
     for run.round_idx in range(3):
         cohort = [SimpleNamespace(id=name) for name in next(turns)]
-        planned.asked = lambda round_idx, cohort=cohort: cohort
+        run.planned.asked = lambda round_idx, cohort=cohort: cohort
         if run.round_idx == 2:
             break
         account.start_round(run)

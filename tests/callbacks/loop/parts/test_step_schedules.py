@@ -241,37 +241,6 @@ def test_a_round_without_visits_leaves_the_schedule_where_it_was():
     assert rates == pytest.approx([LR, LR, LR * DECAY**2])
 
 
-def test_several_optimizers_and_their_schedules_are_kept_apart():
-    """The first layer's schedule steps at each batch, the second's not at all; each has its own rate."""
-
-    class Two(Manual):
-        def training_step(self, batch, batch_idx):
-            first, second = self.optimizers()
-            for optimizer in (first, second):
-                self.zero_grad()
-                self.manual_backward(nn.functional.mse_loss(self.net(batch[0]), batch[1]))
-                optimizer.step()
-            self.lr_schedulers().step()
-
-        def configure_optimizers(self):
-            first, second = (torch.optim.SGD(part.parameters(), lr=LR) for part in (self.net[0], self.net[3]))
-            return [first, second], [lr_scheduler.ExponentialLR(first, DECAY)]
-
-    start, found, rounds = recorded(rounds=3, model=Two(by_step))
-    state = start
-    for round_idx, of_clients in enumerate(rounds):
-        trained = {}
-        for client, batches in of_clients.items():
-            now = dict(state)
-            for step, batch in enumerate(batches):
-                for layer, rate in (("net.0", LR * DECAY ** (3 * round_idx + step)), ("net.3", LR)):
-                    grads = gradients(now, batch)
-                    now |= {n: w - rate * grads[n] for n, w in now.items() if n.startswith(layer)}
-            trained[client] = now
-        state = {name: state[name] + value for name, value in combined(state, trained).items()}
-    assert_close(found, state)
-
-
 def test_schedules_by_round_are_stepped_once_a_round_and_by_nobody_else():
     steps = []
 
@@ -290,42 +259,13 @@ def test_schedules_by_round_are_stepped_once_a_round_and_by_nobody_else():
     assert steps == ["StepLR", "ReduceLROnPlateau"] * 3
 
 
-class WarmsUpByGlobalStep(Regression):
-    """As Lightning's documentation shows a warm-up without a schedule."""
-
-    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
-        optimizer.step(closure=optimizer_closure)
-        for group in optimizer.param_groups:
-            group["lr"] = min(1.0, (self.trainer.global_step + 1) / 50) * self.lr
-
-
-def test_rates_that_follow_a_count_through_all_clients_are_refused():
-    with refusal(r"step 2 of the visit to client c\d had .* trainer.global_step or batch_idx"):
-        recorded(rounds=1, model=WarmsUpByGlobalStep())
-
-
-def plateau_by_step(optimizer):
-    schedule = lr_scheduler.ReduceLROnPlateau(optimizer)
-    return [{"scheduler": schedule, "interval": "step", "monitor": "val/loss"}]
-
-
 def every_second_batch(optimizer):
     return [{"scheduler": lr_scheduler.ExponentialLR(optimizer, DECAY), "interval": "step", "frequency": 2}]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (plateau_by_step, "ReduceLROnPlateau with interval 'step' would compare .* set interval 'epoch'"),
-        (every_second_batch, "ExponentialLR steps every 2 batches .* local_steps to a multiple of 2"),
-    ],
-)
-def test_schedules_that_depend_on_the_order_of_clients_are_refused(make, message):
-    with refusal(message):
-        recorded(rounds=1, local_steps=3, model=Scheduled(make))
-
-
-def test_a_schedule_that_steps_every_second_batch_of_each_visit_is_fine():
+def test_a_schedule_that_steps_every_second_batch_of_each_visit_is_fine_and_of_all_is_refused():
+    with refusal("ExponentialLR steps every 2 batches .* local_steps to a multiple of 2"):
+        recorded(rounds=1, local_steps=3, model=Scheduled(every_second_batch))
     start, found, rounds = recorded(rounds=2, local_steps=4, model=Scheduled(every_second_batch))
     assert_close(found, written_out(start, rounds, lambda r, step: LR * DECAY ** (2 * r + step // 2)))
 
