@@ -112,22 +112,10 @@ def choice_batch(batch: int = 3, tokens: int = 9, seed: int = 0) -> dict[str, Te
     return {**texts, "labels": torch.arange(batch) % 2}
 
 
-class Batches(torch.utils.data.Dataset):
-    """Ready-made batches, for a DataLoader with ``batch_size=None``."""
-
-    def __init__(self, batches: list) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int):
-        return self.batches[index]
-
-
 @pytest.fixture
 def loader():
-    return lambda batches: torch.utils.data.DataLoader(Batches(batches), batch_size=None)
+    """Makes a loader of ready-made batches."""
+    return lambda batches: torch.utils.data.DataLoader(batches, batch_size=None)
 
 
 @pytest.fixture

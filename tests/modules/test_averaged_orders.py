@@ -1,5 +1,6 @@
 import math
 
+import adapted
 import numpy as np
 import pytest
 import torch
@@ -17,9 +18,7 @@ from fedlight.support.files import write_json
 
 
 def ready(*args, **kwargs) -> SelectorModule:
-    module = SelectorModule(*args, dtype="fp32", **kwargs)
-    module.configure_model()
-    return module.eval()
+    return adapted.ready(SelectorModule(*args, dtype="fp32", **kwargs)).eval()
 
 
 def both_orders(batch):

@@ -6,6 +6,7 @@ import torch
 from nested import nested
 from tiny_world import make_encoder, write_rows
 from torch.utils._python_dispatch import TorchDispatchMode
+from tuned import tuned
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.evaluation.bootstrap import bootstrap_interval
@@ -164,12 +165,7 @@ def data_of(votes, eval_batch_size, *sides):
 def outcome(votes, trainer, eval_batch_size, num_adapters):
     encoder, data = data_of(votes, eval_batch_size, "test_source")
     module = SelectorModule(encoder, head="classifier", num_adapters=num_adapters, dtype="fp32", seed=2)
-    module.configure_model()
-    stream = torch.Generator().manual_seed(8)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            if "lora_B" in name or "classifier" in name:
-                weight.add_(0.5 * torch.randn(weight.shape, generator=stream))
+    tuned(module, 0.5, parts=("lora_B", "classifier"))
     return trainer.test(module, data, verbose=False)[0], module, data
 
 

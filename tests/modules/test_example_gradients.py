@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tuned import tuned
 
 from fedlight.augmentation.less.example_gradients import example_gradients
 from fedlight.modules.language.adapters import Lora, trained_parameters
@@ -11,13 +12,7 @@ WAYS = ("func", "layers")
 
 def make_module(model, **options):
     """An adapter that has been trained, as B = 0 would leave A without gradients; without dropout."""
-    module = SFTModule(model, **{"dtype": "fp32", "lora": Lora(rank=3), **options})
-    module.configure_model()
-    stream = torch.Generator().manual_seed(5)
-    for name, weight in trained_parameters(module).items():
-        if "lora_B" in name:
-            weight.data.normal_(0, 0.05, generator=stream)
-    return module.eval()
+    return tuned(SFTModule(model, **{"dtype": "fp32", "lora": Lora(rank=3), **options}), 0.05, seed=5).eval()
 
 
 def one_by_one(module, batch):

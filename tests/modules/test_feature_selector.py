@@ -1,6 +1,6 @@
-import lightning as L
 import pytest
 import torch
+from one_weight import Outputs
 from plain_lightning import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
@@ -34,11 +34,8 @@ def test_hidden_layer_written_out():
     head = module.heads["default"]
     u = (made["features"] @ head.body.weight.T + head.body.bias).tanh() @ head.head.weight[0]
     torch.testing.assert_close(module.choice_logits(made), u)
-    assert [name for name, _ in module.named_parameters()] == [
-        "heads.default.body.weight",
-        "heads.default.body.bias",
-        "heads.default.head.weight",
-    ]
+    names = ["heads.default.body.weight", "heads.default.body.bias", "heads.default.head.weight"]
+    assert [name for name, _ in module.named_parameters()] == names
 
 
 @pytest.mark.parametrize("hidden", [0, 4])
@@ -75,20 +72,13 @@ def test_first_head_does_not_depend_on_their_number():
 
 def test_evaluation_says_who_is_right_and_what_the_majority_says():
     module, made = FeatureSelectorModule(dimension=6, num_adapters=3), batch(40)
-    trainer = quiet(1)
-    outcomes = []
-
-    class Keep(L.Callback):
-        def on_test_batch_end(self, trainer, pl_module, outputs, *rest):
-            outcomes.append(outputs)
-
-    trainer.callbacks.append(Keep())
-    [metrics] = trainer.test(module, loader(made), verbose=False)
+    outputs = Outputs()
+    [metrics] = quiet(1, [outputs]).test(module, loader(made), verbose=False)
     weights = [head.head.weight[0] for head in module.heads.values()]
     right = torch.stack([((made["features"] @ w).argmax(dim=1) == made["labels"]) for w in weights], dim=1)
-    assert torch.equal(torch.cat([one["correct"] for one in outcomes]), right)
+    assert torch.equal(torch.cat([one["correct"] for one in outputs.seen]), right)
     vote = right.sum(dim=1) >= 2
-    assert torch.equal(torch.cat([one["vote"] for one in outcomes]), vote)
+    assert torch.equal(torch.cat([one["vote"] for one in outputs.seen]), vote)
     assert metrics["test/accuracy"] == pytest.approx(vote.float().mean().item())
     assert metrics["test/accuracy_adapter1"] == pytest.approx(right[:, 1].float().mean().item())
 
@@ -141,11 +131,11 @@ def test_other_features_are_refused_with_the_setting():
         quiet(1).test(module, DataLoader([{"labels": 1}]), verbose=False)
 
 
-def test_settings_out_of_range():
-    with pytest.raises(ValueError, match="num_adapters=0"):
-        FeatureSelectorModule(num_adapters=0)
-    with pytest.raises(ValueError, match="hidden=-1"):
-        FeatureSelectorModule(hidden=-1)
-    with pytest.raises(ValueError, match="lr=0"):
-        FeatureSelectorModule(lr=0)
+@pytest.mark.parametrize(("name", "value"), [("num_adapters", 0), ("hidden", -1), ("lr", 0)])
+def test_settings_out_of_range(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        FeatureSelectorModule(**{name: value})
+
+
+def test_there_is_no_dropout():
     assert not any(isinstance(layer, nn.Dropout) for layer in FeatureSelectorModule().modules())

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from adapted import ready
 
 from fedlight.augmentation.less.features import Moments, RandomProjection, adam_direction, gradient_features
 from fedlight.modules.language.adapters import Lora, trained_parameters
@@ -35,8 +36,7 @@ def test_epsilon_stands_inside_the_root():
 
 
 def test_features(llama, make_sft_batch):
-    module = SFTModule(llama, dtype="fp32", lora=Lora(rank=2, dropout=0.5))
-    module.configure_model()
+    module = ready(SFTModule(llama, dtype="fp32", lora=Lora(rank=2, dropout=0.5)))
     weights, batch = trained_parameters(module), make_sft_batch()
     stream = torch.Generator().manual_seed(1)
     for weight in weights.values():

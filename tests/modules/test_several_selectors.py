@@ -1,11 +1,12 @@
-import json
 from pathlib import Path
 
 import lightning
 import pytest
 import torch
+from one_weight import Outputs
 from plain_lightning import trainer
-from tiny_world import write_rows
+from tiny_world import read_lines, write_rows
+from tuned import tuned
 
 from fedlight.callbacks.export.prediction_writer import PredictionWriter
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
@@ -17,27 +18,15 @@ from fedlight.recipes import steps
 
 def settled(model: str, num_adapters: int, **settings) -> SelectorModule:
     """Adapters that differ, as after training."""
-    module = SelectorModule(model, num_adapters=num_adapters, **settings)
-    module.configure_model()
-    stream = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            if "lora_B" in name:
-                weight.add_(0.3 * torch.randn(weight.shape, generator=stream))
-    return module.eval()
+    return tuned(SelectorModule(model, num_adapters=num_adapters, **settings), 0.3).eval()
 
 
 def outputs_of(trainer, module, loader) -> tuple[dict, dict]:
     """What test_step gave for the one batch, and the metrics."""
-    given = []
-
-    class Keep(lightning.Callback):
-        def on_test_batch_end(self, trainer, pl_module, outputs, *args):
-            given.append(outputs)
-
-    trainer.callbacks.append(Keep())
+    outputs = Outputs()
+    trainer.callbacks.append(outputs)
     [metrics] = trainer.test(module, loader, verbose=False)
-    return given[0], metrics
+    return outputs.seen[0], metrics
 
 
 def test_each_adapter_is_asked_and_the_active_one_stays(llama, make_choice_batch):
@@ -144,10 +133,8 @@ def test_three_adapters_in_one_run_label_as_three_runs_of_one(tiny_model, tmp_pa
     rows = [{"fields": {"prompt": prompt}, "completions": answers} for prompt in answers[:2]]
     source = write_rows(tmp_path / "completions.jsonl", rows)
     together = vote(tiny_model, tmp_path / "selectors", source, orders, tmp_path)
-    apart = [
-        vote(tiny_model, tmp_path / "selectors" / name, source, orders, tmp_path)
-        for name in ("adapter0", "adapter1", "adapter2")
-    ]
+    folders = [tmp_path / f"selectors/adapter{number}" for number in range(3)]
+    apart = [vote(tiny_model, folder, source, orders, tmp_path) for folder in folders]
     outputs = tmp_path / "together.jsonl", tmp_path / "apart.jsonl"
     done = [
         steps.label_with_selectors(source, votes, str(output), orders)
@@ -155,7 +142,7 @@ def test_three_adapters_in_one_run_label_as_three_runs_of_one(tiny_model, tmp_pa
     ]
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
     assert done[0] == done[1]
-    labelled = [json.loads(line) for line in outputs[0].read_text().splitlines()]
+    labelled = read_lines(outputs[0])
     assert len(labelled) == 12
     assert {min(row["votes_a"], row["votes_b"]) for row in labelled} == {0, 1}  # sometimes two against one
 

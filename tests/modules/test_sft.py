@@ -1,5 +1,6 @@
 import pytest
 import torch
+from adapted import ready
 
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
@@ -8,11 +9,18 @@ from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 
+@pytest.fixture
+def watched(llama):
+    """A module, and the shapes of what its head has seen."""
+    module, shapes = ready(SFTModule(llama)), []
+    module.causal_lm.lm_head.register_forward_hook(
+        lambda _, inputs, __: shapes.append(tuple(inputs[0].shape))
+    )
+    return module, shapes
+
+
 def test_losses_equal_full_logits(llama, make_sft_batch):
-    module = SFTModule(llama)
-    module.configure_model()
-    module.eval()
-    batch = make_sft_batch(batch=4)
+    module, batch = ready(SFTModule(llama)).eval(), make_sft_batch(batch=4)
     found = module.example_losses(batch)
     for row in range(4):
         length = int(batch["attention_mask"][row].sum())
@@ -22,15 +30,9 @@ def test_losses_equal_full_logits(llama, make_sft_batch):
         torch.testing.assert_close(found[row].double(), expected, rtol=1e-5, atol=0)
 
 
-def test_the_head_is_computed_at_labelled_positions_only(llama, make_sft_batch):
-    module = SFTModule(llama)
-    module.configure_model()
-    shapes = []
-    module.causal_lm.lm_head.register_forward_hook(
-        lambda _, inputs, __: shapes.append(tuple(inputs[0].shape))
-    )
-    batch = make_sft_batch()
-    module.example_losses(batch)
+def test_the_head_is_computed_at_labelled_positions_only(watched, make_sft_batch):
+    module, shapes = watched
+    module.example_losses(make_sft_batch())
     assert shapes == [(6 + 5 + 4, 32)]
 
 
@@ -51,8 +53,7 @@ def test_logits_in_parts_give_the_same_losses_and_gradients(llama, make_sft_batc
     batch, results = make_sft_batch(batch=4), []
     for most in (2**24, 2 * 320):
         monkeypatch.setattr(readout, "MOST_LOGITS", most)
-        module = SFTModule(llama, lora=Lora(dropout=0.0))
-        module.configure_model()
+        module = ready(SFTModule(llama, lora=Lora(dropout=0.0)))
         module.causal_lm.lm_head.requires_grad_(trains_head)
         with torch.no_grad():
             for name, weight in module.named_parameters():  # else the gradient of A is 0
@@ -61,36 +62,29 @@ def test_logits_in_parts_give_the_same_losses_and_gradients(llama, make_sft_batc
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-def test_a_frozen_head_never_sees_more_than_the_most_positions(llama, make_sft_batch, few_logits):
-    module = SFTModule(llama)
-    module.configure_model()
-    positions = []
-    module.causal_lm.lm_head.register_forward_hook(lambda _, inputs, __: positions.append(len(inputs[0])))
+def test_a_frozen_head_never_sees_more_than_the_most_positions(watched, make_sft_batch, few_logits):
+    module, shapes = watched
     gradients(module, make_sft_batch())
     module.eval()
     for without_graph in (torch.no_grad, torch.inference_mode):
         with without_graph():
             assert not module.example_losses(make_sft_batch()).requires_grad
-    assert positions == 3 * [*7 * [2], 1]
+    assert shapes == 3 * [*7 * [(2, 32)], (1, 32)]
 
 
-def test_no_part_is_much_smaller_than_another(llama, make_sft_batch, monkeypatch):
+def test_no_part_is_much_smaller_than_another(watched, make_sft_batch, monkeypatch):
     """A product with one position has other bits where the weights lie elsewhere in memory."""
     monkeypatch.setattr(readout, "MOST_LOGITS", 7 * 320)
-    module, positions = SFTModule(llama), []
-    module.configure_model()
-    module.causal_lm.lm_head.register_forward_hook(lambda _, inputs, __: positions.append(len(inputs[0])))
+    module, shapes = watched
     gradients(module, make_sft_batch())
-    assert positions == [5, 5, 5]
+    assert shapes == 3 * [(5, 32)]
 
 
-def test_in_fp16_the_loss_scale_reaches_all_logits(llama, make_sft_batch, few_logits):
-    module, positions = SFTModule(llama), []
-    module.configure_model()
-    module.causal_lm.lm_head.register_forward_hook(lambda _, inputs, __: positions.append(len(inputs[0])))
+def test_in_fp16_the_loss_scale_reaches_all_logits(watched, make_sft_batch, few_logits):
+    module, shapes = watched
     with torch.autocast("cpu", dtype=torch.float16):
         module.example_losses(make_sft_batch())
-    assert positions == [15]
+    assert shapes == [(15, 32)]
 
 
 def test_a_step_in_parts_counts_the_same_operations_and_less_memory(llama, monkeypatch):

@@ -1,6 +1,7 @@
 import itertools
 
 import torch
+from adapted import ready
 
 from fedlight.augmentation.less.warm_up import linear_lr, warm_up
 from fedlight.modules.language.adapters import Lora, trained_parameters
@@ -8,9 +9,7 @@ from fedlight.modules.sft import SFTModule
 
 
 def make_module(model, **options):
-    module = SFTModule(model, **{"dtype": "fp32", "lora": Lora(rank=2), **options})
-    module.configure_model()
-    return module
+    return ready(SFTModule(model, **{"dtype": "fp32", "lora": Lora(rank=2), **options}))
 
 
 def test_equals_plain_adam(llama, make_sft_batch):

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tuned import tuned
 
 from fedlight.callbacks.loop.fitted_step import FittedStep
 from fedlight.modules.language.adapters import Lora
@@ -11,12 +12,7 @@ ANSWERS = [" the mat.", " after day", " a warm and soft one.", " A"]
 
 @pytest.fixture
 def module(llama):
-    module = SFTModule(llama, lora=Lora(dropout=0.0))
-    module.configure_model()
-    with torch.no_grad():
-        for weight in module.state_dict().values():
-            weight += 0.05
-    return module
+    return tuned(SFTModule(llama, lora=Lora(dropout=0.0)), 0.05, parts=("lora_",))
 
 
 def gradients(module, batch, micro_batch=None):

@@ -7,31 +7,35 @@ from fedlight.modules.selector import SelectorModule
 from fedlight.modules.sft import SFTModule
 
 
-def test_the_saved_adapter_is_a_peft_folder(trained, llama, tmp_path, make_sft_batch):
+@pytest.fixture
+def saved(trained, tmp_path):
+    """A trained module and the folder of its adapter."""
+    trained[0].save_adapter(tmp_path / "adapter")
+    return trained[0], str(tmp_path / "adapter")
+
+
+def test_the_saved_adapter_is_a_peft_folder(saved, llama, make_sft_batch):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    module, _ = trained
-    module.save_adapter(tmp_path / "adapter")
+    module, adapter = saved
     batch = make_sft_batch(seed=4)
     base = AutoModelForCausalLM.from_pretrained(llama)
-    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    loaded = PeftModel.from_pretrained(base, adapter).eval()
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     torch.testing.assert_close(loaded(**inputs).logits, module.network.eval()(**inputs).logits)
 
 
-def test_start_from_an_adapter(trained, llama, tmp_path):
-    module, _ = trained
-    module.save_adapter(tmp_path / "adapter")
-    again = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), lora=Lora(rank=2)))
+def test_start_from_an_adapter(saved, llama):
+    module, adapter = saved
+    again = ready(SFTModule(llama, adapter=adapter, lora=Lora(rank=2)))
     assert same(module.state_dict(), again.state_dict())
     assert all(weight.requires_grad for name, weight in again.named_parameters() if "lora_" in name)
 
 
-def test_merge_an_adapter(trained, llama, tmp_path, make_sft_batch):
-    module, _ = trained
-    module.save_adapter(tmp_path / "adapter")
-    merged = ready(SFTModule(llama, adapter=str(tmp_path / "adapter"), merge_adapter=True, lora=Lora(rank=2)))
+def test_merge_an_adapter(saved, llama, make_sft_batch):
+    module, adapter = saved
+    merged = ready(SFTModule(llama, adapter=adapter, merge_adapter=True, lora=Lora(rank=2)))
     batch = make_sft_batch(seed=4)
     torch.testing.assert_close(module.eval().example_losses(batch), merged.eval().example_losses(batch))
     assert {value.shape[0] for name, value in merged.state_dict().items() if "lora_A" in name} == {2}
@@ -45,32 +49,26 @@ def test_save_merged_gives_a_model(trained, tmp_path, make_sft_batch):
     module.save_merged(tmp_path / "whole")
     assert same(before, base_state(module))
     again = ready(SFTModule(str(tmp_path / "whole"), base="int8"))
-    batch = make_sft_batch(seed=4)
-    torch.testing.assert_close(
-        module.eval().example_losses(batch), again.eval().example_losses(batch), rtol=0.02, atol=0
-    )
+    exact, rounded = (made.eval().example_losses(make_sft_batch(seed=4)) for made in (module, again))
+    torch.testing.assert_close(exact, rounded, rtol=0.02, atol=0)
     with pytest.raises(ValueError, match="needs base='plain', not 'int8'"):
         again.save_merged(tmp_path / "twice")
 
 
-def test_adapters_that_do_not_fit(trained, llama, bert, tmp_path):
-    module, _ = trained
-    folder = str(tmp_path / "adapter")
+def test_adapters_that_do_not_fit(saved, llama, bert, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no adapter_config\.json"):
-        ready(SFTModule(llama, adapter=folder))
-    module.save_adapter(folder)
+        ready(SFTModule(llama, adapter=str(tmp_path / "nothing")))
     with pytest.raises(ValueError, match="is LORA for CAUSAL_LM; needed is LORA for SEQ_CLS"):
-        ready(SelectorModule(bert, head="classifier", adapter=folder))
+        ready(SelectorModule(bert, head="classifier", adapter=saved[1]))
 
 
-def test_an_adapter_of_a_smaller_model_does_not_fit(trained, tmp_path, tmp_path_factory):
+def test_an_adapter_of_a_smaller_model_does_not_fit(saved, tmp_path):
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    module, _ = trained
-    module.save_adapter(tmp_path / "adapter")
+    module, adapter = saved
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     small = LlamaConfig(vocab_size=320, **sizes)
     LlamaForCausalLM(small).save_pretrained(tmp_path / "small")
     AutoTokenizer.from_pretrained(module.hparams.model).save_pretrained(tmp_path / "small")
     with pytest.raises(ValueError, match="does not fit this base"):
-        ready(SFTModule(str(tmp_path / "small"), adapter=str(tmp_path / "adapter")))
+        ready(SFTModule(str(tmp_path / "small"), adapter=adapter))

@@ -1,20 +1,16 @@
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from adapted import ready
 
 from fedlight.modules.language import base_model, checkpoints
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
-
-
-def load(model: str) -> SFTModule:
-    module = SFTModule(model)
-    module.configure_model()
-    return module
 
 
 def one_line(error: BaseException) -> str:
@@ -23,19 +19,17 @@ def one_line(error: BaseException) -> str:
     return str(error)
 
 
-def test_a_missing_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
-        load(str(tmp_path / "nowhere"))
-
-
-def test_a_folder_without_a_model(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
-        load(str(tmp_path))
+@pytest.mark.parametrize(
+    ("folder", "said"), [("nowhere", "there is no such folder"), ("", r"no config\.json")]
+)
+def test_a_folder_without_a_model(tmp_path, folder, said):
+    with pytest.raises(FileNotFoundError, match=said):
+        ready(SFTModule(str(tmp_path / folder)))
 
 
 def test_offline_and_not_in_the_cache():
     with pytest.raises(OSError, match="the hub cannot be reached") as raised:
-        load("nobody/no-such-model")
+        ready(SFTModule("nobody/no-such-model"))
     assert "OfflineModeIsEnabled" in one_line(raised.value)
 
 
@@ -67,10 +61,8 @@ def hub(monkeypatch):
 
 
 def test_a_name_that_the_hub_does_not_know(hub):
-    with pytest.raises(
-        OSError, match="neither a folder here nor a model on the hub; check the name"
-    ) as raised:
-        load("nobody/no-such-model")
+    with pytest.raises(OSError, match="neither a folder here nor a model on the hub; check") as raised:
+        ready(SFTModule("nobody/no-such-model"))
     one_line(raised.value)
 
 
@@ -78,33 +70,26 @@ def test_a_hub_that_does_not_answer(hub):
     hub.shutdown()
     hub.server_close()
     with pytest.raises(OSError, match=r"cannot be reached \(ConnectError\): give the folder") as raised:
-        load("nobody/no-such-model")
+        ready(SFTModule("nobody/no-such-model"))
     one_line(raised.value)
 
 
-def test_damaged_weights(llama, tmp_path):
-    for file in Path(llama).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = tmp_path / "model.safetensors"
+def test_damaged_and_missing_weights(llama, tmp_path):
+    folder = Path(shutil.copytree(llama, tmp_path / "damaged"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"lacks weights.*layers\.2"):
+        ready(SFTModule(str(folder)))
+    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(OSError, match="cannot be loaded") as raised:
-        load(str(tmp_path))
+        ready(SFTModule(str(folder)))
     one_line(raised.value)
-
-
-def test_missing_weights(llama, tmp_path):
-    for file in Path(llama).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(ValueError, match=r"lacks weights.*layers\.2"):
-        load(str(tmp_path))
 
 
 def test_a_misspelt_lora_target(llama):
-    module = SFTModule(llama, lora=Lora(targets=["q_proj", "v_prj"]))
     with pytest.raises(ValueError, match=r"lora\.targets='v_prj': did you mean 'v_proj'"):
-        module.configure_model()
+        ready(SFTModule(llama, lora=Lora(targets=["q_proj", "v_prj"])))
 
 
 def test_the_base_has_no_dropout(bert):

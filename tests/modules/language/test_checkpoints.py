@@ -72,18 +72,17 @@ def test_a_trainer_refuses_a_checkpoint_of_another_model(
         )
 
 
-def test_a_checkpoint_of_another_rank(trained):
-    _, path = trained
-    with pytest.raises(
-        ValueError, match=r"is \(8, 64\) in the checkpoint and \(4, 64\) here \(and 27 more\)"
-    ):
-        SFTModule.load_from_checkpoint(path, lora=Lora(rank=4))
-
-
-def test_a_checkpoint_with_other_targets(trained):
-    _, path = trained
-    with pytest.raises(ValueError, match="is not in the module"):
-        SFTModule.load_from_checkpoint(path, lora=Lora(targets=["q_proj"]))
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lora": Lora(rank=4)}, r"is \(8, 64\) in the checkpoint and \(4, 64\) here \(and 27 more\)"),
+        ({"lora": Lora(targets=["q_proj"])}, "is not in the module"),
+        ({"num_adapters": 3}, "set num_adapters, lora, adapter"),
+    ],
+)
+def test_a_checkpoint_of_other_adapters(trained, settings, said):
+    with pytest.raises(ValueError, match=said):
+        SFTModule.load_from_checkpoint(trained[1], **settings)
 
 
 def test_a_damaged_checkpoint(trained):
@@ -129,24 +128,16 @@ def test_a_checkpoint_made_under_the_command_line(llama, loader, tmp_path, monke
     from lightning.pytorch.cli import LightningCLI
 
     monkeypatch.setattr(sys, "argv", ["fedlight"])
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": "cpu",
-    }
+    quiet = dict.fromkeys(
+        ["logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"], False
+    )
     cli = LightningCLI(
         LanguageModule,
         subclass_mode_model=True,
         run=False,
         save_config_callback=None,
         seed_everything_default=0,
-        trainer_defaults={
-            **quiet,
-            "max_epochs": 1,
-            "default_root_dir": str(tmp_path),
-            "enable_checkpointing": False,
-        },
+        trainer_defaults=quiet | {"accelerator": "cpu", "max_epochs": 1, "default_root_dir": str(tmp_path)},
         args=[
             "--model=fedlight.modules.dpo.DPOModule",
             f"--model.model={llama}",
@@ -171,11 +162,10 @@ def test_what_training_cannot_go_on_from_is_passed_over(tmp_path, capsys):
         os.utime(tmp_path / f"{name}.ckpt", (9 - age, 9 - age))
     check_readable(tmp_path / "weights.ckpt")  # good for evaluation
     assert newest_checkpoint(tmp_path.iterdir()) == tmp_path / "good.ckpt"
-    for line, said in zip(
-        capsys.readouterr().err.splitlines(), ["has the weights alone", "has no state_dict"], strict=True
-    ):
-        assert line.startswith("passed over: checkpoint '")
-        assert said in line
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("passed over: checkpoint '") for line in lines] == [True, True]
+    assert "has the weights alone" in lines[0]
+    assert "has no state_dict" in lines[1]
 
 
 def test_of_checkpoints_of_one_tick_the_last_round_is_the_newest(tmp_path):

@@ -1,11 +1,12 @@
 import pytest
 import torch
+from adapted import ready
 from transformers import GenerationConfig
 
 from fedlight.evaluation.tasks.sampling import Completions
 from fedlight.modules.language import adapters
 from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.generation import encode_prompts, pad_left
+from fedlight.modules.language.generation import encode_prompts, make_stopping, pad_left
 from fedlight.modules.sft import SFTModule
 from fedlight.pretrained import endings
 from fedlight.stacking.fast_layers import FusedLora
@@ -15,9 +16,7 @@ PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"
 
 @pytest.fixture(scope="module")
 def module(llama):
-    module = SFTModule(llama, completions=Completions(number=2, max_new_tokens=5))
-    module.configure_model()
-    return module
+    return ready(SFTModule(llama, completions=Completions(number=2, max_new_tokens=5)))
 
 
 def test_a_batch_equals_one_by_one(module):
@@ -84,13 +83,10 @@ def test_top_p_near_zero_is_greedy(module):
 def test_defaults_of_the_model_do_not_interfere(module, monkeypatch):
     expected = module.generate(PROMPTS, temperature=0, max_new_tokens=6)
     drawn = module.generate(PROMPTS, max_new_tokens=6)
-    monkeypatch.setattr(
-        module.causal_lm,
-        "generation_config",
-        GenerationConfig(
-            do_sample=True, temperature=9.0, top_k=1, repetition_penalty=5.0, eos_token_id=[1, 2]
-        ),
+    other = GenerationConfig(
+        do_sample=True, temperature=9.0, top_k=1, repetition_penalty=5.0, eos_token_id=[1, 2]
     )
+    monkeypatch.setattr(module.causal_lm, "generation_config", other)
     assert module.generate(PROMPTS, temperature=0, max_new_tokens=6) == expected
     assert module.generate(PROMPTS, max_new_tokens=6) == drawn
 
@@ -159,8 +155,7 @@ def test_a_completion_ends_with_the_turn_of_a_chat(module, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_an_adapter_of_zeros_is_not_computed(llama, dtype, monkeypatch):
-    module = SFTModule(llama, dtype=dtype)
-    module.configure_model()
+    module = ready(SFTModule(llama, dtype=dtype))
     layers = [part for part in module.network.modules() if isinstance(part, FusedLora)]
     calls = []
     for layer in layers:
@@ -173,8 +168,7 @@ def test_an_adapter_of_zeros_is_not_computed(llama, dtype, monkeypatch):
 
 
 def test_an_adapter_that_is_zero_in_one_layer_is_computed_in_the_others(llama):
-    module = SFTModule(llama)
-    module.configure_model()
+    module = ready(SFTModule(llama))
     layers = [part for part in module.network.modules() if isinstance(part, FusedLora)]
     with torch.no_grad():
         layers[1].lora_B["default"].weight += 0.1
@@ -198,3 +192,85 @@ def test_the_head_reads_no_view_with_gaps(module, monkeypatch, number):
     width = module.causal_lm.config.hidden_size
     assert strides == [(width, width, 1)] * 2
     assert not head._forward_pre_hooks
+
+
+def test_a_completion_ends_in_front_of_the_first_stop(module):
+    plain = [own[0] for own in module.generate(PROMPTS[:3], temperature=0, max_new_tokens=12, strip=False)]
+    stop = plain[0][5:8]
+    stopped = module.generate(PROMPTS[:3], temperature=0, max_new_tokens=12, stop=[stop], strip=False)
+    found = [own[0] for own in stopped]
+    assert found == [text.split(stop)[0] for text in plain]
+    assert found[0] == plain[0][: plain[0].index(stop)] != plain[0]
+
+
+def test_nothing_is_written_behind_the_last_stop(module, monkeypatch):
+    [[text]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=30, strip=False)
+    steps = []
+    forward = module.causal_lm.forward
+    monkeypatch.setattr(module.causal_lm, "forward", lambda *a, **k: steps.append(1) or forward(*a, **k))
+    module.generate(PROMPTS[:1], temperature=0, max_new_tokens=30, stop=[text[3]])
+    assert len(steps) < 15
+
+
+def test_samples_stop_too_and_draw_the_same(module):
+    drawn = module.generate(PROMPTS[:3], n=3, max_new_tokens=10, seed=4, strip=False)
+    stop = drawn[1][2][4:6]
+    found = module.generate(PROMPTS[:3], n=3, max_new_tokens=10, seed=4, strip=False, stop=[stop])
+    assert found == [[text.split(stop)[0] for text in own] for own in drawn]
+
+
+def test_a_stop_is_seen_where_it_crosses_tokens(module):
+    ids = torch.tensor([module.tokenizer("the cat sat on")["input_ids"]])
+    width = len(module.tokenizer("the")["input_ids"])
+    assert make_stopping(module.tokenizer, ["t sat o"], width)(ids, None).tolist() == [True]
+    # that is the prompt
+    assert make_stopping(module.tokenizer, ["the c"], width)(ids, None).tolist() == [False]
+
+
+def test_an_empty_stop_is_refused(module):
+    with pytest.raises(ValueError, match="an empty text would end every completion"):
+        module.generate(PROMPTS[:3], max_new_tokens=2, stop=["x", ""])
+
+
+def test_blanks_stay_where_they_are_wanted(module):
+    texts = module.generate(PROMPTS[:3], n=20, temperature=1.5, max_new_tokens=6, seed=1, strip=False)
+    flat = [text for own in texts for text in own]
+    stripped = module.generate(PROMPTS[:3], n=20, temperature=1.5, max_new_tokens=6, seed=1)
+    assert [[text.strip() for text in own] for own in texts] == stripped
+    assert any(text != text.strip() for text in flat)
+
+
+def test_a_tokenizer_that_drops_the_first_blank(tiny_model):
+    """Words of the embedded world are joined by blanks; what follows a prompt begins with one."""
+    module = SFTModule(tiny_model)
+    [[bare]] = module.generate(["anna paints"], temperature=0, max_new_tokens=4)
+    [[whole]] = module.generate(["anna paints"], temperature=0, max_new_tokens=4, strip=False)
+    ids = module.tokenizer("anna paints")["input_ids"]
+    written = module.tokenizer(bare, add_special_tokens=False)["input_ids"]
+    assert "anna paints" + whole == module.tokenizer.decode([*ids, *written], skip_special_tokens=True)
+
+
+def test_what_fits_is_known_beforehand(module):
+    prompts = ["the cat", "the cat sat on the mat, and then some other animal came"]
+    lengths = [len(module.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    assert module.fits(prompts, 64 - lengths[1]) == [True, True]
+    assert module.fits(prompts, 64 - lengths[1] + 1) == [True, False]
+    assert len(module.generate(prompts, max_new_tokens=64 - lengths[1])) == 2
+    with pytest.raises(ValueError, match="prompt 1 has"):
+        module.generate(prompts, max_new_tokens=64 - lengths[1] + 1)
+
+
+def test_a_stop_text_outside_of_a_list_is_refused(module):
+    """Each of its letters would be a stop text."""
+    with pytest.raises(ValueError, match=r"stop='Question:' is one text.* give \['Question:'\]"):
+        module.generate(PROMPTS[:3], stop="Question:")
+
+
+def test_predictions_end_before_the_stop_of_their_batch(llama):
+    """Alpaca's next header comes so in the batches of a PromptDataModule."""
+    module = SFTModule(llama, completions=Completions(max_new_tokens=10))
+    plain = module.predict_step({"prompt": PROMPTS[:3]}, 0)
+    stop = plain[0][0][3:6]
+    cut = module.predict_step({"prompt": PROMPTS[:3], "stop": [stop]}, 0)
+    assert cut == [[text.split(stop)[0].strip() for text in own] for own in plain]
+    assert cut[0] != plain[0]

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from torch import nn
+from adapted import ready
+from tuned import tuned
 
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
@@ -21,8 +22,7 @@ def make_states(module, count, seed=1):
 
 
 def alone(module, states, prompts, seeds, **settings):
-    before = module.state_dict()
-    before = {name: value.clone() for name, value in before.items()}
+    before = {name: value.clone() for name, value in module.state_dict().items()}
     found = []
     for state, own, seed in zip(states, prompts, seeds, strict=True):
         module.load_state_dict(before | state)
@@ -33,9 +33,7 @@ def alone(module, states, prompts, seeds, **settings):
 
 @pytest.fixture(scope="module", params=["plain", "nf4"])
 def module(request, llama):
-    module = SFTModule(llama, base=request.param, dtype="fp32", lora=Lora(dropout=0.3))
-    module.configure_model()
-    return module.train()
+    return ready(SFTModule(llama, base=request.param, dtype="fp32", lora=Lora(dropout=0.3))).train()
 
 
 SETTINGS = {
@@ -82,11 +80,8 @@ def test_a_model_that_cannot_be_stacked_is_refused(llama):
 
 
 def test_the_active_adapter_writes(llama):
-    module = SelectorModule(llama, choices=["A", "B"], num_adapters=3, dtype="fp32")
-    module.configure_model()
-    for weight in module.parameters():
-        if weight.requires_grad:
-            nn.init.normal_(weight, std=0.25)
+    selectors = SelectorModule(llama, choices=["A", "B"], num_adapters=3, dtype="fp32")
+    module = tuned(selectors, 0.25, parts=("lora_",))
     module.use_adapter("adapter1")
     settings = {"temperature": 0, "max_new_tokens": 8}
     expected = module.generate(PROMPTS[0], **settings)

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from adapted import ready
 from torch import nn
+from tuned import tuned
 
 from fedlight.devices import hardware
 from fedlight.devices.measure import number_type
@@ -52,8 +54,7 @@ def build(request, make_sft_batch, make_choice_batch, make_pair_batch):
 
     def make(kind, **settings):
         cls, model, own = MODULES[kind]
-        module = cls(request.getfixturevalue(model), **{"lora": Lora(dropout=0.0), **own, **settings})
-        module.configure_model()
+        module = ready(cls(request.getfixturevalue(model), **{"lora": Lora(dropout=0.0), **own, **settings}))
         batches = {SFTModule: make_sft_batch, SelectorModule: make_choice_batch}
         return module.eval(), batches.get(cls, make_pair_batch)()
 
@@ -93,6 +94,9 @@ def test_the_speeds_are_those_of_training_steps(monkeypatch):
 
 
 def test_auto_on_a_gpu_is_what_it_computes_in(has_bf16):
+    name, why = choose_dtype("auto", CUDA, 4096)
+    words = "bf16, in which this GPU computes", "fp16, as this GPU does not compute in bf16"
+    assert f"{name}, {why}" == f"{words[not has_bf16]} (dtype: auto)"
     assert choose_dtype("auto", CUDA, 4096).dtype == (torch.bfloat16 if has_bf16 else torch.float16)
 
 
@@ -132,38 +136,22 @@ def is_twin(cell):
     return isinstance(cell.cell_contents, nn.Module) and hasattr(cell.cell_contents, "compute_dtype")
 
 
-def test_what_was_chosen_is_said_once(build, has_bf16, said):
-    for _ in range(2):
-        build("sft")
-    assert said() == [f"base in {NARROW}"]
-
-
 @pytest.mark.parametrize(
-    ("base", "words"), [("nf4", "nf4 base, computed in"), ("int8", "int8 base with the rest in")]
+    ("base", "words"),
+    {"plain": "base in", "nf4": "nf4 base, computed in", "int8": "int8 base with the rest in"}.items(),
 )
-def test_of_a_quantized_base_too(build, has_bf16, said, base, words):
-    build("sft", base=base)
+def test_what_was_chosen_is_said_once(build, has_bf16, said, base, words):
+    for _ in range(2):
+        build("sft", base=base)
     assert said() == [f"{words} {NARROW}"]
 
 
-def test_bf16_that_will_be_slow_is_said(build, has_bf16, said):
+def test_bf16_that_will_be_slow_is_said_and_what_is_asked_for_else_needs_no_words(build, has_bf16, said):
+    build("sft", dtype="fp32")
+    assert said() == []
     build("sft", dtype="bf16")
     slow = "base in bf16, as asked for, without instructions of this processor: many times slower than dtype: fp32"
     assert said() == ([] if has_bf16 else [slow])
-
-
-def test_what_is_asked_for_and_not_slow_needs_no_words(build, has_bf16, said):
-    build("sft", dtype="fp32")
-    assert said() == []
-
-
-@pytest.mark.parametrize(
-    ("device", "words"),
-    [("cuda", ("bf16, in which this GPU computes", "fp16, as this GPU does not compute in bf16"))],
-)
-def test_a_gpu_is_named_as_the_reason(has_bf16, device, words):
-    name, why = choose_dtype("auto", torch.device(device), 4096)
-    assert f"{name}, {why}" == f"{words[0] if has_bf16 else words[1]} (dtype: auto)"
 
 
 def wide_on_a_cpu_with_bf16(monkeypatch, speed):
@@ -224,7 +212,7 @@ def test_a_base_in_bf16_gives_the_losses_and_gradients_of_one_in_fp32(build, kin
     losses, gradients = [], []
     for dtype in ("fp32", "bf16"):
         module, batch = build(kind, dtype=dtype)
-        shake(module)
+        tuned(module, 0.05)
         found = module.example_losses(batch)
         found.mean().backward()
         trained = trained_parameters(module)
@@ -237,15 +225,6 @@ def test_a_base_in_bf16_gives_the_losses_and_gradients_of_one_in_fp32(build, kin
     torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0.1)
     assert nn.functional.cosine_similarity(*gradients, dim=0) > 0.98
     assert gradients[1].norm() == pytest.approx(gradients[0].norm().item(), rel=0.1)
-
-
-def shake(module):
-    """An adapter that does something: B is 0 at the start."""
-    stream = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, weight in trained_parameters(module).items():
-            if "lora_B" in name:
-                weight.normal_(0, 0.05, generator=stream)
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -269,8 +248,6 @@ def test_a_module_in_bf16_learns_and_is_the_same_when_it_is_loaded_again(
 
 def test_text_in_bf16_is_text_in_fp32(build):
     """Greedy, where the likeliest token is far ahead of the next."""
-    texts = [
-        build("sft", dtype=dtype)[0].generate(["the cat"], temperature=0.0, max_new_tokens=4)
-        for dtype in ("fp32", "bf16")
-    ]
-    assert texts[0] == texts[1]
+    modules = [build("sft", dtype=dtype)[0] for dtype in ("fp32", "bf16")]
+    one, other = (module.generate(["the cat"], temperature=0.0, max_new_tokens=4) for module in modules)
+    assert one == other

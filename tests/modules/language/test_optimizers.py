@@ -1,5 +1,6 @@
 import pytest
 import torch
+from adapted import ready
 from torch import nn
 
 from fedlight.devices.memory import moment_bytes_per_weight
@@ -29,17 +30,14 @@ def test_bad_settings_are_refused_before_anything_is_loaded(settings, message):
 
 
 def test_arguments_reach_the_optimizer(llama):
-    module = SFTModule(
-        llama, lr=0.5, optimizer=Optimization(args={"betas": [0.9, 0.95], "weight_decay": 0.25})
-    )
-    module.configure_model()
+    settings = Optimization(args={"betas": [0.9, 0.95], "weight_decay": 0.25})
+    module = ready(SFTModule(llama, lr=0.5, optimizer=settings))
     optimizer = module.configure_optimizers()
     assert isinstance(optimizer, torch.optim.AdamW)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.5, (0.9, 0.95), 0.25)
-    assert {id(weight) for weight in group["params"]} == {
-        id(weight) for name, weight in module.named_parameters() if "lora_" in name
-    }
+    adapter = {id(weight) for name, weight in module.named_parameters() if "lora_" in name}
+    assert {id(weight) for weight in group["params"]} == adapter
 
 
 def test_cosine_moves_once_per_epoch(llama, make_trainer, loader, make_sft_batch):
@@ -55,10 +53,9 @@ def test_cosine_moves_once_per_epoch(llama, make_trainer, loader, make_sft_batch
 
 
 def test_cosine_without_an_end_is_refused(llama, make_trainer, loader, make_sft_batch):
+    module = SFTModule(llama, optimizer=Optimization(schedule="cosine"))
     with pytest.raises(ValueError, match="max_epochs=-1, set it above 0"):
-        make_trainer(max_epochs=-1).fit(
-            SFTModule(llama, optimizer=Optimization(schedule="cosine")), loader([make_sft_batch()])
-        )
+        make_trainer(max_epochs=-1).fit(module, loader([make_sft_batch()]))
 
 
 def after_steps(name, args, shapes, dtype=torch.float64, lr=lambda step: 0.1):

@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import ready
 from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
+from tuned import tuned
 
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.scoring import encode_continuations, encode_pairs
@@ -16,12 +18,7 @@ CONTINUATIONS = [[" the mat.", " a dog"], [" A", " B", " C"], [" warm and soft o
 
 @pytest.fixture(scope="module")
 def module(llama):
-    module = SFTModule(llama, lora=Lora(dropout=0.5))
-    module.configure_model()
-    with torch.no_grad():
-        for weight in module.state_dict().values():
-            weight += 0.1
-    return module
+    return tuned(SFTModule(llama, lora=Lora(dropout=0.5)), parts=("lora_",))
 
 
 def one_by_one(module, prompt, continuation):
@@ -49,16 +46,13 @@ def test_a_batch_equals_a_loop(module):
 
 
 def test_raw_is_the_model_without_its_adapter(module, llama):
-    base = SFTModule(llama)  # a new adapter changes nothing
-    base.configure_model()
+    base = ready(SFTModule(llama))  # a new adapter changes nothing
     raw = module.log_likelihoods(PROMPTS, CONTINUATIONS, raw=True)
     assert raw == base.log_likelihoods(PROMPTS, CONTINUATIONS)
-    tuned = module.log_likelihoods(PROMPTS, CONTINUATIONS)
-    assert all(
-        one.log_prob != other.log_prob for one, other in zip(sum(raw, []), sum(tuned, []), strict=True)
-    )
+    with_adapter = module.log_likelihoods(PROMPTS, CONTINUATIONS)
+    assert all(a.log_prob != b.log_prob for a, b in zip(sum(raw, []), sum(with_adapter, []), strict=True))
     assert all(w.requires_grad for name, w in module.network.named_parameters() if "lora" in name)
-    assert tuned == module.log_likelihoods(PROMPTS, CONTINUATIONS)
+    assert with_adapter == module.log_likelihoods(PROMPTS, CONTINUATIONS)
 
 
 def test_letters_behind_one_prompt_are_read_once(module, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from tuned import tuned
 
 from fedlight import Partition
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -12,7 +13,7 @@ from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
 from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
 from fedlight.modules.functional import IGNORED
-from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.readout import SharedPrefix, hidden_states
 from fedlight.stacking import StackedAdapters
@@ -103,17 +104,8 @@ def widths(monkeypatch):
 
 def ready(kind, folder, prefix="auto", **settings):
     """Return a module whose adapter is not at its start."""
-    module = kind(
-        folder,
-        **{"lora": Lora(dropout=0.0), "dtype": "fp32", "execution": Execution(prefix=prefix), **settings},
-    )
-    module.configure_model()
-    stream = torch.Generator().manual_seed(8)
-    with torch.no_grad():
-        for name, weight in module.state_dict().items():
-            if "lora_B" in name:
-                weight.copy_(0.1 * torch.randn(weight.shape, generator=stream))
-    return module.train()
+    settings = {"lora": Lora(dropout=0.0), **settings}
+    return tuned(kind(folder, dtype="fp32", execution=Execution(prefix=prefix), **settings)).train()
 
 
 @pytest.mark.parametrize("form", ["sdpa", "eager"])
@@ -188,6 +180,14 @@ def test_pairs_of_a_module(kind, long_llama, widths):
         torch.testing.assert_close(values, expected, rtol=1e-3, atol=1e-5)
 
 
+def side_by_side(module, counts):
+    """Return the stack of two clients with the module's own adapter."""
+    stacked = StackedAdapters(module, trained_parameters(module))
+    stacked.enter([{}, {}], [None, None])
+    stacked.set_rows(counts, [3, 4])
+    return stacked
+
+
 def test_pairs_of_clients_side_by_side(long_llama, widths):
     batch, module = make_pairs(), ready(DPOModule, long_llama)
     reference = module.reference_pass(batch)
@@ -195,10 +195,7 @@ def test_pairs_of_clients_side_by_side(long_llama, widths):
         module.pair_metrics({s: {n: v[k : k + 1] for n, v in part.items()} for s, part in batch.items()}, row)
         for k, row in enumerate(reference.split(1))
     ]
-    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-    stacked = StackedAdapters(module, trained)
-    stacked.enter([{}, {}], [None, None])
-    stacked.set_rows([1, 1], [3, 4])
+    stacked = side_by_side(module, [1, 1])
     together = module.pair_metrics(batch, reference)["loss"].detach()
     stacked.leave()
     assert widths[-1] == (2, 147)
@@ -228,10 +225,7 @@ def test_both_orders_of_a_selector(long_llama, said, widths):
     module = ready(SelectorModule, long_llama)
     torch.testing.assert_close(module.choice_logits(batch), expected, rtol=1e-4, atol=1e-4)
     assert widths[-1] == (2, 150)
-    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-    stacked = StackedAdapters(module, trained)
-    stacked.enter([{}, {}], [None, None])
-    stacked.set_rows([2, 2], [3, 4])
+    stacked = side_by_side(module, [2, 2])
     torch.testing.assert_close(module.choice_logits(batch), expected, rtol=1e-4, atol=1e-4)
     stacked.leave()
     assert widths[-1] == (4, 130)

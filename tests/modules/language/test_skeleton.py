@@ -1,5 +1,6 @@
 import pytest
 import torch
+from adapted import ready
 
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
@@ -84,8 +85,7 @@ def test_nothing_but_configs_is_read(llama, tmp_path):
 
 
 def test_the_adapter_to_start_from_gives_rank_and_number(llama, tmp_path):
-    first = SelectorModule(llama, num_adapters=3, lora=Lora(rank=2, targets=["v_proj"]))
-    first.configure_model()
+    first = ready(SelectorModule(llama, num_adapters=3, lora=Lora(rank=2, targets=["v_proj"])))
     first.save_adapter(tmp_path / "saved")
     further = SelectorModule(llama, adapter=str(tmp_path / "saved"))
     assert layout(further.skeleton()) == layout(first)
@@ -108,8 +108,8 @@ def test_a_batch_has_so_many_labels_where_something_is_predicted():
 
 @pytest.mark.parametrize(("kind", "model", "settings"), [*KINDS[::3], KINDS[5], KINDS[7]])
 def test_checkpointing_changes_no_gradient_and_leaves_no_trace(kind, model, settings, request):
-    module = kind(request.getfixturevalue(model), lora=Lora(dropout=0.3), **{**settings, "dtype": "fp32"})
-    module.configure_model()
+    settings = {**settings, "dtype": "fp32"}
+    module = ready(kind(request.getfixturevalue(model), lora=Lora(dropout=0.3), **settings))
     batch = module.sketch_batch(BatchShape(3, 12, 10))
     for texts in (batch, *(part for part in batch.values() if isinstance(part, dict))):
         if "input_ids" in texts:  # in a sketch all are 0, the padding, whose embedding is 0
