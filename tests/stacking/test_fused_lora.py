@@ -25,11 +25,8 @@ def run(model, x):
     x = x.clone().requires_grad_(True)
     found = model(x)
     found.square().sum().backward()
-    return [
-        found.detach(),
-        x.grad,
-        *(weight.grad for weight in model.parameters() if weight.grad is not None),
-    ]
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [found.detach(), x.grad, *gradients]
 
 
 class Calls(TorchDispatchMode):
@@ -47,8 +44,8 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize("shape", [(24,), (7, 24), (3, 5, 24)])
 def test_numbers_are_those_of_peft_to_the_last_bit(shape):
     plain, fused = make_pair()
-    expected, found = (run(model, torch.randn(shape, generator=torch.Generator().manual_seed(1)))
-                       for model in (plain, fused))  # fmt: skip
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    expected, found = run(plain, x), run(fused, x)
     assert len(found) == 2 + 4
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -95,9 +92,7 @@ def test_few_rows_without_gradients_have_products_in_the_type_of_the_adapter(row
 def test_under_a_base_in_bf16_errors_are_those_of_peft():
     plain, fused = make_pair(dtype=torch.bfloat16)
     exact, x = copy.deepcopy(plain).float(), torch.randn(64, 24).bfloat16()
-    expected, theirs, found = (
-        run(model, x.float() if model is exact else x) for model in (exact, plain, fused)
-    )
+    expected, theirs, found = run(exact, x.float()), run(plain, x), run(fused, x)
     for goal, their, own in zip(expected, theirs, found, strict=True):
         assert own.dtype == their.dtype
         errors = [float((value.float() - goal).norm() / goal.norm()) for value in (their, own)]

@@ -1,5 +1,5 @@
 import copy
-import warnings
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -60,6 +60,16 @@ def make_texts(counts, length=7, tiles=1, seed=2):
 def join_texts(texts, tiles=1):
     """Return one batch: the first tile of every client, then the second."""
     return torch.cat([part.chunk(tiles)[tile] for tile in range(tiles) for part in texts])
+
+
+@contextmanager
+def stack(network, starts, counts, adapters=None, seeds=None):
+    """Stack the adapters of clients that have so many rows, until the block ends."""
+    stacked = StackedAdapters(network, trained(network))
+    stacked.enter(starts, adapters or [None] * len(starts))
+    stacked.set_rows(counts, seeds)
+    yield stacked
+    stacked.leave()
 
 
 def row_losses(network, ids):
@@ -195,6 +205,10 @@ def test_an_optimizer_steps_each_client_as_if_it_were_alone(make):
             assert (state[name] - value).abs().max() < 1e-6  # states are in fp32
 
 
+def gradients_of(stacked, k):
+    return {name: value.clone() for name, value in stacked.gradients(k).items()}
+
+
 @pytest.mark.parametrize("counts", [(2, 2), (1, 3)])
 def test_activations_that_are_computed_twice_give_the_same_gradients(counts):
     network = make_network()
@@ -204,14 +218,9 @@ def test_activations_that_are_computed_twice_give_the_same_gradients(counts):
         if checkpointing:
             function = partial(checkpoint, use_reentrant=False)
             network.get_base_model()._set_gradient_checkpointing(True, function)
-        stacked = StackedAdapters(network, trained(network))
-        stacked.enter(starts, [None] * 2)
-        stacked.set_rows(counts, None)
-        joint_loss(network, texts)[0].backward()
-        found.append(
-            [{name: value.clone() for name, value in stacked.gradients(k).items()} for k in range(2)]
-        )
-        stacked.leave()
+        with stack(network, starts, counts) as stacked:
+            joint_loss(network, texts)[0].backward()
+            found.append([gradients_of(stacked, k) for k in range(2)])
     kept, computed_twice = found
     for one, other in zip(kept, computed_twice, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
@@ -278,115 +287,91 @@ def test_equal_counts_are_a_view_and_unequal_counts_undone():
 def test_a_step_keeps_no_copy_of_the_inputs():
     """Kept of each LoRA layer are its input, which it shares with others, the product with A, and B transposed."""
     network = make_network(dtype=torch.float32)
-    stacked = StackedAdapters(network, trained(network))
-    kept: dict[int, int] = {}
-
-    def pack(value):
-        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        return value
-
     texts = make_texts((2, 2))
-    sizes = []
-    for stack in (False, True):
-        kept.clear()
-        if stack:
-            stacked.enter(make_starts(network, [None] * 2), [None] * 2)
-            stacked.set_rows((2, 2), None)
+
+    def kept():
+        sizes: dict[int, int] = {}
+
+        def pack(value):
+            sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            return value
+
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
             joint_loss(network, texts)
-        sizes.append(sum(kept.values()))
-    weights = sum(weight[0].nbytes for weight in trained(network).values())
-    stacked.leave()
-    assert sizes[1] <= sizes[0] + 2 * weights
+        return sum(sizes.values())
+
+    plain = kept()
+    with stack(network, make_starts(network, [None] * 2), (2, 2)):
+        weights = sum(weight[0].nbytes for weight in trained(network).values())
+        assert kept() <= plain + 2 * weights
 
 
 def test_disabled_adapters_leave_the_base():
     network = make_network()
     [ids] = make_texts((4,))
-    stacked = StackedAdapters(network, trained(network))
     with torch.no_grad(), network.disable_adapter():
         expected = row_losses(network, ids)
-    stacked.enter(make_starts(network, [None] * 2), [None] * 2)
-    stacked.set_rows((2, 2), None)
-    with torch.no_grad():
+    with torch.no_grad(), stack(network, make_starts(network, [None] * 2), (2, 2)):
         with network.disable_adapter():
             assert torch.equal(row_losses(network, ids[:3]), expected[:3])
         assert not torch.equal(row_losses(network, ids), expected)
-    stacked.leave()
 
 
 def test_rows_of_something_else_are_refused():
     network = make_network()
-    stacked = StackedAdapters(network, trained(network))
-    stacked.enter(make_starts(network, [None] * 2), [None] * 2)
-    stacked.set_rows((2, 2), None)
-    with refusal(r"q_proj got an input of shape \(3, 7, 16\).* 4 examples of 2 clients"):
-        row_losses(network, torch.zeros(3, 7, dtype=torch.int64))
-    with refusal(r"counts=\[2\].* 2 clients"):
-        stacked.set_rows((2,), None)
-    with refusal("at least one example"):
-        stacked.set_rows((2, 0), None)
-    stacked.leave()
+    with stack(network, make_starts(network, [None] * 2), (2, 2)) as stacked:
+        with refusal(r"q_proj got an input of shape \(3, 7, 16\).* 4 examples of 2 clients"):
+            row_losses(network, torch.zeros(3, 7, dtype=torch.int64))
+        with refusal(r"counts=\[2\].* 2 clients"):
+            stacked.set_rows((2,), None)
+        with refusal("at least one example"):
+            stacked.set_rows((2, 0), None)
 
 
-def dora():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_network(use_dora=True)
-
-
-def with_norm():
-    network = make_network()
-    network.base_model.model.model.norm.weight.requires_grad_()
-    return network
-
-
-def with_embedding():
-    return make_network(target_modules=["q_proj", "embed_tokens"])
-
-
-def merged():
-    network = make_network()
-    network.merge_adapter()
-    return network
-
-
-def replaced():
-    network = make_network()
-    layer = network.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
-    layer.forward = layer.forward
-    return network
-
-
-def with_batch_norm():
-    network = make_network()
-    network.extra = nn.BatchNorm1d(3)
-    network.extra.requires_grad_(False)
-    return network
-
-
-def with_channel_dropout():
-    network = make_network()
-    network.extra = nn.Dropout1d(0.1)
-    return network
-
-
+LAYER = "base_model.model.model.layers.1.mlp.up_proj"
 REFUSED = {
-    dora: "adapter of the kind Dora.*clients_at_once to 1",
-    with_norm: "norm.weight is trained, the weight of a layer of type LlamaRMSNorm.*clients_at_once to 1",
-    with_embedding: "embed_tokens is a LoRA adapter on a layer of type Embedding",
-    merged: "merged into its weights: call unmerge_adapter",
-    replaced: r"forward of .*layers\.1\.mlp\.up_proj was replaced",
-    with_batch_norm: "extra is batch normalization",
-    with_channel_dropout: "extra is a Dropout1d",
+    "DoRA": ({"use_dora": True}, None, "adapter of the kind Dora.*clients_at_once to 1"),
+    "embedding": (
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        None,
+        "embed_tokens is a LoRA adapter on a layer of type Embedding",
+    ),
+    "norm": (
+        {},
+        lambda network: network.base_model.model.model.norm.requires_grad_(),
+        "norm.weight is trained, the weight of a layer of type LlamaRMSNorm.*clients_at_once to 1",
+    ),
+    "merged": (
+        {},
+        lambda network: network.merge_adapter(),
+        "merged into its weights: call unmerge_adapter",
+    ),
+    "replaced": (
+        {},
+        lambda network: setattr(
+            network.get_submodule(LAYER), "forward", network.get_submodule(LAYER).forward
+        ),
+        r"forward of .*layers\.1\.mlp\.up_proj was replaced",
+    ),
+    "batch norm": (
+        {},
+        lambda network: network.add_module("extra", nn.BatchNorm1d(3).requires_grad_(False)),
+        "extra is batch normalization",
+    ),
+    "channel dropout": (
+        {},
+        lambda network: network.add_module("extra", nn.Dropout1d(0.1)),
+        "extra is a Dropout1d",
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("make", "message"), REFUSED.items(), ids=lambda value: getattr(value, "__name__", "")
-)
-def test_what_cannot_be_stacked_is_refused_by_name(make, message):
-    network = make()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("lora", "change", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_stacked_is_refused_by_name(lora, change, message):
+    network = make_network(**lora)
+    if change is not None:
+        change(network)
     with refusal(message):
         StackedAdapters(network, trained(network))
 
@@ -418,16 +403,11 @@ def test_torchs_dropout_draws_for_each_client_alone():
     starts, texts, seeds = make_starts(network, [None] * 3), make_texts((2, 1, 2)), [7, 8, 9]
 
     def gradients(clients, shift=0):
-        stacked = StackedAdapters(network, trained(network))
-        stacked.enter([starts[k] for k in clients], [None] * len(clients))
-        stacked.set_rows([len(texts[k]) for k in clients], [seeds[k] + shift for k in clients])
-        joint_loss(network, [texts[k] for k in clients])[0].backward()
-        found = [
-            {name: value.clone() for name, value in stacked.gradients(at).items()}
-            for at in range(len(clients))
-        ]
-        stacked.leave()
-        return found
+        own_starts, own_texts = [starts[k] for k in clients], [texts[k] for k in clients]
+        own_seeds = [seeds[k] + shift for k in clients]
+        with stack(network, own_starts, list(map(len, own_texts)), seeds=own_seeds) as stacked:
+            joint_loss(network, own_texts)[0].backward()
+            return [gradients_of(stacked, at) for at in range(len(clients))]
 
     together = gradients([0, 1, 2])
     for own, other in ((together[1], gradients([1])[0]), (together[2], gradients([2, 0])[0])):
@@ -436,9 +416,6 @@ def test_torchs_dropout_draws_for_each_client_alone():
     changed = gradients([1], shift=1)[0]
     assert all(not torch.allclose(gradient, changed[name]) for name, gradient in together[1].items())
     network.eval()
-    stacked = StackedAdapters(network, trained(network))
-    stacked.enter(starts[:1], [None])
-    stacked.set_rows([2], [7])
     expected = alone(network, starts[0], None, texts[0])[0]
-    torch.testing.assert_close(joint_loss(network, texts[:1])[1][0].flatten(), expected)
-    stacked.leave()
+    with stack(network, starts[:1], [2], seeds=[7]):
+        torch.testing.assert_close(joint_loss(network, texts[:1])[1][0].flatten(), expected)

@@ -21,10 +21,6 @@ def make_texts(count, length, generator):
     return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
 
 
-def texts(count, length, generator):
-    return make_texts(count, length, generator)
-
-
 def choices(count, length, generator):
     return {**make_texts(count, length, generator), "labels": torch.randint(2, (count,), generator=generator)}
 
@@ -51,7 +47,7 @@ def pad_and_join(parts):
 
 
 KINDS = {
-    "sft": (SFTModule, texts, "llama", {}),
+    "sft": (SFTModule, make_texts, "llama", {}),
     "selector": (SelectorModule, choices, "llama", {"choices": ["A", "B"]}),
     "classifier": (SelectorModule, choices, "bert", {"head": "classifier"}),
     "dpo": (DPOModule, pairs, "llama", {"beta": 0.5}),
@@ -108,6 +104,11 @@ def step_alone(module, start, adapter, batches, make_optimizer):
     return losses, {name: weight.detach() for name, weight in trained(module).items() if name in start}
 
 
+def all_alone(module, starts, adapters, batches, make_optimizer):
+    clients = zip(starts, adapters, batches, strict=True)
+    return [step_alone(module, *client, make_optimizer) for client in clients]
+
+
 def step_together(module, starts, adapters, batches, make_optimizer):
     """Do the same for all clients at once; ``batches`` has one list of batches for each client."""
     optimizer, losses = make_optimizer(trained(module).values()), []
@@ -146,9 +147,7 @@ def test_clients_side_by_side_train_as_one_after_the_other(models, kind, counts,
     ]
     starts = make_starts(module, [None] * 3)
     make_optimizer, tolerance = OPTIMIZERS[optimizer]
-    expected = [
-        step_alone(module, s, None, own, make_optimizer) for s, own in zip(starts, batches, strict=True)
-    ]
+    expected = all_alone(module, starts, [None] * 3, batches, make_optimizer)
     losses, states = step_together(module, starts, [None] * 3, batches, make_optimizer)
     for k, (own_losses, weights) in enumerate(expected):
         for step, own in enumerate(own_losses):
@@ -170,9 +169,7 @@ def test_clients_train_different_selectors_side_by_side(models, kind):
     starts = make_starts(module, adapters)
     make_optimizer, tolerance = OPTIMIZERS["SGD"]
     before = {name: weight.detach().clone() for name, weight in trained(module).items()}
-    expected = [
-        step_alone(module, *one, make_optimizer) for one in zip(starts, adapters, batches, strict=True)
-    ]
+    expected = all_alone(module, starts, adapters, batches, make_optimizer)
     _, states = step_together(module, starts, adapters, batches, make_optimizer)
     for state, (_, weights), adapter in zip(states, expected, adapters, strict=True):
         assert state.keys() == weights.keys()
@@ -188,22 +185,17 @@ def test_an_nf4_base_is_shared(models, kind):
     batches = [[make_batch(2, 8, generator)] for _ in range(3)]
     starts = make_starts(module, [None] * 3)
     make_optimizer, tolerance = OPTIMIZERS["SGD"]
-    expected = [
-        step_alone(module, s, None, own, make_optimizer) for s, own in zip(starts, batches, strict=True)
-    ]
+    expected = all_alone(module, starts, [None] * 3, batches, make_optimizer)
     _, states = step_together(module, starts, [None] * 3, batches, make_optimizer)
     for state, (_, weights) in zip(states, expected, strict=True):
         assert all(float((state[name] - value).abs().max()) < tolerance for name, value in weights.items())
 
 
 def test_an_int8_base_is_refused(models):
+    """On a device only ``forward`` of the base's layers changes, and its NF4 base is taken."""
     module, _ = make_module(models, "sft", base="int8")
     with pytest.raises(ValueError, match=r"int8 layer .*picks its outlier columns.*model.base=nf4 or plain"):
         StackedAdapters(module, trained(module))
-
-
-def test_a_devices_int8_base_is_refused_and_its_nf4_base_is_not(models):
-    """There only ``forward`` of the base's layers changes."""
     module, _ = make_module(models, "sft")
     quantized = QuantizedBase(module)
     quantized.use(8)
